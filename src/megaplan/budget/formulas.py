@@ -116,8 +116,8 @@ FORMULAS: dict[str, ColumnFormula] = {
         "Scratch inside torch's allocator: GEMM libraries, Newton-Schulz, head and loss in one operation.",
         "GEMM workspaces of the device's data file; while head and loss run with host.kernels triton + a slice of logits, at most 2²⁷"
         " elements, and in backward + 6 · rows · h where precision.params has 2 bytes; in the optimizer's phase + the largest over matrices"
-        " of (2 · n + 2 · k · r²) · bytes(newton_schulz_dtype), with host.kernels reference + 4 · k · r², k matrices of shorter side r and n"
-        " elements that a rank orthogonalises together; or of twice what it sends of them",
+        " of (2 · n + 2 · k · r²) · bytes(newton_schulz_dtype), with host.kernels reference + 4 · k · r², k matrices of shorter side r and"
+        " n elements that a rank orthogonalises together; or of twice what it sends of them",
         "bytes",
         "aten/src/ATen/cuda/CublasHandlePool.cpp; megarun's optim/muon.py",
         "up_proj [18944, 3584], dp_shard 4, bf16: (2 · 67,895,296 + 2 · 3584²) · 2 = 322,961,408 B",

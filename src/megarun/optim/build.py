@@ -35,8 +35,8 @@ def _refuse_late_parameters(stages: Sequence[nn.Module], tensors: Container[str]
 class Optimizers:
     """Muon for matrices, AdamW for the rest; only AdamW if `optimizer.matrix` is adamw.
 
-    AdamW is torch's fused implementation or a kernel that equals it. Weight decay applies to tensors of two or more dims, not to scales, biases (of
-    experts too) and scalars.
+    AdamW is torch's fused implementation or a kernel that equals it. Weight decay applies to tensors of two or more dims, not to scales,
+    biases (of experts too) and scalars.
     Muon accepts gradients of any dtype. Fused AdamW needs the parameter's: if `precision.grads` differs, every parameter has its own
     AdamW, so that only one gradient at a time exists in both dtypes.
 

@@ -6,7 +6,6 @@ from typing import Any
 from megakernels.ops.newton_schulz import kernel
 
 
-
 def configurations() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for dtype, element_bytes in (("bf16", 2), ("fp32", 4)):

@@ -4,7 +4,6 @@ That is half the multiplications of a full product, and the result is bitwise sy
 products add up in another order at (i, j) than at (j, i), and so does a BLAS.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

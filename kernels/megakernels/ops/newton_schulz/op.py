@@ -1,6 +1,5 @@
 """Newton-Schulz steps in place. No gradient."""
 
-import torch
 from torch import Tensor
 from torch.library import custom_op
 

@@ -14,7 +14,7 @@ __all__ = ["adamw_", "decayed_add_", "nesterov_"]
 
 
 def nesterov_(momenta: list[Tensor], gradients: list[Tensor], updates: list[Tensor], keep: float, scale: float = 1.0) -> None:
-    """Moves momenta m towards scaled gradients g, and writes Nesterov updates: m ← m + (1 − keep) (g − m), update = m + (1 − keep) / keep · g.
+    """Moves momenta m towards scaled gradients g, m ← m + (1 − keep) (g − m), and writes Nesterov updates m + (1 − keep) / keep · g.
 
     That is the update keep · m + (1 − keep) · g divided by keep, which an orthogonalisation does not see.
 
@@ -103,9 +103,7 @@ def _nesterov_(momenta: Sequence[Tensor], gradients: Sequence[Tensor], updates: 
 
 
 @_nesterov_.register_fake
-def _(
-    _momenta: Sequence[Tensor], _gradients: Sequence[Tensor], _updates: Sequence[Tensor], _keep: float, _scale: float
-) -> None:
+def _(_momenta: Sequence[Tensor], _gradients: Sequence[Tensor], _updates: Sequence[Tensor], _keep: float, _scale: float) -> None:
     pass
 
 

@@ -2,8 +2,8 @@
 
 Muon keeps one momentum shard; AdamW two moments and a step counter. Fused AdamW needs no scratch, and gradients in the parameters' dtype:
 if `precision.grads` is another, megarun updates one parameter at a time, with its gradient cast to `precision.master`. Muon updates tensors
-of one shape in rounds and reads their gradients unchanged, in one pass: each matrix is sent to one of the ranks that share it, Newton-Schulz runs there,
-and every rank gets its rows of the result.
+of one shape in rounds and reads their gradients unchanged, in one pass: each matrix is sent to one of the ranks that share it,
+Newton-Schulz runs there, and every rank gets its rows of the result.
 """
 
 from __future__ import annotations
