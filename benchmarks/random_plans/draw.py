@@ -114,8 +114,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
         whole.maybe(sections, 0.25, data={"packing": "documents"})
     add_allocator(stream("allocator"), sections["host"])
-    if not megatron and seed >= FIRST_RUN:
-        add_graphs(stream("graphs"), sections["host"])
+    add_graphs(stream("graphs"), sections["host"], drawn=not megatron and seed >= FIRST_RUN)
     add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
     for name, share, section in (
         ("device", 0.4, device_section),

@@ -156,9 +156,9 @@ def add_allocator(draw: Draw, section: dict[str, Any]) -> None:
     draw.maybe(section, 0.3, expandable_segments=lambda: draw.choice([True, False]))
 
 
-def add_graphs(draw: Draw, section: dict[str, Any]) -> None:
-    """Draw whether megarun makes CUDA graphs, which one process does."""
-    draw.maybe(section, 0.3, cuda_graphs=lambda: draw.choice([None, "none", "microbatch"]))
+def add_graphs(draw: Draw, section: dict[str, Any], *, drawn: bool) -> None:
+    """Draw whether megarun makes CUDA graphs, which one process does; nothing if the plan has no such key."""
+    draw.maybe(section, 0.3 * drawn, cuda_graphs=lambda: draw.choice([None, "none", "microbatch"]))
 
 
 def megatron_section(

@@ -67,8 +67,8 @@ def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
     inputs, update = format_bytes(graph_bytes(spec)), format_bytes(rank.cells[Phase.OPTIMIZER][Column.WORKSPACE])
     text = (
         f"  CUDA graphs of a microbatch's forward and backward (host.cuda_graphs = {spec.host.graphs}), recorded after eager steps. Their"
-        f" pool holds activations, gradients and copies of parameters, and serves nothing else: {inputs} of inputs are in it again, gradients"
-        f" stay until the next step, and the optimizer's workspace, {update}, is reserved in addition (modelled)"
+        f" pool holds activations, gradients and copies of parameters, and serves nothing else: {inputs} of inputs are in it again,"
+        f" gradients stay until the next step, and the optimizer's workspace, {update}, is reserved in addition (modelled)"
     )
     yield from _plain(wrap(text, indent="    "))
 
