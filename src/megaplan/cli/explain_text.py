@@ -54,7 +54,7 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
 
 
 def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
-    """How megarun runs the microbatches of a step."""
+    """Lines that say if megarun runs the microbatches of a step eagerly or as CUDA graphs."""
     spec = given.spec
     if not spec.host.kind.trained:
         return

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_MARGIN_SECONDS = 60.0
 COMPILED = "--compile: a compiler that compiles again cannot be recorded"
-"""Why steps of a plan with CUDA graphs are eager."""
+"""Reason for which steps of a plan with CUDA graphs are eager."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the host reads of the device in a step: one vector of loss, norm and routing sums, and nothing in forward and backward."""
+"""The host reads of the device in a step one vector of loss, norm and routing sums, and nothing in forward and backward."""
 
 import ast
 from collections.abc import Iterator
