@@ -129,7 +129,7 @@ class GraphedRunner:
         else:
             self.note = f"CUDA graphs: forward and backward of a microbatch are replayed, after {WARM_UP_STEPS} eager steps"
             return
-        self._give_up(reason)  # the traceback, which keeps the recording's tensors alive, is gone
+        self._give_up(reason)  # outside of the handler: a traceback keeps the recording's tensors alive
 
     def _recorded(self, batch: Batch) -> list[Replay]:
         eager = self._eager
@@ -144,12 +144,12 @@ class GraphedRunner:
             eager.begin()
             total.copy_(eager.microbatch(inputs))
 
-        def go_on() -> None:
+        def accumulate() -> None:
             total.add_(eager.microbatch(inputs))
 
         replays = [self._recorder.record(begin)]
         if eager.num_microbatches > 1:
-            replays.append(self._recorder.record(go_on))
+            replays.append(self._recorder.record(accumulate))
         self._gradients = [(each, each.grad) for each in self._stage.parameters() if each.grad is not None]
         return replays
 
