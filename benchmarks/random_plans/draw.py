@@ -16,7 +16,6 @@ from random_plans.options import add_megatron_options, add_options, add_scores, 
 from random_plans.settings import (
     add_allocator,
     add_framework,
-    add_graphs,
     add_serving_ranks,
     device_section,
     host_section,
@@ -113,9 +112,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         sections["host"] = host_section(whole)
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
         whole.maybe(sections, 0.25, data={"packing": "documents"})
-    add_allocator(stream("allocator"), sections["host"])
-    if not megatron and seed >= FIRST_RUN:
-        add_graphs(stream("graphs"), sections["host"])
+    add_allocator(stream("allocator"), sections["host"], stream("graphs") if not megatron and seed >= FIRST_RUN else None)
     add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
     for name, share, section in (
         ("device", 0.4, device_section),

@@ -151,14 +151,11 @@ def host_section(draw: Draw) -> dict[str, Any]:
     return section
 
 
-def add_allocator(draw: Draw, section: dict[str, Any]) -> None:
-    """Draw whether the segments of torch's allocator grow."""
+def add_allocator(draw: Draw, section: dict[str, Any], graphs: Draw | None) -> None:
+    """Draw whether the segments of torch's allocator grow, and of what megarun makes CUDA graphs, which one process does."""
     draw.maybe(section, 0.3, expandable_segments=lambda: draw.choice([True, False]))
-
-
-def add_graphs(draw: Draw, section: dict[str, Any]) -> None:
-    """Draw whether megarun makes CUDA graphs, which one process does."""
-    draw.maybe(section, 0.3, cuda_graphs=lambda: draw.choice([None, "none", "microbatch"]))
+    if graphs is not None:
+        graphs.maybe(section, 0.3, cuda_graphs=lambda: graphs.choice([None, "none", "microbatch"]))
 
 
 def megatron_section(

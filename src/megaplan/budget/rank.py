@@ -129,7 +129,11 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
     slack, with_state = persistent.slack_bytes, persistent.slack_bytes + persistent.stored.state_slack_bytes
     updating = (cast_bytes if cast else scratch) + OPEN_SEGMENTS_BYTES if persistent.replays else 0  # outside the graphs' pool
     add_overhead(
-        cells, persistent.reserving, step, updating, (slack, slack + step.slack_bytes, with_state, with_state + step.slack_bytes, with_state)
+        cells,
+        persistent.reserving,
+        step,
+        updating,
+        (slack, slack + step.slack_bytes, with_state, with_state + step.slack_bytes, with_state),
     )
     where = {
         INIT: init_where,

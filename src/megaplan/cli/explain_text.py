@@ -54,7 +54,7 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
 
 
 def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
-    """How megarun runs the microbatches of a step."""
+    """Lines that say if megarun runs the microbatches of a step eagerly or as CUDA graphs."""
     spec = given.spec
     if not spec.host.kind.trained:
         return
@@ -66,9 +66,9 @@ def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
         return
     inputs, update = format_bytes(graph_bytes(spec)), format_bytes(rank.cells[Phase.OPTIMIZER][Column.WORKSPACE])
     text = (
-        f"  CUDA graphs of a microbatch's forward and backward (host.cuda_graphs = {spec.host.graphs}), recorded after eager steps. Their pool"
-        f" holds activations, gradients and copies of parameters, and serves nothing else: {inputs} of inputs are in it again, gradients stay"
-        f" until the next step, and the optimizer's workspace, {update}, is reserved in addition (modelled)"
+        f"  CUDA graphs of a microbatch's forward and backward (host.cuda_graphs = {spec.host.graphs}), recorded after eager steps. Their"
+        f" pool holds activations, gradients and copies of parameters, and serves nothing else: {inputs} of inputs are in it again,"
+        f" gradients stay until the next step, and the optimizer's workspace, {update}, is reserved in addition (modelled)"
     )
     yield from _plain(wrap(text, indent="    "))
 

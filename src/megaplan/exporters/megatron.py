@@ -318,7 +318,7 @@ def _state(spec: Spec) -> Values:
 def _switched(host: Host) -> Values:
     """Graphs, offload and buffers of experts."""
     kinds = {"none": None, "layers": "transformer_engine", "iteration": "full_iteration"}
-    found: Values = {"cuda_graph_impl": kinds[host.graphs], "cuda_graph_modules": host.cuda_graph_modules or None}
+    found: Values = {"cuda_graph_impl": kinds.get(host.graphs), "cuda_graph_modules": host.cuda_graph_modules or None}
     if host.offload_modules:
         found |= {"fine_grained_activation_offloading": True, "offload_modules": host.offload_modules}
     if host.deferred_head_microbatches is not None:

@@ -66,7 +66,7 @@ class Host(Section):
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
         deterministic_mode: Deterministic kernels; without moe_permute_fusion the combination of experts' rows then keeps those rows.
         mtp_repeated: All prediction depths share one module's parameters.
-        cuda_graphs: Of a microbatch (megarun's default), each layer, or all microbatches (iteration); null for the host's default.
+        cuda_graphs: Work of a graph: a microbatch (default of megarun), a layer, or all microbatches (iteration); null for the default.
         cuda_graph_modules: Modules in the graphs of layers; empty for whole layers.
         offload_modules: Modules whose inputs are offloaded to host memory while other layers run.
         delayed_wgrad: Weight gradients of a layer are computed after all of its input gradients.
@@ -189,7 +189,7 @@ class Host(Section):
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes only the host's own keys, and later keys only where they are given, so that a new key changes no plan's digest."""
-        own, fields = self.kind.keys, type(self).model_fields
+        own, fields = self.kind.keys - ({"cuda_graphs"} if self.graphs == self.kind.graphs[0] else set()), type(self).model_fields
         return {
             key: value
             for key, value in handler(self).items()

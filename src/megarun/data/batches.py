@@ -126,7 +126,7 @@ class Batch(NamedTuple):
                 return Packed(field.starts.clone(), field.num_targets)
             return tuple(each.clone() for each in field) if isinstance(field, tuple) else field.clone()
 
-        return Batch(*(None if field is None else copy(field) for field in self))
+        return Batch._make(None if field is None else copy(field) for field in self)
 
     def part(self, index: int, num_parts: int) -> Batch:
         """Rows of one of `num_parts` equal parts, as views."""

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from megarun.kernels.ahead import KernelsAhead
 
 TIMEOUT_MARGIN_SECONDS = 60.0
+COMPILED = "--compile: a compiler that compiles again cannot be recorded"
+"""Reason for which steps of a plan with CUDA graphs are eager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
         if device.type == "cuda":
             display.note(f"allocator: {setting.text}")
             display.note(differs_from_plan(setting, planned))
-            reason = why_eager(run.job.spec)
+            reason = why_eager(run.job.spec) or (COMPILED if run.compiled else None)
             display.note(None if reason is None else f"CUDA graphs: none, so steps are eager; {reason}")
         sampler = stack.enter_context(WaitSampler(progress)) if launch.world_size > 1 and device.type == "cpu" else None
         times = StepTimes(run.job.spec.mesh, mesh.rank, keeper.control, sampler)

@@ -109,7 +109,7 @@ def implementations(draw: Any, windowed: bool) -> dict[str, Any]:
     """Megatron's own modules, or Transformer Engine's with 8-bit linears or without."""
     if not windowed and draw(st.booleans()):
         return {"transformer_impl": "local", "attention_backend": "unfused"}
-    graphs = draw(st.sampled_from(["none", "layers", "iteration"]))
+    graphs = draw(st.sampled_from([None, "layers", "iteration"]))
     modules = draw(st.sampled_from([[], ["attn"], ["mamba", "mlp"]])) if graphs == "layers" else []
     return {
         "cuda_graphs": graphs,

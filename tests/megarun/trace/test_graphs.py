@@ -52,7 +52,7 @@ def test_graphs_hold_inputs_and_gradients(job_with: Any) -> None:
         assert more == wanted.get(phase, {})
 
 
-def test_a_pool_of_its_own_is_reserved_beside_the_optimizer(job_with: Any) -> None:
+def test_a_pool_of_its_own_is_reserved_in_addition_to_the_optimizers(job_with: Any) -> None:
     replayed, eager = job_with(D), job_with({**D, **EAGER})
     mine, theirs = (build_budget(job.spec, job.inventory, job.layout).worst for job in (replayed, eager))
     scratch = theirs.cells[Phase.OPTIMIZER][Column.WORKSPACE] - load_device("h200").gemm_workspace_bytes

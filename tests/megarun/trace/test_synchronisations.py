@@ -1,4 +1,4 @@
-"""What the host reads of the device in a step: one vector of loss, norm and routing sums, and nothing in forward and backward."""
+"""The host reads of the device in a step one vector of loss, norm and routing sums, and nothing in forward and backward."""
 
 import ast
 from collections.abc import Iterator
@@ -47,6 +47,9 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+SLOW = ("A M E D R", "prediction depth, n-grams, classes", "adapters")
+
+
 class Reading(TorchDispatchMode):
     """Names of the operations whose result the host waits for."""
 
@@ -64,7 +67,7 @@ class Reading(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PLANS])
 def test_a_step_reads_one_vector(name: str, job_with: Any, monkeypatch: Any) -> None:
     """In two steps of a trace; a read of a tensor without values would also end the trace."""
     mode, reads, step = Reading(), [], Trainer.step

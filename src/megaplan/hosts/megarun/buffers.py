@@ -112,7 +112,7 @@ def _rows(spec: Spec) -> int:
 
 
 def graph_bytes(spec: Spec) -> int:
-    """What CUDA graphs of a microbatch read and write beside what eager steps have: its inputs again, and the sum of the losses, fp64.
+    """Tensors that CUDA graphs of a microbatch have in addition to those of eager steps: its inputs, and the sum of the losses, fp64.
 
     With packed rows also the number by which the loss is divided, fp32. 0 where steps are eager.
     """

@@ -34,6 +34,11 @@ def refuse_compile(spec: Spec) -> None:
         raise refusal("MP625", f"--compile with {', '.join(reasons)}")
 
 
+def is_compiled(stage: Stage) -> bool:
+    """True if blocks of the stage are compiled."""
+    return any(block._compiled_call_impl is not None for block in stage.layers.values())
+
+
 def compile_stage(stage: Stage) -> None:
     """Compile every block of a stage except its E blocks, in place; parameter names do not change."""
     for block in stage.layers.values():

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import why_eager
 from megarun.data.batches import Batch
+from megarun.parallel.apply.compile import is_compiled
 from megarun.parallel.apply.pipeline import AccumulatingRunner, Runner
 from megarun.parallel.apply.whole import whole_state
 
@@ -49,7 +50,8 @@ class CudaRecorder:
     """Records CUDA graphs that share a memory pool and are replayed in the order in which they were recorded."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._pool, self._stream = device, torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], None]) -> Replay:
         """See `Recorder`. Before it, torch's allocator gives back what eager steps have freed, which the pool takes again."""
@@ -73,7 +75,7 @@ class CudaRecorder:
 
 def graphed(runner: Runner, spec: Spec, device: torch.device) -> Runner:
     """The runner with graphs where the plan has them and the device records them; else the runner itself."""
-    if device.type != "cuda" or not isinstance(runner, AccumulatingRunner) or why_eager(spec):
+    if device.type != "cuda" or not isinstance(runner, AccumulatingRunner) or why_eager(spec) or is_compiled(runner.stage):
         return runner
     return GraphedRunner(runner, CudaRecorder(device))
 
@@ -127,7 +129,7 @@ class GraphedRunner:
         else:
             self.note = f"CUDA graphs: forward and backward of a microbatch are replayed, after {WARM_UP_STEPS} eager steps"
             return
-        self._give_up(reason)  # the traceback, which keeps the recording's tensors alive, is gone
+        self._give_up(reason)  # outside of the handler: a traceback keeps the recording's tensors alive
 
     def _recorded(self, batch: Batch) -> list[Replay]:
         eager = self._eager
@@ -142,12 +144,12 @@ class GraphedRunner:
             eager.begin()
             total.copy_(eager.microbatch(inputs))
 
-        def go_on() -> None:
+        def accumulate() -> None:
             total.add_(eager.microbatch(inputs))
 
         replays = [self._recorder.record(begin)]
         if eager.num_microbatches > 1:
-            replays.append(self._recorder.record(go_on))
+            replays.append(self._recorder.record(accumulate))
         self._gradients = [(each, each.grad) for each in self._stage.parameters() if each.grad is not None]
         return replays
 

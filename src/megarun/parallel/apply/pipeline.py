@@ -107,7 +107,7 @@ class AccumulatingRunner:
 
     Attributes:
         stage: The stage.
-        loss: Its criterion.
+        loss: Criterion of a microbatch.
         device: The rank's device.
         num_microbatches: Microbatches of a step.
     """

@@ -15,7 +15,7 @@ from megaplan.spec.load import spec_from_document
 from megarun.data.batches import Batches
 from megarun.engine.trainer import Trainer
 from megarun.job.job import Job
-from megarun.parallel.apply.graphs import GraphedRunner
+from megarun.parallel.apply.graphs import CudaRecorder, GraphedRunner
 from megarun.parallel.groups.mesh import build_mesh
 
 pytestmark = pytest.mark.runtime
@@ -62,7 +62,7 @@ def test_a_failed_recording_changes_nothing_but_the_log(one_process: Any, worker
     spec = spec_with({"schedule.num_microbatches": 2, "precision": MIXED})
     eager, batches = made(worker, spec)
     graphed, _ = made(worker, spec)
-    runner, recorder = graphs_of(graphed)
+    _, recorder = graphs_of(graphed)
     record = recorder.record
 
     def failing(work: Any) -> Any:
@@ -114,7 +114,7 @@ def random_job(seed: int) -> Job:
     return Job.from_plan(make_plan(spec_from_document(document)))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [4, 6, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 2, 3, 5, 7, 8, 9))])
 def test_random_plans_are_bitwise_eager(seed: int, one_process: Any, worker: Any) -> None:
     """Losses, gradient norms, routing statistics and parameters of four steps, two of them replayed."""
     job = random_job(seed)
@@ -127,3 +127,42 @@ def test_random_plans_are_bitwise_eager(seed: int, one_process: Any, worker: Any
         assert expected == found, step
         same(eager, graphed)
     assert recorder.num_replays == 2 * job.spec.schedule.microbatches_per_update, runner.note
+
+
+def test_a_capture_that_fails_at_its_end_leaves_no_stream_and_no_pool(monkeypatch: Any) -> None:
+    """torch's context of a capture neither restores the stream nor ends the allocator's routing when the capture is invalid."""
+    calls: list[Any] = []
+
+    class Capture:
+        def __init__(self, _graph: Any, **options: Any) -> None:
+            calls.append(("begin", options["pool"], options["stream"], options["capture_error_mode"]))
+
+        def __enter__(self) -> None:
+            calls.append("capturing")
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("capture was invalidated")
+
+    def ended(*of_pool: Any) -> None:
+        calls.append(("ended", *of_pool))
+        raise RuntimeError("not begun")
+
+    for name, value in {
+        "graph_pool_handle": lambda: "pool",
+        "Stream": lambda _: "side",
+        "CUDAGraph": lambda: "graph",
+        "graph": Capture,
+        "current_stream": lambda _: "main",
+        "set_stream": lambda stream: calls.append(("stream", stream)),
+        "synchronize": lambda _: None,
+        "empty_cache": lambda: calls.append("emptied"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, ended, raising=False)
+    recorder = CudaRecorder(torch.device("cuda", 3))
+    with pytest.raises(RuntimeError, match="invalidated"):
+        recorder.record(lambda: None)
+    assert calls == [("begin", "pool", "side", "thread_local"), "capturing", ("stream", "main")]
+    recorder.drop()
+    assert calls[3:] == [("ended", 3, "pool"), ("ended", 3, "pool"), "emptied"]

@@ -1,0 +1,51 @@
+"""Plans whose steps are CUDA graphs, and the reasons of the others."""
+
+from typing import Any
+
+import pytest
+
+from megaplan.errors import MegaplanError
+from megaplan.spec.load import load_spec
+from megaplan.spec.step_graphs import WHY_EAGER, replays_graphs, why_eager
+
+TINY = "plans/tiny-hybrid.yaml"
+EAGER: dict[str, tuple[str, ...]] = {
+    "host.name = torchtitan": (
+        "host={name: torchtitan}",
+        "model.mamba=null",
+        "model.recurrent=null",
+        "model.moe=null",
+        "model.pattern=AD",
+        "model.num_layers=8",
+        "optimizer.matrix=adamw",
+    ),
+    "host.cuda_graphs = none": ("host.cuda_graphs=none",),
+    "mesh.dp_shard = 2": ("mesh.dp_shard=2",),
+    "mesh.pp = 2, mesh.cp = 2": ("mesh.pp=2", "mesh.cp=2", "schedule.num_microbatches=2"),
+    "host.kernels = reference": ("host.kernels=reference",),
+    "precision.recipe.name = fp8_rowwise with model.moe": ("precision.recipe.name=fp8_rowwise",),
+}
+
+
+def test_one_process_with_kernels_replays() -> None:
+    assert why_eager(load_spec(TINY).spec) is None
+    assert replays_graphs(load_spec(TINY, ("host.cuda_graphs=microbatch", "lora={rank: 4, alpha: 8}")).spec)
+
+
+@pytest.mark.parametrize("said", EAGER)
+def test_a_reason_names_its_setting(said: str) -> None:
+    reason = why_eager(load_spec(TINY, EAGER[said]).spec)
+    assert reason is not None
+    assert reason.startswith(f"{said}: ")
+
+
+def test_every_reason_of_the_table_is_reached() -> None:
+    found = {why_eager(load_spec(TINY, given).spec) for given in EAGER.values()}
+    assert {text for _, text in WHY_EAGER} == {str(each).partition(": ")[2] for each in found}
+
+
+@pytest.mark.parametrize(("host", "value"), [("megarun", "layers"), ("megarun", "iteration"), ("megatron", "microbatch")])
+def test_a_value_of_another_host_is_refused(host: str, value: str, capsys: Any) -> None:
+    with pytest.raises(MegaplanError) as refused:
+        load_spec(TINY, (f"host={{name: {host}, cuda_graphs: {value}}}",))
+    assert "MP695" in {each.code for each in refused.value.diagnostics}
