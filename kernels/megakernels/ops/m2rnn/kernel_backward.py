@@ -15,12 +15,7 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
     f_stride_b, f_stride_t, f_stride_h,
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, HAS_STARTS: tl.constexpr,
 ):  # fmt: skip
-    """Segments [first_segment, stop_segment) of one sequence and head, from the last; sums over positions are accumulated.
-
-    The walks over positions hold what a position needs of the one next to it. The rest is made after them, of all positions of a segment:
-    gradients of k, v and f, and of parameters. Between them `grad_k_parts` has the row sums of what each decay scales.
-    """
-    T: tl.constexpr = max(1, ROWS // K)
+    """Segments [first_segment, stop_segment) of one sequence and head, from the last; sums over positions are accumulated."""
     batch, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     program = batch * num_heads + head
     ks, vs = tl.arange(0, K), tl.arange(0, V)
@@ -47,73 +42,56 @@ def m2rnn_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one
         place = ((batch * (num_segments + 1) + segment) * num_heads + head) * num_elements
         state = tl.load(states + place + within, mask=in_state, other=0.0).to(tl.float32)
         keys, values, gate = operands_at(k, v, f, begin, strides, ks, vs, in_k, in_v)
-        grad = tl.load(grad_y + tl.cast(begin, tl.int64) * grad_stride_t + vs, mask=in_v, other=0.0).to(tl.float32)
         for index in range(length):
-            ahead = begin + tl.minimum(index + 1, length - 1)
-            next_keys, next_values, next_gate = operands_at(k, v, f, ahead, strides, ks, vs, in_k, in_v)
-            next_grad = tl.load(grad_y + tl.cast(ahead, tl.int64) * grad_stride_t + vs, mask=in_v, other=0.0).to(tl.float32)
+            next_keys, next_values, next_gate = operands_at(k, v, f, begin + tl.minimum(index + 1, length - 1), strides, ks, vs, in_k, in_v)
             _raw, _log_decay, gain = gain_of(gate, bias, rate)
             state = state * kept_of(starts, batch * num_positions, begin + index, HAS_STARTS)
             candidate = quick_tanh(dot(state, weights) + keys[:, None] * values[None, :])
             tl.store(prev_states + index * num_elements + within, state, mask=in_state)
             tl.store(preacts + index * num_elements + within, candidate, mask=in_state)
             state += gain * (candidate - state)
-            part = ((batch * span_length + (begin + index - span_begin)) * num_heads + head) * key_width + ks
-            tl.store(grad_q_parts + part, tl.sum(state * grad[None, :], 1), mask=in_k)
-            keys, values, gate, grad = next_keys, next_values, next_gate, next_grad
+            keys, values, gate = next_keys, next_values, next_gate
         tl.debug_barrier()  # other threads of the program may read what one has written
-        last = tl.cast(begin + length - 1, tl.int64)
+        last = tl.cast(begin + length - 1, tl.int64)  # its operands are those that the loop above has ended with
         queries = tl.load(q + last * q_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
         grad = tl.load(grad_y + last * grad_stride_t + vs, mask=in_v, other=0.0).to(tl.float32)
         before = tl.load(prev_states + (length - 1) * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
         candidate = tl.load(preacts + (length - 1) * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
-        gate = tl.load(f + last * f_stride_t).to(tl.float32)
         for index_back in range(length):
             index = length - 1 - index_back
+            far = tl.cast(begin + index, tl.int64)
             sooner = tl.maximum(index - 1, 0)
             near = tl.cast(begin + sooner, tl.int64)
-            next_gate = tl.load(f + near * f_stride_t).to(tl.float32)
+            next_keys, next_values, next_gate = operands_at(k, v, f, near, strides, ks, vs, in_k, in_v)
             next_queries = tl.load(q + near * q_stride_t + ks, mask=in_k, other=0.0).to(tl.float32)
             next_grad = tl.load(grad_y + near * grad_stride_t + vs, mask=in_v, other=0.0).to(tl.float32)
             next_before = tl.load(prev_states + sooner * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
             next_candidate = tl.load(preacts + sooner * num_elements + within, mask=in_state, other=0.0).to(tl.float32)
-            _raw, _log_decay, gain = gain_of(gate, bias, rate)
+            raw, log_decay, gain = gain_of(gate, bias, rate)
+            moved = candidate - before
+            after = before + gain * moved
             carried += queries[:, None] * grad[None, :]
             inner = carried * gain * (1.0 - candidate * candidate)
             tl.store(preacts + index * num_elements + within, inner, mask=in_state)
-            part = ((batch * span_length + (begin + index - span_begin)) * num_heads + head) * key_width + ks
-            tl.store(grad_k_parts + part, tl.sum((candidate - before) * carried, 1), mask=in_k)
+
+            part = ((batch * span_length + (far - span_begin)) * num_heads + head) * key_width + ks
+            tl.store(grad_q_parts + part, tl.sum(after * grad[None, :], 1), mask=in_k)
+            tl.store(grad_k_parts + part, tl.sum(inner * values[None, :], 1), mask=in_k)
+            row = (batch * num_positions + far) * num_heads + head
+            found = tl.sum(inner * keys[:, None], 0) + skip * grad
+            tl.store(grad_v + row * value_width + vs, narrow(found, grad_v.dtype.element_ty), mask=in_v)
+            grad_log_decay = -tl.exp(log_decay) * tl.sum(tl.sum(moved * carried, 1), 0)
+            grad_raw = grad_log_decay * rate * sigmoid(raw)
+            tl.store(grad_f + row, narrow(grad_raw, grad_f.dtype.element_ty))
+            sum_D += grad * values
+            sum_bias += grad_raw
+            sum_A_log += grad_log_decay * log_decay
             carried = (1.0 - gain) * carried + dot(inner, tl.trans(weights))
             carried = carried * kept_of(starts, batch * num_positions, begin + index, HAS_STARTS)
-            gate, queries, grad, before, candidate = next_gate, next_queries, next_grad, next_before, next_candidate
+            keys, values, gate = next_keys, next_values, next_gate
+            queries, grad, before, candidate = next_queries, next_grad, next_before, next_candidate
         tl.debug_barrier()
-        for first in tl.range(0, length, T, num_stages=1):
-            all_index = first + tl.arange(0, T)
-            exist = all_index < length
-            all_far = (begin + all_index).to(tl.int64)
-            in_keys, in_values = exist[:, None] & in_k[None, :], exist[:, None] & in_v[None, :]
-            all_at = (all_index * num_elements)[:, None, None] + within[None, :, :]
-            in_all = in_keys[:, :, None] & in_v[None, None, :]
-            all_inner = tl.load(preacts + all_at, mask=in_all, other=0.0).to(tl.float32)
-            all_keys = tl.load(k + all_far[:, None] * k_stride_t + ks[None, :], mask=in_keys, other=0.0).to(tl.float32)
-            all_values = tl.load(v + all_far[:, None] * v_stride_t + vs[None, :], mask=in_values, other=0.0).to(tl.float32)
-            grads = tl.load(grad_y + all_far[:, None] * grad_stride_t + vs[None, :], mask=in_values, other=0.0).to(tl.float32)
-            all_gates = tl.load(f + all_far * f_stride_t, mask=exist, other=0.0).to(tl.float32)
-            all_part = ((batch * span_length + (all_far - span_begin)) * num_heads + head)[:, None] * key_width + ks[None, :]
-            all_moved = tl.load(grad_k_parts + all_part, mask=in_keys, other=0.0).to(tl.float32)
-            tl.debug_barrier()  # the gradients of k replace them
-            all_raw, all_log_decay, _gain = gain_of(all_gates, bias, rate)
-            tl.store(grad_k_parts + all_part, tl.sum(all_inner * all_values[:, None, :], 2), mask=in_keys)
-            all_row = (batch * num_positions + all_far) * num_heads + head
-            all_found = tl.sum(all_inner * all_keys[:, :, None], 1) + skip[None, :] * grads
-            tl.store(grad_v + all_row[:, None] * value_width + vs[None, :], narrow(all_found, grad_v.dtype.element_ty), mask=in_values)
-            grad_log_decay = tl.where(exist, -tl.exp(all_log_decay) * tl.sum(all_moved, 1), 0.0)
-            grad_raw = grad_log_decay * rate * sigmoid(all_raw)
-            tl.store(grad_f + all_row, narrow(grad_raw, grad_f.dtype.element_ty), mask=exist)
-            sum_D += tl.sum(grads * all_values, 0)
-            sum_bias += tl.sum(grad_raw, 0)
-            sum_A_log += tl.sum(grad_log_decay * all_log_decay, 0)
-        # The map's gradient, over all rows of the segment's states.
+        # The map's gradient, over all rows of the segment's states: outside the sequential loop.
         sum_map = tl.load(grad_map + program * value_width * value_width + of_map, mask=in_map, other=0.0).to(tl.float32)
         for first_row in range(0, length * key_width, ROWS):
             rows = first_row + tl.arange(0, ROWS)
