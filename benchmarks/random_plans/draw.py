@@ -12,7 +12,7 @@ from random_plans.layout import batch_section, draw_degrees, mesh_section, rando
 from random_plans.lora import add_lora
 from random_plans.low_precision import add_low_precision
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, model_section
-from random_plans.options import add_megatron_options, add_options, add_scores, add_values
+from random_plans.options import add_layer_skew, add_megatron_options, add_options, add_scores, add_values
 from random_plans.settings import (
     add_allocator,
     add_framework,
@@ -31,7 +31,7 @@ from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
 
 MEGATRON_SHARE = 0.12
 FIRST_RUN = 1000
-"""Seed from which plans have a section `run`, which moves no estimate: the pinned plans are of lower seeds."""
+"""Seed from which plans have a section `run`, and skews of single layers: the pinned plans are of lower seeds."""
 
 
 def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, Any]:
@@ -113,6 +113,8 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
         whole.maybe(sections, 0.25, data={"packing": "documents"})
     add_allocator(stream("allocator"), sections["host"])
+    if seed >= FIRST_RUN:
+        add_layer_skew(stream("layer skew"), sections["model"], letters)
     add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
     for name, share, section in (
         ("device", 0.4, device_section),
