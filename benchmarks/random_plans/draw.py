@@ -12,7 +12,7 @@ from random_plans.layout import batch_section, draw_degrees, mesh_section, rando
 from random_plans.lora import add_lora
 from random_plans.low_precision import add_low_precision
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, model_section
-from random_plans.options import add_layer_skew, add_megatron_options, add_options, add_scores, add_values
+from random_plans.options import add_megatron_options, add_options, add_scores, add_values, with_layer_skew
 from random_plans.settings import (
     add_allocator,
     add_framework,
@@ -76,7 +76,9 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     sections: dict[str, Any] = {
         "format": "megaplan.spec/1",
         "name": f"random-{seed}",
-        "model": model_section(stream("model"), degrees, shape, pattern, mesh),
+        "model": with_layer_skew(
+            stream("layer skew") if seed >= FIRST_RUN else None, model_section(stream("model"), degrees, shape, pattern, mesh), letters
+        ),
         "mesh": mesh,
         "batch": batch_section(stream("batch"), degrees, size),
         "schedule": {"kind": degrees.kind, "num_microbatches": degrees.num_microbatches},
@@ -113,8 +115,6 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         whole.maybe(sections, 0.3, sharding={"reshard_after_forward": True})
         whole.maybe(sections, 0.25, data={"packing": "documents"})
     add_allocator(stream("allocator"), sections["host"])
-    if seed >= FIRST_RUN:
-        add_layer_skew(stream("layer skew"), sections["model"], letters)
     add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
     for name, share, section in (
         ("device", 0.4, device_section),

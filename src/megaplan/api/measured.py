@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -92,10 +93,8 @@ def _of_columns(row: dict[str | None, Any]) -> dict[str, Any]:
     """A row of a CSV file: seconds as a number, and a change of the spec for every other cell that is not empty."""
     cells = {name: value.strip() for name, value in row.items() if name is not None and isinstance(value, str) and value.strip()}
     found: dict[str, Any] = {name: cells.pop(name) for name in COLUMNS if name in cells}
-    try:
+    with suppress(KeyError, ValueError):  # refused with its row
         found["step_seconds"] = float(found["step_seconds"])
-    except (KeyError, ValueError):
-        pass  # refused with its row
     return found | {"set": [f"{key}={value}" for key, value in cells.items()]}
 
 

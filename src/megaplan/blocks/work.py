@@ -73,7 +73,7 @@ class OpWork(NamedTuple):
         is_linear: A matrix product with a parameter, whose weight gradient a split backward leaves to W.
         own_tokens: Under sequence parallelism it runs on the rank's own slice of the tokens, else on the gathered ones.
         closes: The product that ends the block: recompute stops before it.
-        skew: For an operation on routed rows, rows of the busiest rank over the even share; None for others.
+        skew: Rows of the busiest rank over the even share, of an operation on routed rows; None for others.
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
         counts: Names of the operations that it counts together; empty for the one of its name.
         in_width: Width of a linear's input on this rank.

@@ -1,4 +1,4 @@
-"""One measured step of a node and framework that no constant has seen: `megaplan calibrate` brings the other steps near their measurement."""
+"""One measured step of a node and framework that no constant has seen: `megaplan calibrate` brings the other steps near theirs."""
 
 import json
 from functools import cache
@@ -43,9 +43,8 @@ def unseen(tmp_path, monkeypatch):
 def errors(specs_of_rows, **device):
     """Predicted over measured step less 1, of each row, with figures of the device."""
     found = []
-    for row, spec in specs_of_rows:
-        if device:
-            spec = spec.model_copy(update={"device": spec.device.model_copy(update=device)})
+    for row, given in specs_of_rows:
+        spec = given.model_copy(update={"device": given.device.model_copy(update=device)})
         found.append(planned_time(spec, specs.spans(spec)).seconds / row["step_s"] - 1)
     return found
 
@@ -68,7 +67,7 @@ def test_one_row_brings_the_others_within_5_percent(megaplan, here, unseen):
 
 
 def test_a_fitted_combination_is_known_better_than_one_step(megaplan, here):
-    """With the shipped constants, which have the framework's rows, one slow step moves the share less."""
+    """One slow step moves the share less under the shipped constants, which have the framework's rows."""
     row = rows()[0]
     (here / "step.json").write_text(json.dumps(specs.spec_of(row).as_document()))
     ran = megaplan("calibrate", "step.json", "--step-seconds", str(row["step_s"] * 1.1), "--json")

@@ -80,7 +80,7 @@ def test_context_ranks_share_the_tokens(make_spec):
 
 
 def test_skewed_routing_slows_the_busiest_rank(times_of, make_spec):
-    """Twice the share: twice the experts' rows, and twice the rows on their way; never more rows than there are, and never above the capacity."""
+    """Twice the share: twice the experts' rows, twice the rows on their way; never more than there are, and never above the capacity."""
     slow = {"efficiency_percent": {"experts": 1}, "launch_ns": 0, "collective_latency_ns": 0}
 
     def time(skew: float, ep: int, capacity: float | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
-from megaplan.importers.torchtitan.registry_file import read_registry
+from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, read_registry
 from megaplan.scalars import MAX_INT
 from megaplan.spec.comments import SECTION, settings_of_section
 
@@ -44,7 +44,10 @@ class JobConfig:
         is_python = name.endswith(".py")
         self.settings: list[str] = []
         given = read_registry(text, name, function) if is_python else self._parsed(text)
-        self.age = Age.CURRENT if is_python else Age.TOML_2024 if given.keys() & OF_2024 else Age.TOML_2025 if given.keys() & OF_2025 else Age.CURRENT
+        self._chunked = bool(given.pop(CHUNKED_LOSS, False))
+        self.age = Age.CURRENT
+        if not is_python:
+            self.age = Age.TOML_2024 if given.keys() & OF_2024 else Age.TOML_2025 if given.keys() & OF_2025 else Age.CURRENT
         if isinstance(mode := given.pop("activation_checkpoint", None), str):
             given |= {"activation_checkpoint.mode": mode, "activation_checkpoint.selective_ac_option": "op"}
         self.low = bool(given.pop(FLOAT8_2024, False))
@@ -63,7 +66,8 @@ class JobConfig:
             return
         counts = [each for each in (tokens, length) if isinstance(each, int) and not isinstance(each, bool) and each > 0]
         if len(counts) < 2 or counts[0] % counts[1]:
-            self._errors.append(diagnostic("MP916", f"{TOKENS} = {tokens}, and it is a multiple of {SEQUENCE} = {length}", self._at(TOKENS)))
+            detail = f"{TOKENS} = {tokens}, and it is a multiple of {SEQUENCE} = {length}"
+            self._errors.append(diagnostic("MP916", detail, self._at(TOKENS)))
             return
         self.values["training.local_batch_size"] = counts[0] // counts[1]
 
@@ -156,7 +160,8 @@ class JobConfig:
         if self._errors:
             raise MegaplanError(self._errors)
         absent = ", ".join(f"{key} = {json.dumps(DEFAULTS[key])}" for key in dict.fromkeys(self._defaulted)) or "none"
-        detail = f"read as a file of torchtitan {self.age.value}\nabsent keys have its defaults: {absent}"
+        chunks = "\nthe loss takes logits in chunks, and the estimate has them whole, which is more" if self._chunked else ""
+        detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {absent}"
         return diagnostic("MP919", detail, Location(self._name), severity=Severity.NOTE)
 
 

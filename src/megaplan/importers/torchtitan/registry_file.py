@@ -20,12 +20,19 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.scalars import MAX_INT
 
 CONFIG = "Config"
+CHUNKED_LOSS = "loss.chunked"
+"""Key of a loss that never has all logits."""
 MOST_CALLS = 64
 """Calls inside calls that are followed."""
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
 COPIES = frozenset({"replace", "dataclasses.replace", "copy.copy", "copy.deepcopy", "deepcopy"})
 """Functions whose result is their argument with the fields that are given."""
-OPTIMIZERS = {"OptimizersContainer.Config": {}, "default_adamw": {}, "OptimizersInBackwardContainer.Config": {"early_step_in_backward": True}}
+OPTIMIZERS = {
+    "OptimizersContainer.Config": {},
+    "default_adamw": {},
+    "OptimizersInBackwardContainer.Config": {"early_step_in_backward": True},
+}
+"""Fields that the calls of an optimizer and of checkpointing state by their names."""
 CHECKPOINTS = {
     "FullAC.Config": {"mode": "full"},
     "SelectiveAC.Config": {"mode": "selective"},
@@ -99,9 +106,9 @@ class _Reader:
             if node.value is not None:
                 self._assign(node.target, self.value(node.value, scope), scope)
         elif not isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.FunctionDef | ast.Pass) and not _is_text(node):
-            self._spoil(node, scope)
+            self._forget(node, scope)
 
-    def _spoil(self, node: ast.stmt, scope: dict[str, Any]) -> None:
+    def _forget(self, node: ast.stmt, scope: dict[str, Any]) -> None:
         """Forget what a branch, a loop or a call may change: fields that it assigns, and all that a loop or a call names."""
         named: list[ast.AST] = []
         for each in ast.walk(node):
@@ -143,23 +150,26 @@ class _Reader:
                 return node.value
             case ast.List() | ast.Tuple():
                 return [self.value(each, scope) for each in node.elts]
-            case ast.Dict() if all(isinstance(key, ast.Constant) for key in node.keys):
-                return {key.value: self.value(each, scope) for key, each in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
             case ast.Name():
                 return scope.get(node.id, self._module.get(node.id, Unread(node.lineno)))
             case ast.Attribute():
-                owner = self.value(node.value, scope)
-                return owner.given.get(node.attr, Unread(node.lineno)) if isinstance(owner, Made) else Unread(node.lineno)
-            case ast.UnaryOp(op=ast.USub()):
-                number = self.value(node.operand, scope)
-                return -number if _is_number(number) else Unread(node.lineno)
-            case ast.BinOp() if type(node.op) in ARITHMETIC:
-                left, right = self.value(node.left, scope), self.value(node.right, scope)
-                safe = _is_number(left) and _is_number(right) and max(abs(left), abs(right)) <= MAX_INT
-                return ARITHMETIC[type(node.op)](left, right) if safe and (right or not isinstance(node.op, ast.FloorDiv)) else Unread(node.lineno)
+                return _field(self.value(node.value, scope), node)
             case ast.Call():
                 return self._called(node, scope)
-        return Unread(node.lineno)
+        return self._number(node, scope)
+
+    def _number(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        """The value of arithmetic."""
+        found: Any = Unread(node.lineno)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            number = self.value(node.operand, scope)
+            found = -number if _is_number(number) else found
+        elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+            left, right = self.value(node.left, scope), self.value(node.right, scope)
+            safe = _is_number(left) and _is_number(right) and max(abs(left), abs(right)) <= MAX_INT
+            if safe and (right or not isinstance(node.op, ast.FloorDiv)):
+                found = ARITHMETIC[type(node.op)](left, right)
+        return found
 
     def _called(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
         name = _dotted(node.func)
@@ -221,6 +231,8 @@ def _keys(config: Made, name: str, function: str) -> Iterator[tuple[str, Any]]:
     yield "activation_checkpoint.mode", "selective"
     yield "activation_checkpoint.selective_ac_option", "op"
     for key, value in config.given.items():
+        if key == "loss" and isinstance(value, Made) and "Chunked" in value.name:
+            yield CHUNKED_LOSS, True
         if key in IGNORED:
             continue
         if key == "model_spec":
@@ -274,6 +286,10 @@ def _model_name(name: str, function: str) -> str:
         return folder
     found = [each for each in known if f"{function}_".startswith(f"{each}_")]
     return max(found, key=len) if found else folder or function
+
+
+def _field(owner: Any, node: ast.Attribute) -> Any:
+    return owner.given.get(node.attr, Unread(node.lineno)) if isinstance(owner, Made) else Unread(node.lineno)
 
 
 def _is_config(made: Any) -> bool:

@@ -71,7 +71,7 @@ def import_torchtitan(
     if model is not None:
         config.values["model.name"], _, config.values["model.flavor"] = model.partition("/")
     settings = (*config.settings, *overrides)
-    plain, stated = _document(config, _title(name), gpus, _stated_model(settings))
+    plain, stated = _document(config, _title(function or name), gpus, _stated_model(settings))
     note = config.finish()
     document = apply_overrides(Document(plain, SourceMap(name)), settings)
     loaded = check_document(document)

@@ -76,12 +76,12 @@ class MeasuredRouting:
 class StatedRouting:
     """Row counts stated by the spec, for fake tensors: this rank is the busiest of its group.
 
-    It receives the layer's `moe.routing_skew` times the mean, equally from every rank including itself; the rows that it does not send to itself are
-    spread over the others.
+    It receives the layer's `moe.routing_skew` times the mean, equally from every rank including itself; the rows that it does not send to
+    itself are spread over the others.
     """
 
     def __init__(self, moe: MixtureOfExperts, num_tokens: int, degree: int, index: int, variant: float | None = None) -> None:
-        """Args: `moe` section of the spec, tokens per rank and microbatch, ranks of the group, rank within the group, variant of the layer."""
+        """Args: `moe` section of the spec, tokens per rank and microbatch, ranks of the group, rank within it, variant of the layer."""
         self._given = moe, num_tokens, degree, index
         received = spread(received_rows(moe, num_tokens, ExpertMesh(degree, 1), variant), degree)
         elsewhere = spread(num_tokens * moe.top_k - received[index], degree - 1)
