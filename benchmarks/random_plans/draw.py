@@ -12,7 +12,7 @@ from random_plans.layout import batch_section, draw_degrees, mesh_section, rando
 from random_plans.lora import add_lora
 from random_plans.low_precision import add_low_precision
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, model_section
-from random_plans.options import add_megatron_options, add_options, add_scores, add_values
+from random_plans.options import add_megatron_options, add_options, add_scores, add_values, with_layer_skew
 from random_plans.settings import (
     add_allocator,
     add_framework,
@@ -31,7 +31,7 @@ from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
 
 MEGATRON_SHARE = 0.12
 FIRST_RUN = 1000
-"""Seed from which plans have a section `run`, and a value of `host.cuda_graphs`: the pinned plans are of lower seeds."""
+"""Seed from which plans have a section `run`, a value of `host.cuda_graphs`, and skews of single layers: the pinned plans have lower seeds."""
 
 
 def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, Any]:
@@ -76,7 +76,9 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     sections: dict[str, Any] = {
         "format": "megaplan.spec/1",
         "name": f"random-{seed}",
-        "model": model_section(stream("model"), degrees, shape, pattern, mesh),
+        "model": with_layer_skew(
+            stream("layer skew") if seed >= FIRST_RUN else None, model_section(stream("model"), degrees, shape, pattern, mesh), letters
+        ),
         "mesh": mesh,
         "batch": batch_section(stream("batch"), degrees, size),
         "schedule": {"kind": degrees.kind, "num_microbatches": degrees.num_microbatches},

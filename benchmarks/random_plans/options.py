@@ -148,6 +148,24 @@ def add_scores(draw: Draw, model: dict[str, Any], scales: Draw, *, megatron: boo
         scales.maybe(model, SCALES_SHARE, post_norm_layers=lambda: scales.some(layers) or [0])
 
 
+def with_layer_skew(draw: Draw | None, model: dict[str, Any], letters: str) -> dict[str, Any]:
+    """A drawn model, maybe with routing skews of single layers in place of one for all: a list, or those of the first ones and the rest."""
+    moe, number = model.get("moe"), letters.upper().count("E")
+    if draw is None or moe is None or not number or not draw.chance(LAYER_SKEW_SHARE):
+        return model
+    most = moe["num_experts"] / moe["top_k"]
+
+    def one() -> float:
+        return float(min(round(1 + draw.random() * min(11.0, most - 1), 2), most))
+
+    if draw.chance(0.4):
+        moe["routing_skew"] = [one() for _ in range(number)]
+    else:
+        moe["routing_skew"] = {"first": one() if draw.chance(0.5) else [one() for _ in range(draw.randint(1, 3))]}
+        draw.maybe(moe["routing_skew"], 0.7, rest=one)
+    return model
+
+
 def _scaling(draw: Draw) -> dict[str, Any]:
     kind = draw.choice(["linear", "llama3", "yarn"])
     found: dict[str, Any] = {"kind": kind, "factor": draw.choice([1.5, 8.0, 40.0])}
@@ -162,6 +180,8 @@ def _scaling(draw: Draw) -> dict[str, Any]:
     return found
 
 
+LAYER_SKEW_SHARE = 0.2
+"""Share of models with experts whose layers have skews of their own."""
 SCALES_SHARE = 0.04
 
 

@@ -1,4 +1,4 @@
-"""A device file, as `megaplan calibrate -o FILE` writes it: shares of a device's peaks that large products reach."""
+"""A device file, as `megaplan calibrate -o FILE` writes it: shares of a device's peaks that large products reach, and factors of steps."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from megaplan.diagnostics import refuse
 from megaplan.spec.read import STDIN, read_text
 
 FORMAT = "megaplan.calibration/1"
-KEY = "device.reached"
+KEY, FACTOR = "device.reached", "device.step_factor"
 
 
-def reached_text(path: str | os.PathLike[str], device: str, subject: str) -> str:
-    """The shares of a device as a change of a spec: `device.reached={"bf16": 0.71}`.
+def device_changes(path: str | os.PathLike[str], device: str, host: str, subject: str) -> list[str]:
+    """The shares of a device, and the factor of its steps, as changes of a spec: `device.reached={"bf16": 0.71}`.
 
     Args:
         path: Path of the device file.
         device: Device of the spec.
+        host: Host of the spec; a factor of another host's steps is not taken.
         subject: The path of the spec or plan.
 
     Raises:
@@ -28,16 +29,18 @@ def reached_text(path: str | os.PathLike[str], device: str, subject: str) -> str
     if name == subject == STDIN:
         raise refuse("MP480", "the spec or plan and --device-file are both standard input", "name a file for one of them")
     shares: dict[str, Any] = {}
+    factors: list[str] = []
     found = _calibrations(name)
     for each in found:
         if each["device"] == device:
             shares |= each["reached"]
+            factors += [f"{FACTOR}={json.dumps(each['step_factor'])}"] if "step_factor" in each and each.get("host") == host else []
     if not shares:
         known = ", ".join(dict.fromkeys(str(each["device"]) for each in found))
         raise refuse(
             "MP491", f"{name} has shares of {known or 'no device'}, and device.name = {device}", f"--set device.name={device}", file=name
         )
-    return f"{KEY}={json.dumps(shares)}"
+    return [f"{KEY}={json.dumps(shares)}", *factors[-1:]]
 
 
 def _calibrations(name: str) -> list[dict[str, Any]]:

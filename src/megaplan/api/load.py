@@ -265,11 +265,13 @@ def _refuse_costs(name: str, costs: FilePath | None) -> None:
 
 
 def _on_measured_device(job: LoadedJob, device_file: FilePath) -> LoadedJob:
-    """The job with the shares of a device file, unless a change gave shares."""
-    from megaplan.api.device_file import KEY, reached_text  # noqa: PLC0415  (few jobs have one)
+    """The job with the shares of a device file, and its factor of steps, unless changes gave them."""
+    from megaplan.api.device_file import device_changes  # noqa: PLC0415  (few jobs have one)
 
-    text = reached_text(device_file, job.spec.device.name, STDIN if job.name == display_name(STDIN) else job.name)
-    return job if any(given.partition("=")[0].strip() == KEY for given in job.changes) else _changed(job, (text,), None)
+    subject, given = STDIN if job.name == display_name(STDIN) else job.name, {each.partition("=")[0].strip() for each in job.changes}
+    texts = device_changes(device_file, job.spec.device.name, job.spec.host.kind.name, subject)
+    texts = [text for text in texts if text.partition("=")[0] not in given]
+    return _changed(job, texts, None) if texts else job
 
 
 def _changed(job: LoadedJob, changes: Sequence[str], costs: FilePath | None) -> LoadedJob:

@@ -1,22 +1,29 @@
-"""Measured steps to calibrate with: a list of specs with seconds, or the folder of a run of megarun."""
+"""Measured steps to calibrate with: a table of specs with seconds, one spec with its seconds, or the folder of a run of megarun."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from megaplan.api.load import load
 from megaplan.diagnostics import refuse
+from megaplan.errors import MegaplanError
 from megaplan.layout.calibrate import MeasuredStep, measured_step
+from megaplan.spec.document import parse_document
 from megaplan.spec.read import read_text
 
 SHORTEST, LONGEST = 1e-6, 1e6
 """Seconds of a step that was measured."""
 FORM = '[{"spec": "spec.yaml", "set": ["host.name=megatron"], "step_seconds": 1.2}]'
+COLUMNS = "spec", "step_seconds"
+"""Columns of a table of measured steps; every other column is a key of the spec."""
 PLAN, METRICS = "plan.json", "metrics.jsonl"
 LAST_BYTES = 1 << 20
 """Bytes read from the end of a run's metrics, enough for hundreds of steps."""
@@ -25,25 +32,26 @@ FARTHEST = 20
 """Largest factor between a measured step and its model; a larger one means that the step is of another device, such as a run on a CPU."""
 
 
-def measured_steps(path: str) -> list[MeasuredStep]:
-    """The measured steps of a file of rows, or the median step of a run.
+def measured_steps(path: str, seconds: float | None = None, changes: tuple[str, ...] = ()) -> list[MeasuredStep]:
+    """The measured steps of a file of rows, the median step of a run, or the step of one spec.
 
     Args:
-        path: JSON with rows of spec, set and step_seconds; or the folder that `megarun train --out` wrote.
+        path: Rows of spec, set and step_seconds as JSON or YAML, or a CSV file whose other columns are keys of the spec; the folder that
+            `megarun train --out` wrote; with `seconds` a spec, plan or config.
+        seconds: Seconds of one step of that spec; None for a file or folder of steps.
+        changes: `KEY=VALUE` texts of that spec.
 
     Raises:
         MegaplanError: MP487, there are no such rows, they are of several hosts, the run has too few steps, or the time of a spec cannot be
             modelled; what `megaplan.load` raises.
     """
+    if seconds is not None:
+        if not SHORTEST <= seconds <= LONGEST:
+            raise refuse("MP487", f"--step-seconds {seconds:g}, and a step takes {SHORTEST:g} to {LONGEST:g} s", "--step-seconds 1.2")
+        return [_step("the step", path, changes, seconds)]
     if os.path.isdir(path):
         return [_step(f"median step of {path}", f"{Path(path) / PLAN}", (), _run_seconds(Path(path)))]
-    try:
-        rows: Any = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise refuse("MP487", f"{path} is not JSON: {error}", FORM) from None
-    if not isinstance(rows, list) or not rows:
-        raise refuse("MP487", f"{path} has no list of measured steps", FORM)
-    found = [_of_row(path, number, row) for number, row in enumerate(rows)]
+    found = [_of_row(path, number, row) for number, row in enumerate(_rows(path))]
     hosts = sorted({step.host for step in found})
     if len(hosts) > 1:
         detail = f"{path} has steps of hosts {' and '.join(hosts)}, whose products reach shares of different meaning"
@@ -55,8 +63,39 @@ def measured_subject(path: str) -> tuple[str, tuple[str, ...]]:
     """The spec or plan of the first measured step of `measured_steps`, and its changes."""
     if os.path.isdir(path):
         return f"{Path(path) / PLAN}", ()
-    row = json.loads(read_text(path))[0]
+    row = _rows(path)[0]
     return row["spec"], tuple(row.get("set") or ())
+
+
+def _rows(path: str) -> list[Any]:
+    """The rows of a file; a table of one step may be a single mapping."""
+    text = read_text(path)
+    if path.endswith(".csv"):
+        rows: Any = [_of_columns(row) for row in csv.DictReader(io.StringIO(text), skipinitialspace=True)]
+    elif path.endswith(".json") or text.lstrip().startswith(("[", "{")):
+        try:
+            rows = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise refuse("MP487", f"{path} is not JSON: {error}", FORM) from None
+    else:
+        document = parse_document(text, path)
+        if document.faults:
+            raise MegaplanError(document.faults)
+        rows = document.value
+    if isinstance(rows, dict) and ("steps" in rows or set(COLUMNS) <= rows.keys()):
+        rows = rows.get("steps", [rows])
+    if not isinstance(rows, list) or not rows:
+        raise refuse("MP487", f"{path} has no list of measured steps", FORM, "megaplan calibrate SPEC --step-seconds 1.2")
+    return rows
+
+
+def _of_columns(row: dict[str | None, Any]) -> dict[str, Any]:
+    """A row of a CSV file: seconds as a number, and a change of the spec for every other cell that is not empty."""
+    cells = {name: value.strip() for name, value in row.items() if name is not None and isinstance(value, str) and value.strip()}
+    found: dict[str, Any] = {name: cells.pop(name) for name in COLUMNS if name in cells}
+    with suppress(KeyError, ValueError):  # refused with its row
+        found["step_seconds"] = float(found["step_seconds"])
+    return found | {"set": [f"{key}={value}" for key, value in cells.items()]}
 
 
 def _of_row(path: str, number: int, row: Any) -> MeasuredStep:

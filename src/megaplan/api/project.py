@@ -125,8 +125,8 @@ def project(
     if own.dtype not in get_args(RecipeType):
         detail = f"the step was measured in {own.dtype}, and rates are those of {', '.join(get_args(RecipeType))}"
         raise refuse("MP487", detail, "precision: {params: bf16}")
-    calibrated = f'device.reached={{"{own.dtype}": {own.after}}}'
-    modelled = steps[0].predict(own.after)
+    calibrated = (f'device.reached={{"{own.dtype}": {own.after}}}', *([] if own.factor == 1 else [f"device.step_factor={own.factor}"]))
+    modelled = steps[0].predict(own.after) * own.factor
     rate = job.spec.global_batch_tokens / world / modelled
     points = []
     for number in to:
@@ -143,9 +143,9 @@ def project(
     )
 
 
-def _grown(job: LoadedJob, factor: int, calibrated: str) -> LoadedJob:
+def _grown(job: LoadedJob, factor: int, calibrated: tuple[str, ...]) -> LoadedJob:
     """The job with more ranks of data, and the measured rates."""
-    return load(job, f"mesh.dp_shard={job.spec.mesh.dp_shard * factor}", calibrated)
+    return load(job, f"mesh.dp_shard={job.spec.mesh.dp_shard * factor}", *calibrated)
 
 
 def _point(job: LoadedJob, before: Spec, rate: float) -> ProjectedPoint:

@@ -73,7 +73,7 @@ class OpWork(NamedTuple):
         is_linear: A matrix product with a parameter, whose weight gradient a split backward leaves to W.
         own_tokens: Under sequence parallelism it runs on the rank's own slice of the tokens, else on the gathered ones.
         closes: The product that ends the block: recompute stops before it.
-        is_routed: It runs on routed rows, of which the busiest rank has more than its share.
+        skew: Rows of the busiest rank over the even share, of an operation on routed rows; None for others.
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
         counts: Names of the operations that it counts together; empty for the one of its name.
         in_width: Width of a linear's input on this rank.
@@ -87,7 +87,7 @@ class OpWork(NamedTuple):
     is_linear: bool = False
     own_tokens: bool = False
     closes: bool = False
-    is_routed: bool = False
+    skew: float | None = None
     num_steps: int = 0
     counts: tuple[str, ...] = ()
     in_width: int = 0

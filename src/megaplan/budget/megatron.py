@@ -218,7 +218,6 @@ def _routing_bytes(stage: MegatronStage) -> int:
     run = stage.run
     if run.spec.model.moe is None:
         return 0
-    kept = [count(recomputed_groups(run, operators(letters))[1], "E") for letters in stage.chunks]
-    ahead = [letters.count(MTP) * count(run.ahead, "E") for letters in stage.chunks]
-    own = [layers + modules for layers, modules in zip(kept, ahead, strict=True)]
-    return run.operator("E").routing * sum(number * layers for number, layers in zip(in_flight_counts(stage), own, strict=True))
+    own = [recomputed_groups(run, operators(letters))[1] + run.ahead * letters.count(MTP) for letters in stage.chunks]
+    kept = [sum([run.operator(letter).routing for letter in letters if count(letter, "E")]) for letters in own]
+    return sum(number * routing for number, routing in zip(in_flight_counts(stage), kept, strict=True))

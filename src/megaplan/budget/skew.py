@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.values import Budget, RankBudget
+from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
 from megaplan.spec.models import Spec
@@ -20,7 +21,7 @@ class RoutingRange(NamedTuple):
     Attributes:
         balanced: Every expert rank receives its even share.
         skewed: The busiest expert rank receives `skew` times that.
-        skew: `moe.routing_skew` if the spec states one above 1; else the largest possible, `largest_skew`.
+        skew: `moe.routing_skew` if the spec states one above 1, of several the largest; else the largest possible, `largest_skew`.
         reason: Source of the skew.
     """
 
@@ -52,10 +53,11 @@ def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budg
         if skew == moe.routing_skew:
             return budget
         model = spec.model.model_copy(update={"moe": moe.model_copy(update={"routing_skew": skew})})
-        return build_budget(spec.model_copy(update={"model": model}), inventory, layout)
+        other = spec.model_copy(update={"model": model})
+        return build_budget(other, inventory if len(moe.skews) == 1 else build_inventory(other), layout)
 
-    if moe.routing_skew > BALANCED:
-        return RoutingRange(at(BALANCED), budget, moe.routing_skew, "moe.routing_skew")
+    if moe.largest_skew > BALANCED:
+        return RoutingRange(at(BALANCED), budget, moe.largest_skew, "moe.routing_skew")
     most = largest_skew(spec.mesh.ep, moe.num_experts, moe.top_k)
     return RoutingRange(budget, at(most), most, "largest possible")
 

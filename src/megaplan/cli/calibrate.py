@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from megaplan.cli.files import STDOUT, write_new
-from megaplan.cli.options import AsJson
+from megaplan.cli.options import AsJson, Overrides
+from megaplan.diagnostics import refuse
 from megaplan.terminal import output
 from megaplan.terminal.output import StyledLine
 
@@ -25,12 +26,17 @@ def calibrate(
     rows: Annotated[
         str,
         typer.Argument(
-            metavar="ROWS|RUN|SPECS",
-            help='JSON: [{"spec": FILE, "set": [KEY=VALUE, …], "step_seconds": 1.2}, …]; or the folder that megarun train --out wrote;'
+            metavar="ROWS|SPEC|RUN|SPECS",
+            help='JSON or YAML: [{"spec": FILE, "set": [KEY=VALUE, …], "step_seconds": 1.2}, …]; CSV with columns spec, step_seconds'
+            " and keys of the spec; with --step-seconds a spec or plan; the folder that megarun train --out wrote;"
             " or, with --profile, the folder of what its runs trained.",
         ),
     ],
     *,
+    step_seconds: Annotated[
+        float | None, typer.Option("--step-seconds", metavar="SECONDS", help="Measured seconds of one optimizer step of SPEC.")
+    ] = None,
+    overrides: Overrides = None,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +61,9 @@ def calibrate(
     from megaplan.api.measured import measured_steps  # noqa: PLC0415
     from megaplan.layout.calibrate import calibrations  # noqa: PLC0415
 
-    found = calibrations(measured_steps(rows))
+    if overrides and step_seconds is None:
+        raise refuse("MP487", "--set is of a spec whose seconds are given", "--step-seconds 1.2", 'or "set": ["KEY=VALUE"] in a row')
+    found = calibrations(measured_steps(rows, step_seconds, tuple(overrides or ())))
     document = {"format": FORMAT, "calibrations": [_document(each) for each in found]}
     if target is not None:
         import json  # noqa: PLC0415
@@ -114,6 +122,7 @@ def _document(found: Calibration) -> dict[str, Any]:
         "reached": {found.dtype: round(found.after, 4)},
         "before": round(found.before, 4),
         "spread": round(found.spread, 4),
+        **({} if found.factor == 1 else {"step_factor": round(found.factor, 4), "host": found.host}),
         "rows": [_row(each) for each in found.residuals],
     }
 
@@ -136,11 +145,14 @@ def _lines(found: tuple[Calibration, ...]) -> Iterator[StyledLine]:
     for each in found:
         yield f"{each.device}, {each.dtype}: products reach {each.after:.3f} of the peak, ± {100 * each.spread:.0f} %", "bold"
         yield f"  default: {each.before:.3f}", ""
+        if each.factor != 1:
+            yield f"  whole steps of {each.host} take {each.factor:.3f} of what is modelled: no constant knows it there", ""
         rows = [["measured step", "error before", "after"]]
         rows += [[row.name, f"{100 * row.before:+.1f} %", f"{100 * row.after:+.1f} %"] for row in each.residuals]
         yield from ((line, "") for line in table(rows, indent="  "))
         yield from _by_term(max(each.residuals, key=lambda row: abs(row.after)), several=len(each.residuals) > 1)
-        yield f"  device: {{name: {each.device}, reached: {{{each.dtype}: {each.after:.3f}}}}}", ""
+        factor = "" if each.factor == 1 else f", step_factor: {each.factor:.3f}"
+        yield f"  device: {{name: {each.device}, reached: {{{each.dtype}: {each.after:.3f}}}{factor}}}", ""
 
 
 def _by_term(row: Residual, *, several: bool) -> Iterator[StyledLine]:

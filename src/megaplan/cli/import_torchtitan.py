@@ -12,11 +12,12 @@ from megaplan.terminal import output
 
 
 def import_torchtitan(
-    config: Annotated[str, typer.Argument(metavar="FILE", help="TOML of a job, or JSON of torchtitan's sections; - for stdin.")],
+    config: Annotated[str, typer.Argument(metavar="FILE", help="TOML of a job, JSON of its sections, or config_registry.py; - for stdin.")],
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job, where a degree is -1.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="NAME/FLAVOR", help="Of torchtitan's registry: llama3/8B.")] = None,
+    function: Annotated[str | None, typer.Option("--config", metavar="FUNCTION", help="Configuration of a Python file: llama3_8b.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
@@ -26,7 +27,7 @@ def import_torchtitan(
     from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
 
     name = display_name(config)
-    imported = read_job(read_text(config), name, overrides or (), gpus, model)
+    imported = read_job(read_text(config), name, overrides or (), gpus, model, function)
     write_new(target, hf.spec_text(imported.document, [f"Imported from {name}, a job of torchtitan."]), force=force)
     if target != STDOUT:
         output.write(f"wrote {target}\n")

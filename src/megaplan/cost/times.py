@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import NamedTuple
 
 from megakernels.facts import ADD, KindWork, Pass, Passes
@@ -179,7 +178,7 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | Non
     if ends.mtp_depth:
         depth = timer.time(ends.mtp) + _waiting(looked_up) + _waiting(projected)
         for block in depth_blocks(spec.model):
-            exchanges = block.family.exchanges(block.section, spec.model.hidden_size)
+            exchanges = block.family.exchanges(block.section, spec.model.hidden_size, block.variant)
             depth += _waiting(block_transfers(rates, spec, timer.load, exchanges))
         last = sum([depth] * ends.mtp_depth, start=last)
     first = timer.time((*ends.embedding, *ends.side_embeddings)) + _waiting(looked_up)
@@ -255,7 +254,7 @@ class _Timer:
     ) -> None:
         load = rank_workload(spec, dtype)
         self.load: Workload = load._replace(gathers=True) if scaled else load
-        self._dtype, self._grad_bytes, self._skew = dtype, spec.precision.grads.bytes, _skew(spec)
+        self._dtype, self._grad_bytes, self._spec = dtype, spec.precision.grads.bytes, spec
         self._runs_kernels, self._runs_plain = spec.host.uses_triton, spec.host.has_kernels and not fused
         self._scaled = EightBits(spec, dtype.of_products.bytes, policy) if scaled else None
         self._prices, self._counts = Prices(rates, dtype, seen or Seen()), rates.measured is not None
@@ -333,13 +332,8 @@ class _Timer:
 
     def _tokens(self, op: OpWork) -> int:
         tokens = self.load.num_tokens // (self.load.tp if op.own_tokens else 1)
-        return -(-tokens * self._skew.numerator // self._skew.denominator) if op.is_routed else tokens
-
-
-def _skew(spec: Spec) -> Fraction:
-    """Rows of the busiest expert rank over the even share: all rows at most, the capacity at most."""
-    moe, ep = spec.model.moe, spec.mesh.ep
-    if moe is None:
-        return Fraction(1)
-    skew = min(Fraction(str(moe.routing_skew)), Fraction(ep)) if ep > 1 else Fraction(1)
-    return skew if moe.capacity_factor is None else min(skew, Fraction(str(moe.capacity_factor)))
+        moe = self._spec.model.moe
+        if op.skew is None or moe is None:
+            return tokens
+        skew = moe.busiest_share(op.skew, self._spec.mesh.ep)
+        return -(-tokens * skew.numerator // skew.denominator)

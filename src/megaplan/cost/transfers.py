@@ -19,6 +19,7 @@ Source: arXiv:2205.05198, section 4.2.2 (tensor groups); NCCL's tuning model (la
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from megaplan.blocks.work import Workload
 from megaplan.cost.rates import Rates
@@ -109,7 +110,7 @@ def boundary_ns(rates: Rates, spec: Spec, load: Workload) -> int:
 def layer_transfers(rates: Rates, spec: Spec, load: Workload, block: Block) -> Transfers:
     """Times that one layer waits."""
     family = FAMILIES[block.family]
-    return block_transfers(rates, spec, load, family.exchanges(family.section_of(spec.model), spec.model.hidden_size))
+    return block_transfers(rates, spec, load, family.exchanges(family.section_of(spec.model), spec.model.hidden_size, block.variant))
 
 
 def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
@@ -139,9 +140,11 @@ def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Tran
 
 
 def _row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
-    """Rows of the rank's own tokens, to every rank that holds a slice of their experts."""
+    """Rows of the rank's own tokens, to every rank that holds a slice of their experts, or those that the busiest of them receives."""
     group = RankGroup(load.ep * load.etp, 1)
     row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize
     sent = load.num_tokens // load.tp * exchanges.rows * load.etp * row
-    once = exchange_ns(rates, spec, group, sent)
+    moe = spec.model.moe
+    share = Fraction(1) if moe is None else max(Fraction(1), moe.busiest_share(exchanges.skew, load.ep))
+    once = exchange_ns(rates, spec, group, sent * share.numerator // share.denominator)
     return Transfers(2 * once, 2 * once)

@@ -86,7 +86,7 @@ class FittedClock:
         busy = pipeline_seconds(work.batch.num_microbatches, mesh.vpp, [(float(mesh.pp), sum(share))])
         exposed = exposed_seconds(exchanged, once, rates, *overlapped_passes(forward, backward, exchanged, once, rates))
         seconds = grown(busy + exposed, rates["growth"], once.log2_nodes) + optimizer_seconds(once, rates) + rates["fixed"]
-        return int(seconds * SECOND_NS * SLACK)
+        return int(seconds * work.machine.step_factor * SECOND_NS * SLACK)
 
     def _passes(self, work: TimedStep, timer: StepTimer) -> tuple[PassTerms, PassTerms]:
         """Both passes of all stages together; terms that every stage has once are counted per stage."""
@@ -145,7 +145,7 @@ class FittedClock:
         forward, backward = (float(pass_seconds(terms, rates)) for terms in self._passes(work, timer))
         once, exchanged = self._exchanged(work, rates)
         exposed = float(exposed_seconds(exchanged, once, rates, *overlapped_passes(forward, backward, exchanged, once, rates)))
-        left = limit_ns / SECOND_NS - float(optimizer_seconds(once, rates)) - rates["fixed"]
+        left = limit_ns / SECOND_NS / work.machine.step_factor - float(optimizer_seconds(once, rates)) - rates["fixed"]
         times = work.batch.num_microbatches - 1 / mesh.vpp
         if times <= 0:
             return None
@@ -190,7 +190,7 @@ class FittedClock:
         total, count = sum(number * seconds for number, seconds in each), work.batch.num_microbatches
         busy = count * max(seconds for _, seconds in each)
         busy += (total - max(seconds for _, seconds in each)) / work.mesh.vpp
-        found[BUBBLE] = round((busy - count * total / work.mesh.pp) * SECOND_NS)
+        found[BUBBLE] = round((busy - count * total / work.mesh.pp) * work.machine.step_factor * SECOND_NS)
         return found
 
     def _timer(self, work: TimedStep) -> StepTimer:

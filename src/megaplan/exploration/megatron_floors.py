@@ -15,7 +15,7 @@ from typing import NamedTuple
 from megaplan.exploration.any_floors import AnyFloors
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.hosts.megatron.chunks import chunk
-from megaplan.hosts.megatron.pattern import EMBEDDING, IN_SIXTEEN_BIT, LOSS
+from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, count
 from megaplan.hosts.megatron.peak import fixed_bytes, fullest_counts
 from megaplan.hosts.megatron.run import MegatronRun
 from megaplan.inventory.tensors import Inventory
@@ -24,8 +24,6 @@ from megaplan.spec.models import Spec
 
 SLACK = 1 - 1e-9
 """Fraction of a bound that is kept, for the rounding of its sums."""
-EXPERTS = "E" + IN_SIXTEEN_BIT["E"]
-"""Operators whose kept bytes depend on the distribution of experts."""
 StackCounts = tuple[tuple[int, ...], ...]
 
 
@@ -126,8 +124,8 @@ class MegatronFloors(AnyFloors):
             run = MegatronRun(spec_of(layout, policy), self._inventory)
             letters = [letter for letter, _ in self._counts]
             stored = stored or {name: static_bytes(run, name) for name in (*letters, EMBEDDING, self._last)}
-            kept = kept or {name: _kept(run, name) for name in letters if name not in EXPERTS}
-            own = [letter for letter in letters if letter in EXPERTS]
+            kept = kept or {name: _kept(run, name) for name in letters if not count(name, "E")}
+            own = [letter for letter in letters if count(letter, "E")]
             of_experts = of_experts or {name: _kept(run, name) for name in (*own, EMBEDDING, self._last)}
             self._static[shares], self._kept[tokens], self._kept[routed] = stored, kept, of_experts
             self._fixed[routed] = sum(fixed_bytes(run, (), set()).values())

@@ -11,6 +11,7 @@ from megaplan.cost.replay import ReplayTimer, Sums, kept
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
+from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans
 from megaplan.partition.bounds import at_slot, filled, least_on_slots, mean_path, packed
@@ -117,7 +118,7 @@ class ReplayClock:
         moe = spec.model.moe
         if moe is not None and "E" in letters and any(each.mesh.ep > 1 for each in specs):
             update = {"model": spec.model.model_copy(update={"moe": moe.model_copy(update={"routing_skew": SKEW})})}
-            timer = ReplayTimer(inventory, spec)
+            timer = ReplayTimer(build_inventory(spec.model_copy(update=update)), spec.model_copy(update=update))
             yield f"routing skew {SKEW:g}", lambda each, spans: timer.step_ns(each.model_copy(update=update), spans)
 
     def terms(self, spec: Spec, spans: Spans) -> Terms:

@@ -116,7 +116,8 @@ def _script(spec: Spec, arguments: list[tuple[str, object]], program: str) -> st
     size = spec.mesh.world_size
     per_node = max(count for count in range(1, min(spec.device.per_node, size) + 1) if size % count == 0)  # every node has as many
     lines = [f"# {spec.name}, by megaplan export; data, tokenizer and checkpoint arguments are yours to add"]
-    lines += commented_settings(spec, UNSAID, ALLOCATOR if spec.host.expandable_segments else ())
+    unsaid = [key for key in UNSAID if key != "host.dp_comm_overlap" or not spec.host.dp_comm_overlap]
+    lines += commented_settings(spec, unsaid, ALLOCATOR if spec.host.expandable_segments else ())
     if spec.host.cublas_workspace_kib is not None:
         lines.append(f"export CUBLAS_WORKSPACE_CONFIG=:{spec.host.cublas_workspace_kib}:1")
     if spec.host.expandable_segments:
@@ -254,6 +255,7 @@ def _run(spec: Spec) -> Values:
         "bf16": spec.precision.params is not DType.FP16,
         "fp16": spec.precision.params is DType.FP16,
         "accumulate_allreduce_grads_in_fp32": spec.precision.params is DType.FP16 and spec.precision.grads is DType.FP32,
+        "overlap_param_gather": bool(spec.host.dp_comm_overlap) and spec.host.distributed_optimizer,
         "grad_reduce_in_bf16": spec.precision.grads is DType.BF16,
         **_low_precision(spec),
         **_rate(spec.training),

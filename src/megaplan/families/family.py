@@ -46,6 +46,7 @@ class Exchanges(NamedTuple):
         context_width: Width of the keys and values that a context group gathers, of all heads.
         rows: Rows that a token sends to the ranks of an expert group.
         row_width: Width of such a row; None for the residual stream's.
+        skew: Rows that the busiest rank receives over the even share.
     """
 
     sharded: bool = True
@@ -53,6 +54,7 @@ class Exchanges(NamedTuple):
     context_width: int = 0
     rows: int = 0
     row_width: int | None = None
+    skew: float = 1.0
 
 
 class ServingState(NamedTuple):
@@ -103,11 +105,12 @@ class Family:
         formulas: Names of its operations to their FLOPs as text, for `megaplan explain`.
         selective: (section, variant) to its selective recompute.
         full_refused: Reason that it must not be recomputed as a whole; None if it may.
-        variant: (section, layer) to the properties that decide its tensors and work; layers of one variant share a `Block`.
+        variant: (section, layer, place among the layers of its letter) to the properties that decide its tensors and work; layers of one
+            variant share a `Block`.
         operations: (section, layer) to the properties that decide only its operations.
         rules: (check, section) to the diagnostics of its rules.
         sharded: (section, hidden size) to the counts that `mesh.tp` must divide, by name.
-        exchanges: (section, hidden size) to the data that it moves between ranks.
+        exchanges: (section, hidden size, variant) to the data that it moves between ranks.
         serving: (section, hidden size, variant, dtype of activations) to its state for each sequence that is served.
         convolution: (section) to the taps of its causal convolution; None without one. Under CP a piece has at least one position less.
         rotary: (section) to the rotated width of rotary embedding; None for layers without it.
@@ -131,11 +134,11 @@ class Family:
     selective: Callable[[Any, Any], Selective]
     formulas: Mapping[str, Formula] = field(default_factory=dict, hash=False)
     full_refused: str | None = None
-    variant: Callable[[Any, int], Hashable] = lambda _section, _layer: None
+    variant: Callable[[Any, int, int], Hashable] = lambda _section, _layer, _place: None
     operations: Callable[[Any, int], Hashable] = lambda _section, _layer: None
     rules: Callable[[CheckedSpec, Any], Iterator[Diagnostic]] = lambda _checked, _section: iter(())
     sharded: Callable[[Any, int], Mapping[str, int]] = lambda _section, _hidden: {}
-    exchanges: Callable[[Any, int], Exchanges] = lambda _section, _hidden: Exchanges()
+    exchanges: Callable[[Any, int, Any], Exchanges] = lambda _section, _hidden, _variant: Exchanges()
     serving: Callable[[Any, int, Any, DType], ServingState] = lambda _section, _hidden, _variant, _dtype: ServingState()
     convolution: Callable[[Any], int | None] = lambda _section: None
     rotary: Callable[[Any], int] | None = None

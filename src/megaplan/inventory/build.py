@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -40,11 +41,12 @@ def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None
     letters = parse_pattern(model.pattern, model.num_layers).layers
     plain, others = model.residual_path, frozenset({*model.parallel_layers, *model.post_norm_layers})
     made: dict[tuple[str, Any, ResidualPath], Block] = {}
-    layers = []
+    layers, places = [], Counter[str]()
     for index, letter in enumerate(letters):
         family = FAMILIES[letter]
         section = family.section_of(model)
-        make = letter, family.variant(section, index), model.path_of(index) if index in others else plain
+        make = letter, family.variant(section, index, places[letter]), model.path_of(index) if index in others else plain
+        places[letter] += 1
         block = made.get(make)
         if block is None:
             tensors = tensors_of(make[2], family.tensors(section, model.hidden_size, make[1]), model.hidden_size)

@@ -1,4 +1,8 @@
-"""Shares of a device's peaks that products reach, from the user's own measured steps: one per dtype, with the model's share as prior."""
+"""Shares of a device's peaks that products reach, from the user's own measured steps: one per dtype, with the model's share as prior.
+
+On a device whose products are known, in a combination of framework and launch that no row has, what is unknown is the whole step: a factor
+of it is fitted too, with a prior as wide as the interval of such steps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from math import exp, log
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.layout.spans import Spans
-from megaplan.layout.step_time import NS, planned_time, step_to_time
+from megaplan.layout.step_time import NS, interval_of, planned_time, step_to_time
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ SIGMA = 0.04
 UNMEASURED = 0.15
 """Spread of a share without measured steps: the interval of an uncalibrated time."""
 MOST, REACH, SECTIONS = 0.95, 0.9, 28
+MIDDLE = 2.563
+"""Width of the middle 80 % of a normal distribution, in its standard deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class MeasuredStep:
         terms: The modelled seconds by term, as in an estimate.
         share: Share of the uncalibrated model.
         spread: Standard deviation of its logarithm.
+        factor_spread: Standard deviation of the logarithm of a factor of the whole step; 0 if the constants know such steps.
     """
 
     name: str
@@ -50,6 +57,7 @@ class MeasuredStep:
     terms: Callable[[float], dict[str, float]]
     share: float
     spread: float
+    factor_spread: float = 0.0
 
 
 def measured_step(name: str, spec: Spec, spans: Spans, seconds: float) -> MeasuredStep | str:
@@ -61,7 +69,8 @@ def measured_step(name: str, spec: Spec, spans: Spans, seconds: float) -> Measur
 
 
 def _fitted_step(name: str, host: str, work: TimedStep, seconds: float) -> MeasuredStep:
-    from megaplan.cost.step.predict import predict_step, reached_share  # noqa: PLC0415  (a replayed step needs none of these)
+    from megaplan.cost.step.constants import intervals  # noqa: PLC0415  (a replayed step needs none of these)
+    from megaplan.cost.step.predict import predict_step, reached_share  # noqa: PLC0415
 
     dtype = work.software.dtype
 
@@ -77,7 +86,10 @@ def _fitted_step(name: str, host: str, work: TimedStep, seconds: float) -> Measu
 
     before, spread, measured = reached_share(work.machine, dtype)
     wide = spread if measured else UNMEASURED
-    return MeasuredStep(name, host, work.machine.name, dtype, seconds, predict(before), predict, terms, before, wide)
+    interval, missing = interval_of(work)
+    low, high = intervals()[interval]
+    of_step = log(high / low) / MIDDLE if measured and missing else 0.0
+    return MeasuredStep(name, host, work.machine.name, dtype, seconds, predict(before), predict, terms, before, wide, of_step)
 
 
 def _replayed_step(name: str, spec: Spec, spans: Spans, seconds: float) -> MeasuredStep | str:
@@ -146,6 +158,8 @@ class Calibration:
         before: Share of the peak by the constants.
         after: Share by the measured steps.
         spread: Standard deviation of its logarithm.
+        factor: Factor of whole steps on the device with the framework of the steps; 1 if the constants know such steps.
+        host: Host of the steps.
         residuals: Residual of each step.
     """
 
@@ -154,6 +168,8 @@ class Calibration:
     before: float
     after: float
     spread: float
+    factor: float
+    host: str
     residuals: tuple[Residual, ...]
 
 
@@ -167,23 +183,33 @@ def calibrations(steps: Sequence[MeasuredStep]) -> tuple[Calibration, ...]:
 
 def _calibration(device: str, dtype: str, steps: Sequence[MeasuredStep]) -> Calibration:
     before = exp(sum(log(step.share) for step in steps) / len(steps))
-    prior = max(step.spread for step in steps)
+    prior, of_step = max(step.spread for step in steps), max(step.factor_spread for step in steps)
+
+    def slower(share: float) -> float:
+        """Logarithm of the factor that is most likely with a share."""
+        if not of_step:
+            return 0.0
+        left = [log(step.seconds / step.predict(share)) for step in steps]
+        return sum(left) / SIGMA**2 / (len(left) / SIGMA**2 + of_step**-2)
 
     def cost(shift: float) -> float:
         share = before * exp(shift)
-        return sum((log(step.predict(share) / step.seconds) / SIGMA) ** 2 for step in steps) + (shift / prior) ** 2
+        factor = slower(share)
+        of_steps = sum(((log(step.predict(share) / step.seconds) + factor) / SIGMA) ** 2 for step in steps)
+        return of_steps + (shift / prior) ** 2 + ((factor / of_step) ** 2 if of_step else 0.0)
 
     shift = _least(cost, -REACH, min(REACH, log(MOST / before)))
     slopes = [log(step.predict(before * exp(shift + 0.01)) / step.predict(before * exp(shift - 0.01))) / 0.02 for step in steps]
     after = before * exp(shift)
-    residuals = tuple(_residual(step, after) for step in steps)
+    factor = exp(slower(after))
+    residuals = tuple(_residual(step, after, factor) for step in steps)
     narrowed = (sum((slope / SIGMA) ** 2 for slope in slopes) + prior**-2) ** -0.5
-    return Calibration(device, dtype, before, after, narrowed, residuals)
+    return Calibration(device, dtype, before, after, narrowed, factor, steps[0].host, residuals)
 
 
-def _residual(step: MeasuredStep, after: float) -> Residual:
-    modelled = step.predict(after)
-    before, now = step.terms(step.share), step.terms(after)
+def _residual(step: MeasuredStep, after: float, factor: float) -> Residual:
+    modelled = step.predict(after) * factor
+    before, now = step.terms(step.share), {name: seconds * factor for name, seconds in step.terms(after).items()}
     terms = {}
     for name, seconds in now.items():
         needed = seconds + step.seconds - modelled

@@ -150,4 +150,5 @@ def interval_of(work: TimedStep) -> tuple[str, tuple[str, ...]]:
     """Name of the interval, and the parts of the step that no fitted step has; none where the device's rate is the user's own."""
     from megaplan.cost.step.fitted import family_of, interval_class  # noqa: PLC0415
 
-    return (family_of(work.inventory), ()) if work.software.dtype in work.machine.reached else interval_class(work)
+    own = work.software.dtype in work.machine.reached or work.machine.step_factor != 1
+    return (family_of(work.inventory), ()) if own else interval_class(work)

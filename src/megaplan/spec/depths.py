@@ -48,5 +48,5 @@ def depth_blocks(model: Model) -> tuple[DepthBlock, ...]:
         family = FAMILIES[letter]
         section = own if family is DENSE else family.section_of(model)
         name = f"block{index}" if mtp.pattern is not None else NAMES[index]
-        found.append(DepthBlock(name, family, section, family.variant(section, layer), family.operations(section, layer)))
+        found.append(DepthBlock(name, family, section, family.variant(section, layer, model.num_layers), family.operations(section, layer)))
     return tuple(found)

@@ -22,6 +22,7 @@ from megaplan.scalars import (
     ReserveName,
     Section,
     Share,
+    StepFactor,
     Text,
 )
 
@@ -44,6 +45,7 @@ class DeviceRef(Section):
         network_bytes_per_second: Bandwidth of a device's adapter, one direction; null for the data file's.
         domain: Devices that reach each other at node_bytes_per_second; null for the data file's.
         reached: Share of the peak that large products reach under training load, by recipe; used for the time of a step.
+        step_factor: Measured over modelled seconds of a step, of a host with fitted constants (`megaplan calibrate`); null for 1.
     """
 
     name: Text = "h200"
@@ -60,6 +62,7 @@ class DeviceRef(Section):
     network_bytes_per_second: Rate | None = None
     domain: Degree | None = None
     reached: dict[RecipeType, Share] = Field(default_factory=dict)
+    step_factor: StepFactor | None = None
 
     @field_validator("name")
     @classmethod

@@ -10,7 +10,7 @@ from megaplan.spec.context import Checked
 
 
 def host_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP901, MP695 and the host's own MP902 … MP905."""
+    """Yields MP901, MP695, MP931, and the host's own MP902 … MP905."""
     host, kind = checked.spec.host, checked.spec.host.kind
     for key in sorted(host.model_fields_set - kind.keys - {"name"}):
         other = next(other.name for other in HOSTS.values() if key in other.keys)
@@ -19,5 +19,8 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
     if host.graphs not in kind.graphs and "cuda_graphs" in kind.keys:
         detail = f"host.cuda_graphs = {host.graphs}, and host.name = {kind.name} has {', '.join(kind.graphs)}"
         yield checked.error("MP695", detail, "host.cuda_graphs", f"cuda_graphs: {kind.graphs[0]}", "remove host.cuda_graphs")
+    if checked.spec.device.step_factor is not None and kind.step is None:
+        detail = f"device.step_factor = {checked.spec.device.step_factor:g}, host.name = {kind.name}: its steps have no fitted constants"
+        yield checked.error("MP931", detail, "device.step_factor", "step_factor: null", "device: {reached: {bf16: 0.6}}")
     if kind.limits is not None:
         yield from kind.limits(checked)

@@ -43,12 +43,13 @@ def _linears(checked: Checked) -> dict[str, dict[str, None]]:
     """The linears that can be adapted, by letter of the pattern; missing sections are reported elsewhere."""
     found: dict[str, dict[str, None]] = {}
     model = checked.spec.model
-    for index, letter in enumerate(checked.letters or ""):
+    letters = checked.letters or ""
+    for index, letter in enumerate(letters):
         family = FAMILIES[letter]
         section = getattr(model, family.section)
         if section is None:
             continue
-        tensors = family.tensors(section, model.hidden_size, family.variant(section, index))
+        tensors = family.tensors(section, model.hidden_size, family.variant(section, index, letters[:index].count(letter)))
         found.setdefault(letter, {}).update(dict.fromkeys(name for tensor in tensors if (name := adaptable(tensor)) is not None))
     return found
 

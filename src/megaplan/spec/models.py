@@ -22,7 +22,7 @@ from megaplan.families.attention.section import (
 from megaplan.families.dense.section import Mlp
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
-from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.families.moe.section import LayerSkew, MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.registry import Letter
 from megaplan.families.short_convolution.section import ShortConvolution
@@ -82,6 +82,7 @@ __all__ = [
     "Indexer",
     "KimiDeltaAttention",
     "LatentAttention",
+    "LayerSkew",
     "Letter",
     "LinearScaling",
     "Llama3Scaling",

@@ -76,8 +76,8 @@ def _payload(checked: Checked) -> str:
 
 def _sharded_blocks(checked: Checked) -> int:
     model = checked.spec.model
-    sharded = [family for family, section in families_of(model) if family.exchanges(section, model.hidden_size).sharded]
-    own = sum(block.family.exchanges(block.section, model.hidden_size).sharded for block in _of_a_depth(checked))
+    sharded = [family for family, section in families_of(model) if family.exchanges(section, model.hidden_size, None).sharded]
+    own = sum(block.family.exchanges(block.section, model.hidden_size, block.variant).sharded for block in _of_a_depth(checked))
     return sum(checked.count(family.letter) for family in sharded) + own * _depths(checked)
 
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.scalars import BRANCH
 from megaplan.spec.document import MAX_FINDINGS, first_findings
 from megaplan.spec.models import MAX_LAYERS, Spec
 from megaplan.spec.pattern import BOUNDARY, has_boundaries, parse_pattern
@@ -91,6 +92,8 @@ def _real_path(location: tuple[str | int, ...], document: Any) -> tuple[KeyPath,
     value = document
     for index, step in enumerate(location):
         is_last = index == len(location) - 1
+        if isinstance(step, str) and step.startswith(BRANCH):
+            continue
         if isinstance(value, Mapping) and step not in value and not is_last and value.get("kind") == step:
             continue
         path.append(step)

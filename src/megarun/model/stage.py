@@ -17,6 +17,7 @@ from megaplan.layout.values import Slot
 from megaplan.spec import models as spec
 from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import SIDES
+from megaplan.spec.pattern import parse_pattern
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.cap import capped
 from megarun.model.indexer import index_loss_factor
@@ -361,6 +362,8 @@ def build_section(
         case spec.Mamba3() as config:
             module = Mamba3Block(config, hidden, eps, tp, cp)
         case spec.MixtureOfExperts() as config:
+            before = parse_pattern(whole.model.pattern, whole.model.num_layers).layers[:layer]
+            ep = ep.in_layer(config.variant_of(before.count(letter)))
             module = ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.uses_triton)
         case spec.MatrixRecurrence() as config:
             module = MatrixRecurrenceBlock(config, hidden, eps, tp, cp)

@@ -189,3 +189,39 @@ def test_a_share_above_one_is_the_spec_s_error(megaplan, here):
     ran = megaplan("estimate", "plans/tiny-hybrid.yaml", "--device-file", "device.json")
     assert ran.status == 2
     assert "device.reached" in ran.err
+
+
+TABLES = {
+    "rows.yaml": "- {spec: plans/llama-3.1-8b.yaml, set: [host.name=megatron, device.name=h200], step_seconds: 5.0}\n",
+    "one.yaml": "spec: plans/llama-3.1-8b.yaml\nset: [host.name=megatron, device.name=h200]\nstep_seconds: 5.0\n",
+    "rows.csv": "spec, step_seconds, host.name, device.name\nplans/llama-3.1-8b.yaml, 5.0, megatron, h200\n",
+    "rows.json": '[{"spec": "plans/llama-3.1-8b.yaml", "set": ["host.name=megatron", "device.name=h200"], "step_seconds": 5.0}]',
+}
+
+
+def test_every_form_of_a_step_is_the_same_step(megaplan, here):
+    found = []
+    for name, text in TABLES.items():
+        (here / name).write_text(text)
+        found.append(json.loads(megaplan("calibrate", name, "--json").out)["calibrations"][0]["reached"])
+    words = [word for value in DEVICE for word in ("--set", value)]
+    given = megaplan("calibrate", "plans/llama-3.1-8b.yaml", "--step-seconds", "5.0", *words, "--json")
+    found.append(json.loads(given.out)["calibrations"][0]["reached"])
+    assert len({each["bf16"] for each in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("rows.csv", "spec, step_seconds\nplans/llama-3.1-8b.yaml, soon\n", ()),
+        ("rows.csv", "spec\nplans/llama-3.1-8b.yaml\n", ()),
+        ("rows.yaml", "spec: plans/llama-3.1-8b.yaml\n", ()),
+        ("rows.json", TABLES["rows.json"], ("--set", "mesh.dp_shard=2")),
+        ("rows.json", TABLES["rows.json"], ("--step-seconds", "-1")),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused(megaplan, here, name, text, words):
+    (here / name).write_text(text)
+    ran = megaplan("calibrate", name, *words, "--json")
+    assert ran.status == 2
+    assert [found["code"] for found in json.loads(ran.out)["diagnostics"]] == ["MP487"]

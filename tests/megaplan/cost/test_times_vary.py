@@ -26,7 +26,9 @@ from hypothesis import strategies as st
 
 from megaplan.columns import Basis
 from megaplan.cost.blocks import layer_works, rank_workload
+from megaplan.cost.rates import rates_of
 from megaplan.cost.times import ModelTimes, model_times
+from megaplan.cost.transfers import RankGroup, exchange_ns
 from megaplan.devices import device_names, load_device
 from megaplan.families import registry
 from megaplan.families.registry import Rated
@@ -77,8 +79,8 @@ def test_context_ranks_share_the_tokens(make_spec):
     assert 2 * rank_flops(make_spec("D", mesh={"cp": 2})) == rank_flops(make_spec("D"))
 
 
-def test_skewed_routing_slows_the_busiest_rank(times_of):
-    """Twice the share: twice the experts' rows; never more rows than there are, and never above the capacity."""
+def test_skewed_routing_slows_the_busiest_rank(times_of, make_spec):
+    """Twice the share: twice the experts' rows, twice the rows on their way; never more than there are, and never above the capacity."""
     slow = {"efficiency_percent": {"experts": 1}, "launch_ns": 0, "collective_latency_ns": 0}
 
     def time(skew: float, ep: int, capacity: float | None = None) -> int:
@@ -88,7 +90,9 @@ def test_skewed_routing_slows_the_busiest_rank(times_of):
     extra = time(2.0, 4) - time(1.0, 4)
     rows = 4 * 3 * 2 * H * 1024 * T * 10**9 * 100 // (989 * 10**12)
     sorting = 2 * bf16(2 * 4 * H) * 10**9 * 100 // (4_800 * 10**9 * 85)
-    assert abs(extra - rows - sorting) <= 4
+    spec = make_spec("E", device=slow, mesh={"ep": 4, "dp_shard": 4})
+    once, twice = (exchange_ns(rates_of(spec), spec, RankGroup(4, 1), share * 4 * bf16(H)) for share in (1, 2))
+    assert abs(extra - rows - sorting - 2 * (twice - once)) <= 4
     assert time(4.0, 2) == time(2.0, 2)
     assert time(2.0, 4, 1.25) < time(2.0, 4)
     assert time(3.0, 1) == time(1.0, 1)

@@ -78,7 +78,8 @@ def test_megatron_bridges_configuration_is_a_launch() -> None:
         "--attention-backend fused --bf16 --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 "
         "--num-virtual-stages-per-pipeline-rank 2 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te --recompute-granularity full "
         "--recompute-method block --recompute-num-layers 1 --micro-batch-size 1 --global-batch-size 32 --train-iters 100 "
-        "--lr 3e-4 --min-lr 3e-5 --use-distributed-optimizer --weight-decay 0.1 --clip-grad 1.0 --lr-decay-style cosine "
+        "--lr 3e-4 --min-lr 3e-5 --use-distributed-optimizer --overlap-grad-reduce "
+        "--weight-decay 0.1 --clip-grad 1.0 --lr-decay-style cosine "
         "--lr-warmup-iters 10 --no-create-attention-mask-in-dataloader --seed 1234"
     )
     same = import_megatron(f"export CUBLAS_WORKSPACE_CONFIG=:4096:8\ntorchrun pretrain_gpt.py {words}", "run_config.sh", gpus=8).loaded.spec

@@ -25,6 +25,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", "num_microbatches": 4}},
     "recompute": {"recompute": {"default": "selective", "blocks": {"D": "full", "R": "full"}}},
     "ep 2, skewed": {"mesh": {"dp_shard": 4, "ep": 2}, "model.moe.routing_skew": 1.5, "precision": BF16},
+    "ep 2, skewed by layer": {"mesh": {"dp_shard": 4, "ep": 2}, "model.moe.routing_skew": {"first": 2.0, "rest": 1.25}, "precision": BF16},
     "pp 2, ep 2, recompute": {
         "mesh": {"pp": 2, "dp_shard": 2, "ep": 2},
         "schedule.num_microbatches": 2,

@@ -20,7 +20,7 @@ from megaplan.cost.blocks import end_works, layer_works
 from megaplan.cost.ends import PART
 from megaplan.cost.step import attention, launch, scan, transfers
 from megaplan.cost.step.gemm import adapter, linear
-from megaplan.cost.step.grouped import experts, padding
+from megaplan.cost.step.grouped import busiest, experts, padding
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.parameters import accumulate_bytes, trained
 from megaplan.cost.step.workload import Recomputed, TimedStep
@@ -102,7 +102,7 @@ def _block(work: TimedStep, found: Ledger, block: Block) -> None:
     model, letter = work.spec.model, block.family
     ops, family = layer_works(_load(work), model, block), FAMILIES[letter]
     num_adapters = _add(found, work, ops)
-    exchanges = family.exchanges(family.section_of(model), model.hidden_size)
+    exchanges = family.exchanges(family.section_of(model), model.hidden_size, block.variant)
     again = _products_again(work.recomputed, letter)
     if exchanges.sharded:
         transfers.tensor(found, work, 0.0 if exchanges.rows else work.recomputed.full)
@@ -186,8 +186,8 @@ def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float,
         repeated = 0  # published steps show no time for recomputed rotations
     elif op.facts is FINAL_NORM:
         forward, backward = (forward * share for share in FINAL_SHARES)
-    elif op.is_routed or isinstance(op.facts, Permutation):
-        kind, factor = "permute", times * padding(work)
+    elif op.skew is not None or isinstance(op.facts, Permutation):
+        kind, factor = "permute", times * padding(work) * busiest(work, op.skew or 1.0)
     elif isinstance(op.facts, Loss):
         factor *= LOSS_TIMES
     elif op.part == "M":
@@ -208,7 +208,7 @@ def _again(recomputed: Recomputed, op: OpWork) -> float:
         return 0.0
     if any((op.part, op.name) in MODULES.get(module, ()) for module in recomputed.modules):
         return 1.0
-    if op.is_routed or op.part == "E" or op.is_linear:
+    if op.skew is not None or op.part == "E" or op.is_linear:
         return _products_again(recomputed, op.part if op.part != "experts" else "E")
     return recomputed.full if op.part in ("attention", "scan") else max(recomputed.full, float(recomputed.per_op))
 

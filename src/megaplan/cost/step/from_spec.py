@@ -95,7 +95,7 @@ def machine_of(spec: Spec) -> Machine:
     device = device_of(spec.device)
     domain = min(device.domain.value, fabric_size(spec.device))
     reached = {str(dtype): share for dtype, share in spec.device.reached.items()}
-    return replace(Machine.of(device), domain=domain, reached=reached)
+    return replace(Machine.of(device), domain=domain, reached=reached, step_factor=spec.device.step_factor or 1.0)
 
 
 def _stages(kinds: Sequence[str], spans: Sequence[tuple[int, int]], owners: Sequence[int]) -> tuple[StageShape, ...]:

@@ -63,6 +63,13 @@ def padding(work: TimedStep) -> float:
     return (moe.capacity_factor or 1.0) * (1 + (multiple - 1) / 2 / routed)
 
 
+def busiest(work: TimedStep, skew: float) -> float:
+    """Rows of the busiest expert rank over the even share, of a layer of this skew; a fixed capacity is all that an expert computes."""
+    moe = work.spec.model.moe
+    assert moe is not None
+    return 1.0 if skew == 1.0 or moe.capacity_factor is not None else float(moe.busiest_share(skew, work.mesh.ep))
+
+
 def experts(ledger: Ledger, work: TimedStep, op: OpWork, bank: ExpertSizes, tokens: float, again: float) -> None:
     """Add both linears of all local experts on routed rows, and the activation between them unless the products apply it.
 
@@ -74,7 +81,8 @@ def experts(ledger: Ledger, work: TimedStep, op: OpWork, bank: ExpertSizes, toke
         tokens: Tokens of the rank.
         again: Times that backward runs the forward products again.
     """
-    rows, fused = tokens * bank.slots * work.mesh.etp * padding(work), launch.experts_fused(work.software)
+    rows = tokens * bank.slots * work.mesh.etp * padding(work) * busiest(work, op.skew or 1.0)
+    fused = launch.experts_fused(work.software)
     activated = activation(bank.width, bank.itemsize, gated=bank.gated)
     trained = op.work.weight_grad > 0
     _linear(ledger, work, bank, rows, bank.width * (1 + bank.gated), bank.hidden, again, (True, not fused), trained=trained)

@@ -62,7 +62,10 @@ class StepTimer:
         step = step_seconds([stage_terms(work, stage, parts) for stage in stages], once_of(work), rates)
         tokens = work.step_tokens / mesh.world
         terms = _terms(work, parts, rates) | {"exposed data": step.exposed, "optimizer": step.optimizer, "fixed": step.fixed}
-        return StepTime(step.total, terms, tokens / step.total)
+        factor = work.machine.step_factor
+        if factor == 1:
+            return StepTime(step.total, terms, tokens / step.total)
+        return StepTime(factor * step.total, {name: factor * term for name, term in terms.items()}, tokens / (factor * step.total))
 
     def rates(self, work: TimedStep) -> Mapping[str, float]:
         """Constants by name on the links that a step's groups use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.cost.step.grouped import padding
+from megaplan.cost.step.grouped import busiest, padding
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.workload import TimedStep
 from megaplan.families.family import Exchanges
@@ -101,11 +101,13 @@ def exchange(ledger: Ledger, work: TimedStep, exchanges: Exchanges, again: float
 
 
 def _sent(work: TimedStep, exchanges: Exchanges, ranks: float) -> float:
-    """Rows that a token sends to `ranks` ranks or domains."""
-    distinct, moe = work.software.dispatcher != "alltoall", work.spec.model.moe
-    if distinct and work.software.neighbours and moe is not None:
-        return neighbouring_copies(ranks, exchanges.rows, moe.num_experts)
-    return copies(ranks, exchanges.rows * padding(work), distinct=distinct)
+    """Rows that a token sends to `ranks` ranks or domains, or those that the busiest of them receives; of a token once where distinct."""
+    moe, share = work.spec.model.moe, busiest(work, exchanges.skew)
+    if work.software.dispatcher == "alltoall":
+        return share * copies(ranks, exchanges.rows * padding(work), distinct=False)
+    if work.software.neighbours and moe is not None:
+        return min(ranks, share * neighbouring_copies(ranks, exchanges.rows, moe.num_experts))
+    return min(ranks, share * copies(ranks, exchanges.rows * padding(work), distinct=True))
 
 
 def near(domain: int, ranks: float, stride: float) -> float:

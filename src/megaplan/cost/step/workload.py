@@ -129,6 +129,7 @@ class Machine:
         network: Bytes per second of a device's adapter.
         domain: Devices that share `node`.
         reached: Given shares of the peak that large products reach, by dtype; they replace those of the constants.
+        step_factor: Given factor of whole steps.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Machine:
     network: float
     domain: int
     reached: Mapping[str, float] = field(default_factory=dict)
+    step_factor: float = 1.0
 
     @classmethod
     def of(cls, device: Device) -> Machine:

@@ -101,7 +101,7 @@ def attention_work(
     return ops
 
 
-def attention_exchanges(attention: GroupedQueryAttention | LatentAttention, hidden_size: int) -> Exchanges:
+def attention_exchanges(attention: GroupedQueryAttention | LatentAttention, hidden_size: int, _variant: AttentionVariant) -> Exchanges:
     """MLA gathers its narrow latents over the tensor group; keys and values are gathered over the context group."""
     if isinstance(attention, GroupedQueryAttention):
         return Exchanges(context_width=2 * attention.num_kv_heads * attention.head_dim)

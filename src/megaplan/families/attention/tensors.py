@@ -27,7 +27,7 @@ class AttentionVariant(NamedTuple):
 PLAIN = AttentionVariant()
 
 
-def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionVariant:
+def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int, _place: int) -> AttentionVariant:
     """The variant of layer `layer` (global index)."""
     full, indexer = layer in attention.full_layers, attention.indexer if isinstance(attention, LatentAttention) else None
     if indexer is None:

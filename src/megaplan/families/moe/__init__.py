@@ -15,8 +15,8 @@ def _sharded(moe: MixtureOfExperts, _hidden_size: int) -> dict[str, int]:
     return {"moe.shared_ffn_hidden_size": moe.shared_ffn_hidden_size} if moe.shared_ffn_hidden_size else {}
 
 
-def _exchanges(moe: MixtureOfExperts, _hidden_size: int) -> Exchanges:
-    return Exchanges(sharded=moe.shared_ffn_hidden_size > 0, rows=moe.top_k, row_width=moe.latent_size)
+def _exchanges(moe: MixtureOfExperts, _hidden_size: int, variant: float | None) -> Exchanges:
+    return Exchanges(sharded=moe.shared_ffn_hidden_size > 0, rows=moe.top_k, row_width=moe.latent_size, skew=moe.skew_in(variant))
 
 
 def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:
@@ -38,6 +38,7 @@ EXPERTS = Family(
     work=moe_work,
     formulas=FORMULAS,
     selective=moe_selective,
+    variant=lambda moe, _layer, place: moe.variant_of(place),
     full_refused="its dispatch would run twice, and expert GEMMs and activation are what selective recomputes",
     rules=moe_rules,
     sharded=_sharded,

@@ -33,7 +33,7 @@ def expert_sizes(moe: MixtureOfExperts, tokens: int, slots: int, hidden_size: in
     return ExpertSizes(tokens, slots, moe.num_experts // ep, *widths, moe.activation in GATED, moe.bias, itemsize)
 
 
-def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Works:
+def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float = 1.0) -> Works:
     """Router product, dispatch and combine of the rank's own tokens.
 
     Dispatch reads a token's row and writes it k times; combine sums it from k rows; backward moves the same rows in reverse. Rows that
@@ -48,7 +48,7 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Works:
     if (travels or load.sorts) and not load.gathers:
         sorted_rows = 2 * rows * load.etp * row
         work = Work(moved_forward=sorted_rows, moved_input=sorted_rows)
-        sorting = tuple(OpWork(name, PART, work, own_tokens=True, is_routed=True) for name in ("sort", "unsort"))
+        sorting = tuple(OpWork(name, PART, work, own_tokens=True, skew=skew) for name in ("sort", "unsort"))
     permutation = Permutation(False, bool(moe.shared_ffn_hidden_size), hidden_size * load.itemsize)
     dispatched = Work(moved_forward=2 * rows * row * copies, moved_input=rows_and_sum)
     combined = Work(moved_forward=rows_and_sum, moved_input=rows_and_sum * copies)
@@ -61,19 +61,19 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int) -> Works:
     )
 
 
-def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> Works:
+def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, variant: float | None = None) -> Works:
     """One E block, pre-norm and residual included: `top_k` experts per token, and the shared expert.
 
     Every routed row is counted, dropless or not: a capacity factor that drops tokens makes this an upper bound, and skew moves work between
     ranks, not in total. A rank holds `1 / ep` of the experts and receives as many rows as it sends; with etp, all etp ranks of an expert
     compute a slice of its width on each other's rows too. `tp` shards the shared expert alone.
     """
-    rows = moe.row_width(hidden_size)
+    rows, skew = moe.row_width(hidden_size), moe.skew_in(variant)
     bank = expert_sizes(moe, load.num_tokens, moe.top_k, hidden_size, load.itemsize, ep=load.ep, etp=load.etp)
     weights = parameters_per_expert(moe, hidden_size) // load.etp * (moe.num_experts // load.ep)
     work = bank.row_work() * (moe.top_k * load.etp)
-    experts = OpWork("experts", "experts", work, bank, weights, own_tokens=True, is_routed=True)
-    ops = (residual_work(load, PART, hidden_size), *routing(load, moe, hidden_size), experts)
+    experts = OpWork("experts", "experts", work, bank, weights, own_tokens=True, skew=skew)
+    ops = (residual_work(load, PART, hidden_size), *routing(load, moe, hidden_size, skew), experts)
     if moe.latent_size is not None:
         ops += (
             linear_work(load, "latent_down", PART, hidden_size, rows, own_tokens=True),

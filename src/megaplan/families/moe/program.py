@@ -11,7 +11,7 @@ is sorted. Scratch of the kernels is workspace.
 A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
 log-sum-exp and each sequence's rows for every expert.
 
-Row counts depend on routing: `received_rows` states them from `moe.routing_skew` and `moe.capacity_factor`.
+Row counts depend on routing: `received_rows` states them from the layer's `moe.routing_skew` and `moe.capacity_factor`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ExpertMesh(NamedTuple):
     etp: int
 
 
-def moe_selective(_moe: MixtureOfExperts, _variant: None) -> Selective:
+def moe_selective(_moe: MixtureOfExperts, _variant: float | None) -> Selective:
     """Operations of an E block that selective recompute runs again."""
     return SELECTIVE
 
@@ -88,10 +88,10 @@ def capacity(moe: MixtureOfExperts, num_tokens: int) -> int | None:
     return ceil(num_tokens * moe.top_k / moe.num_experts * moe.capacity_factor)
 
 
-def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> int:
+def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh, variant: float | None = None) -> int:
     """Rows computed by the busiest expert rank: those that all ep · etp sources send to its experts.
 
-    Dropless: N · k · etp rows on average (ep sources, 1 / ep of the experts), times `routing_skew` if rows can move between ranks, at
+    Dropless: N · k · etp rows on average (ep sources, 1 / ep of the experts), times the layer's skew if rows can move between ranks, at
     most all rows that could choose a local expert. With a capacity: that of every local expert from every source.
     """
     local, sources = moe.num_experts // mesh.ep, mesh.ep * mesh.etp
@@ -101,16 +101,19 @@ def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh) -> i
     mean = num_tokens * moe.top_k * mesh.etp
     if mesh.ep == 1:
         return mean
-    return min(ceil(mean * moe.routing_skew), num_tokens * min(moe.top_k, local) * sources)
+    return min(ceil(mean * moe.skew_in(variant)), num_tokens * min(moe.top_k, local) * sources)
 
 
-def moe_program(dims: Dims, moe: MixtureOfExperts, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
+def moe_program(
+    dims: Dims, moe: MixtureOfExperts, variant: float | None, _operations: None, _parameters: DType
+) -> tuple[BlockProgram, Shapes]:
     """One E block on the busiest expert rank; experts that gather read tokens where they are."""
     shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.gathers
     travels = mesh.ep * mesh.etp > 1
-    tensors = _storages(dims, moe, mesh, travels)
+    rows = received_rows(moe, dims.batch * dims.residual_tokens, mesh, variant)
+    tensors = _storages(dims, moe, mesh, rows, travels)
     if gathers:
-        tensors |= _inside(dims, moe, mesh, travels)
+        tensors |= _inside(dims, moe, mesh, rows, travels)
     if dims.kernels:
         tensors |= _router_inside(dims, moe)
     if shared:
@@ -249,10 +252,9 @@ def _basis(moe: MixtureOfExperts, travels: bool) -> Basis:
     return Basis.MODELLED if travels or moe.capacity_factor is not None else Basis.EXACT
 
 
-def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) -> Shapes:
+def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, travels: bool) -> Shapes:
     """Kernel scratch of `routed_experts`, in elements of activations."""
     tokens, size = dims.batch * dims.residual_tokens, dims.dtype.bytes
-    rows = received_rows(moe, tokens, mesh)
     given, slots = (rows, 1) if travels else (tokens, moe.top_k)
     bank = expert_sizes(moe, given, slots, dims.hidden, size, ep=mesh.ep, etp=mesh.etp)
     inside = bank._replace(capacity=rows).inside(frozen=dims.frozen)
@@ -277,9 +279,9 @@ def _loss_storages(dims: Dims, moe: MixtureOfExperts) -> Shapes:
     return storages(dims.stat_dtype, Column.ACTIVATIONS, scores) | load
 
 
-def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, travels: bool) -> Shapes:
+def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, travels: bool) -> Shapes:
     tokens = dims.batch * dims.residual_tokens
-    chosen, rows = tokens * moe.top_k, received_rows(moe, tokens, mesh)
+    chosen = tokens * moe.top_k
     local, width = moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
     basis = _basis(moe, travels)
     own: dict[str, tuple[int, ...]] = dict.fromkeys(

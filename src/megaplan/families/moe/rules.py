@@ -28,8 +28,13 @@ def moe_rules(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnosti
         detail = f"moe.top_k = {moe.top_k}, moe.num_experts = {moe.num_experts}, and {moe.top_k} > {moe.num_experts}"
         yield checked.error("MP704", detail, "model.moe.top_k", f"use at most {moe.num_experts}")
         return
-    for name in ("routing_skew", "capacity_factor"):
-        factor = getattr(moe, name)
+    if isinstance(moe.routing_skew, tuple) and checked.letters is not None and len(moe.routing_skew) != checked.count("E"):
+        detail = f"moe.routing_skew has {len(moe.routing_skew)} entries, and the pattern has {checked.count('E')} E layers"
+        yield checked.error(
+            "MP930", detail, "model.moe.routing_skew", "routing_skew: {first: 12, rest: 1.2}, or one entry for each E layer"
+        )
+        return
+    for name, factor in (("routing_skew", moe.largest_skew), ("capacity_factor", moe.capacity_factor)):
         if factor is not None and factor * moe.top_k > moe.num_experts:
             most = moe.num_experts / moe.top_k
             share = f"moe.num_experts / moe.top_k = {moe.num_experts} / {moe.top_k} = {most:g}"

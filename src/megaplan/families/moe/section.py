@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Tag
 
 from megaplan.scalars import (
+    BRANCH,
     Activation,
     FactorFromOne,
     NaturalInt,
@@ -12,8 +17,40 @@ from megaplan.scalars import (
     OptionsSection,
     PositiveFloat,
     PositiveInt,
+    Section,
     StrictBool,
 )
+
+
+class LayerSkew(Section):
+    """Routing skew that is larger in the model's first E layers, as in trained models.
+
+    Attributes:
+        first: Skew of the first E layer, or a list for the first E layers in order.
+        rest: Skew of all others.
+    """
+
+    first: Annotated[
+        Annotated[FactorFromOne, Tag(f"{BRANCH}number")] | Annotated[tuple[FactorFromOne, ...], Tag(f"{BRANCH}list")],
+        Discriminator(lambda value: f"{BRANCH}{'list' if isinstance(value, list | tuple) else 'number'}"),
+    ]
+    rest: FactorFromOne = 1.0
+
+
+def _form(value: Any) -> str:
+    """The form in which a skew is given."""
+    if isinstance(value, Mapping | LayerSkew):
+        return f"{BRANCH}section"
+    return f"{BRANCH}{'list' if isinstance(value, list | tuple) else 'number'}"
+
+
+RoutingSkew = Annotated[
+    Annotated[FactorFromOne, Tag(f"{BRANCH}number")]
+    | Annotated[tuple[FactorFromOne, ...], Tag(f"{BRANCH}list")]
+    | Annotated[LayerSkew, Tag(f"{BRANCH}section")],
+    Discriminator(_form),
+]
+"""One skew for all E layers, a list of one for each E layer in order, or those of the first layers and of the rest."""
 
 
 class MixtureOfExperts(OptionsSection):
@@ -39,7 +76,7 @@ class MixtureOfExperts(OptionsSection):
         routed_scale: Factor of the chosen experts' weights.
         normalize_top_k: The chosen experts' weights sum to 1, before routed_scale.
         capacity_factor: Rows kept per expert, relative to the even share; null for dropless.
-        routing_skew: Rows of the busiest expert relative to the even share, for the budget; 1.0 is balanced.
+        routing_skew: Rows of the busiest expert relative to the even share; also a list with one for each E layer, or {first, rest}.
         balance_loss_coefficient: Coefficient of each E layer's load-balancing loss, balanced over each sequence; 0 for none.
         z_loss_coefficient: Coefficient of each E layer's router z-loss, the mean over tokens; 0 for none.
     """
@@ -68,13 +105,40 @@ class MixtureOfExperts(OptionsSection):
     routed_scale: PositiveFloat = 1.0
     normalize_top_k: StrictBool = True
     capacity_factor: PositiveFloat | None = None
-    routing_skew: FactorFromOne = 1.0
+    routing_skew: RoutingSkew = 1.0
     balance_loss_coefficient: NonNegativeFloat = 0.0
     z_loss_coefficient: NonNegativeFloat = 0.0
 
     def row_width(self, hidden_size: int) -> int:
         """Width of the routed experts' inputs and outputs."""
         return self.latent_size or hidden_size
+
+    @property
+    def skews(self) -> tuple[float, ...]:
+        """Skews of the first E layers in order, at least one; every E layer behind them has the last."""
+        given = self.routing_skew
+        if isinstance(given, LayerSkew):
+            return (*(given.first if isinstance(given.first, tuple) else (given.first,)), given.rest)
+        return given if isinstance(given, tuple) else (given,)
+
+    def variant_of(self, place: int) -> float | None:
+        """Skew of an E layer, None if all have the same; `place` is its number among the E layers, and prediction depths follow them."""
+        skews = self.skews
+        return skews[min(place, len(skews) - 1)] if len(skews) > 1 else None
+
+    def skew_in(self, variant: float | None) -> float:
+        """Skew of the E layers of a variant."""
+        return self.skews[0] if variant is None else variant
+
+    def busiest_share(self, skew: float, ep: int) -> Fraction:
+        """Rows of the busiest of `ep` expert ranks over the even share: as a layer's skew says, all rows and the capacity at most."""
+        share = min(Fraction(str(skew)), Fraction(ep)) if ep > 1 else Fraction(1)
+        return share if self.capacity_factor is None else min(share, Fraction(str(self.capacity_factor)))
+
+    @property
+    def largest_skew(self) -> float:
+        """The largest skew of all E layers."""
+        return max(self.skews)
 
     @property
     def has_router_losses(self) -> bool:

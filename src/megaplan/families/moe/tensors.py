@@ -9,7 +9,7 @@ from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor
 from megaplan.scalars import GATED
 
 
-def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
+def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: float | None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one E block, its pre-norm included.
 
     A bank is a stack of E matrices in dim 0: EP shards the stack, ETP the expert width, and Muon treats each expert's matrix separately.

@@ -209,9 +209,10 @@ def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> SharedN
     """Use of a layer's norm by later layers that read it; None if none does. A layer in between has summed its gradient."""
     found: list[SharedNorm] = []
     for layer in spec.model.sharing(index):
-        family = FAMILIES[parse_pattern(spec.model.pattern, spec.model.num_layers).layers[layer]]
+        letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
+        family = FAMILIES[letters[layer]]
         section = family.section_of(spec.model)
-        variant, operations = family.variant(section, layer), family.operations(section, layer)
+        variant, operations = family.variant(section, layer, letters[:layer].count(letters[layer])), family.operations(section, layer)
         program = family.program(dims, section, variant, operations, parameters)[0]
         if spec.lora is not None:
             program = adapted_from(program, family.letter, spec.lora)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP, OPERATORS, operators
+from megaplan.hosts.megatron.pattern import EMBEDDING, ENDS, LOSS, MTP, operators
 from megaplan.hosts.megatron.run import MegatronRun
 
 
@@ -23,12 +23,12 @@ def chunk(run: MegatronRun, letters: str, *, recomputes: bool = True) -> int:
     """Bytes that one model chunk keeps for one microbatch, logits and loss left out; `recomputes`: under full recompute, if there is."""
     host, total = run.spec.host, 0
     if host.offloaded_layers:
-        ends = "".join([letter for letter in letters if letter not in OPERATORS])
+        ends = "".join([letter for letter in letters if letter in ENDS])
         letters = operators(letters)[host.offloaded_layers * run.layer_operators :] + ends
     if host.recompute_num_layers and recomputes:  # of each group of operators its input alone
         groups, rest = recomputed_groups(run, operators(letters))
         total += run.boundary_bytes * len(groups)
-        letters = rest + "".join([letter for letter in letters if letter not in OPERATORS])
+        letters = rest + "".join([letter for letter in letters if letter in ENDS])
     return total + sum([kept for _, kept in _parts(run, letters)])
 
 

@@ -33,16 +33,18 @@ def probability_bytes(spec: Spec) -> int:
     return {"fp32": 4, "fp64": 8}.get(spec.host.moe_router_dtype or "", 2)
 
 
-def rows_share(spec: Spec, moe: MixtureOfExperts) -> float:
+def rows_share(at: Setting, moe: MixtureOfExperts) -> float:
     """Rows over the even share that a rank's experts compute."""
-    if spec.host.moe_rank_capacity is not None:
-        return spec.host.moe_rank_capacity
-    return moe.routing_skew if moe.capacity_factor is None else min(moe.routing_skew, moe.capacity_factor)
+    if at.spec.host.moe_rank_capacity is not None:
+        return at.spec.host.moe_rank_capacity
+    skew = moe.skew_in(at.skew)
+    return skew if moe.capacity_factor is None else min(skew, moe.capacity_factor)
 
 
-def kept_share(spec: Spec, moe: MixtureOfExperts) -> float:
+def kept_share(at: Setting, moe: MixtureOfExperts) -> float:
     """Rows over the even share that a rank's experts keep for backward: those of a paged stash where there is one."""
-    return rows_share(spec, moe) if spec.host.moe_paged_stash is None else spec.host.moe_paged_stash
+    stash = at.spec.host.moe_paged_stash
+    return rows_share(at, moe) if stash is None else stash
 
 
 def keeps_combined(spec: Spec) -> bool:
@@ -86,7 +88,7 @@ def dispatcher_bytes(at: Setting) -> int:
     moe, dims, kind = at.spec.model.moe, at.dims, dispatcher(at.spec)
     if moe is None or kind == "deepep":
         return 0
-    scores, rows = at.stream_tokens * moe.num_experts, routed_rows(at, moe, kept_share(at.spec, moe))
+    scores, rows = at.stream_tokens * moe.num_experts, routed_rows(at, moe, kept_share(at, moe))
     if kind == "allgather":
         map_bytes = at.stream_tokens * dims.tp * dims.ep * (moe.num_experts // dims.ep)
         return rows * (8 + probability_bytes(at.spec)) + map_bytes
@@ -109,7 +111,7 @@ class _Rows(NamedTuple):
 
 
 def _rows(at: Setting, moe: MixtureOfExperts) -> _Rows:
-    width, share = moe.row_width(at.dims.hidden), rows_share(at.spec, moe)
+    width, share = moe.row_width(at.dims.hidden), rows_share(at, moe)
     sent = 2 * at.stream_tokens * moe.top_k * width
     return _Rows(sent, int(sent * share), 2 * routed_rows(at, moe, share) * width)
 
@@ -145,7 +147,7 @@ def experts_shapes(at: Setting) -> Sized:
     moe, dims = at.spec.model.moe, at.dims
     if moe is None:
         raise ValueError("a pattern with E has no experts")
-    rows, outer, gated = routed_rows(at, moe, kept_share(at.spec, moe)), moe.row_width(dims.hidden), moe.activation == "swiglu"
+    rows, outer, gated = routed_rows(at, moe, kept_share(at, moe)), moe.row_width(dims.hidden), moe.activation == "swiglu"
     width = moe.ffn_hidden_size // dims.etp
     again = "moe_act" in recomputed_modules(at.spec)  # made again from what is kept, so the second product saves no copy
     kept = {

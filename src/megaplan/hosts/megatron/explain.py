@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaplan.hosts.megarun.explain import explain as of_families
-from megaplan.hosts.megatron.pattern import operators
+from megaplan.hosts.megatron.pattern import operators, plain
 from megaplan.hosts.megatron.run import MegatronRun
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Inventory
@@ -18,5 +18,6 @@ def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> E
     for letter in dict.fromkeys(own):
         sizes = sorted(run.operator(letter).tensors.items(), key=lambda item: (-item[1], item[0]))
         rows: list[tuple[str, ...]] = [(name, f"{size:,}") for name, size in sizes]
-        kept.append((f"{letter}, {own.count(letter)} on this rank", sum(size for _, size in sizes), rows))
+        skew = "" if run.skew(letter) is None else f" of skew {run.skew(letter):g}"
+        kept.append((f"{plain(letter)}{skew}, {own.count(letter)} on this rank", sum(size for _, size in sizes), rows))
     return Explained(of_families(spec, inventory, layout, pp_rank).held, ("tensor", "bytes"), kept)

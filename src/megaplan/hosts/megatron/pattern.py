@@ -31,18 +31,26 @@ EMBEDDING, LOSS, MTP = "e", "l", "m"
 SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
 """Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
-OPERATORS = "*-MGE" + "".join(SIXTEEN_BIT)
-"""Letters of operators, without embedding, prediction modules and loss."""
+ENDS = EMBEDDING + MTP + LOSS
+"""Letters that are no operators."""
+SKEWED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"]))}
+"""First code point of the letters of experts with a routing skew of their own, by the plain letter."""
 
 
 def operators(letters: str) -> str:
     """The operators of a chunk, without embedding, prediction modules and loss."""
-    return "".join([letter for letter in letters if letter in OPERATORS])
+    return "".join([letter for letter in letters if letter not in ENDS])
+
+
+def plain(letter: str) -> str:
+    """The letter of an operator without a skew of its own."""
+    return letter if letter.isascii() else next(own for own, start in SKEWED.items() if 0 <= ord(letter) - start < 0x10000)
 
 
 def count(letters: str, operator: str) -> int:
-    """Operators of a kind, in low precision or not."""
-    return letters.count(operator) + letters.count(IN_SIXTEEN_BIT[operator])
+    """Operators of a kind, in low precision or not, and experts of every skew."""
+    skewed = 0 if operator != "E" or letters.isascii() else sum(not letter.isascii() for letter in letters)
+    return letters.count(operator) + letters.count(IN_SIXTEEN_BIT[operator]) + skewed
 
 
 class HybridPattern(NamedTuple):

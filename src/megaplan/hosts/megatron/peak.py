@@ -111,7 +111,7 @@ def memory(stage: MegatronStage, held: Parameters | None = None) -> MegatronMemo
     leftover = 0
     if spec.mesh.pp > 1:
         leftover = run.boundary_bytes * (2 if virtual == 1 else (spec.mesh.pp - 1) * (virtual - 1)) + mask * keeps_two
-    leftover += dispatcher_bytes(run.at) * (stage.count("E") + count(run.ahead, "E") * _modules(stage))
+    leftover += sum(map(dispatcher_bytes, run.expert_settings(stage.letters + run.ahead * _modules(stage))))
     activations = in_flight(stage) + offloaded_here_bytes(stage) + _deferred_bytes(stage) + mask * (2 if keeps_two else 1)
     phases, whole = _phases(stage), gathered_bytes(stage, found)
     gathered = {name: whole.first_layer_backward if name == FIRST_LAYER else whole.loss for name in phases}

@@ -9,6 +9,7 @@ from megaplan.hosts.megatron.argument import (
     ABSENT_IS_ONE,
     JOINT,
     NEGATED,
+    OVERLAPS,
     REQUIRED,
     ZERO_IS_NONE,
     Argument,
@@ -189,6 +190,8 @@ HOST = (
     number("hidden_dropout", "host.hidden_dropout", 0.1, touches="activations"),
     number("attention_dropout", "host.attention_dropout", 0.1, touches="activations"),
     switch("tp_comm_overlap", "host.tp_comm_overlap", touches="buffers, time"),
+    switch("overlap_grad_reduce", "host.dp_comm_overlap", OVERLAPS, touches="time"),
+    switch("overlap_param_gather", "host.dp_comm_overlap", JOINT, touches="time", note="written with --overlap-grad-reduce"),
     switch("deterministic_mode", "host.deterministic_mode", touches="activations"),
     switch("mtp_use_repeated_layer", "host.mtp_repeated", touches="parameters"),
     count(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megatron.ledger import Operator, evaluate
-from megaplan.hosts.megatron.pattern import EMBEDDING, IN_SIXTEEN_BIT, LETTERS, LOSS, MTP, SIXTEEN_BIT, count
+from megaplan.hosts.megatron.pattern import EMBEDDING, ENDS, IN_SIXTEEN_BIT, LETTERS, LOSS, MTP, SIXTEEN_BIT, SKEWED, count, plain
 from megaplan.hosts.megatron.setting import Setting
 from megaplan.hosts.megatron.tensors import Parameters, operator_parameters
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.values import Layout
 from megaplan.low_precision import Recipe
+from megaplan.spec.depths import depth_blocks
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 
@@ -47,17 +48,31 @@ class MegatronRun:
             self.ahead = "".join(IN_SIXTEEN_BIT[letter] for letter in self.ahead)
         modules: Iterable[str] = (host.cuda_graph_modules or GRAPHED) if host.cuda_graphs == "layers" else ()
         self.graphed = frozenset("".join(GRAPHED[module] for module in modules))
+        self._skews = tuple(sorted({block.variant for block in inventory.layers if block.family == "E" and block.variant is not None}))
+        if mtp is not None:
+            ahead = {block.family.letter: block.variant for block in depth_blocks(spec.model)}
+            self.ahead = "".join(self._skewed(letter, ahead.get("E")) for letter in self.ahead)
         self._operators: dict[str, Operator] = {}
         self._parameters: dict[str, Parameters] = {}
 
     def operator_letter(self, layer: int) -> str:
         """The letter of a layer's operator; the 16-bit operator's if a low-precision recipe does not cover the layer."""
         own, recipe = LETTERS[self.letters[layer]], self.spec.precision.recipe
-        return own if recipe is None or recipe.covers(self.letters[layer], layer, len(self.letters)) else IN_SIXTEEN_BIT[own]
+        own = own if recipe is None or recipe.covers(self.letters[layer], layer, len(self.letters)) else IN_SIXTEEN_BIT[own]
+        return self._skewed(own, self.inventory.layers[layer].variant)
+
+    def _skewed(self, letter: str, variant: Any) -> str:
+        """The letter of an operator; of experts with a skew of their own that skew's."""
+        return chr(SKEWED[letter] + self._skews.index(variant)) if variant is not None and letter in SKEWED else letter
+
+    def skew(self, letter: str) -> float | None:
+        """The skew of an operator of experts that is its own."""
+        return None if letter.isascii() else self._skews[ord(letter) - SKEWED[plain(letter)]]
 
     def is_graphed(self, letter: str) -> bool:
         """True if the operator of a letter runs from a CUDA graph of layers."""
-        return SIXTEEN_BIT.get(letter, letter) in self.graphed
+        own = plain(letter)
+        return SIXTEEN_BIT.get(own, own) in self.graphed
 
     def operator(self, letter: str) -> Operator:
         """Bytes of an operator."""
@@ -76,8 +91,17 @@ class MegatronRun:
 
     def _plain(self, letter: str) -> tuple[Setting, str]:
         """An operator's plain letter, and the sizes it has: without low precision where its letter is of 16 bits."""
-        plain = SIXTEEN_BIT.get(letter)
-        return (self.at, letter) if plain is None else (self.at._replace(recipe=None), plain)
+        own, skew = plain(letter), self.skew(letter)
+        at = self.at if skew is None else self.at._replace(skew=skew)
+        whole = SIXTEEN_BIT.get(own)
+        return (at, own) if whole is None else (at._replace(recipe=None), whole)
+
+    def expert_settings(self, letters: str) -> Iterator[Setting]:
+        """Settings of the experts among the letters of operators and ends."""
+        for letter in letters:
+            at, own = self._plain(letter) if letter not in ENDS else (self.at, letter)
+            if own == "E":
+                yield at
 
     def chunks(self, layout: Layout, pp_rank: int) -> tuple[str, ...]:
         """The operators of a pipeline rank's model chunks, in the order of its virtual stages."""

@@ -24,11 +24,12 @@ COMMON = ("norm.input", "norm.output", "norm.stats", "dropout.mask")
 
 
 class Setting(NamedTuple):
-    """A spec, a rank's local sizes, and the recipe of an operator's linears: None for 16 bits."""
+    """A spec, a rank's local sizes, the recipe of an operator's linears (None for 16 bits), and a skew of experts that is a layer's own."""
 
     spec: Spec
     dims: Dims
     recipe: Recipe | None
+    skew: float | None = None
 
     @property
     def tokens(self) -> int:

@@ -193,6 +193,7 @@ def read_host(launch: Arguments, stack: LaunchLayers, muon: bool) -> tuple[dict[
         "cublas_workspace_kib": _workspace_kib(launch),
         **_allocator(launch),
     }
+    launch.given("overlap_param_gather")  # reductions decide `dp_comm_overlap`
     for row in REFUSED:
         if row.conversion is ONLY:
             launch.accept(row.name)

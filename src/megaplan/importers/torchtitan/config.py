@@ -10,10 +10,12 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
+from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, read_registry
 from megaplan.scalars import MAX_INT
 from megaplan.spec.comments import SECTION, settings_of_section
 
 FLOAT8_2024 = "float8.enable_float8_linear"
+TOKENS, SEQUENCE = "training.num_tokens_per_microbatch_per_dp_rank", "training.max_context_length"
 
 
 class JobConfig:
@@ -25,28 +27,49 @@ class JobConfig:
         settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
     """
 
-    def __init__(self, text: str, name: str) -> None:
-        """Read TOML, or JSON as torchtitan saves it.
+    def __init__(self, text: str, name: str, function: str | None = None) -> None:
+        """Read TOML, JSON as torchtitan saves it, or a configuration in Python.
 
         Args:
             text: Text of the file.
-            name: Name of the file in diagnostics.
+            name: Name of the file in diagnostics; one that ends in `.py` is Python.
+            function: Configuration of a Python file.
 
         Raises:
-            MegaplanError: MP916 if it is neither, or no table.
+            MegaplanError: MP916 if it is none of them, or no table; MP932 and MP933 of a Python file.
         """
         self._name = name
         self._errors: list[Diagnostic] = []
         self._defaulted: list[str] = []
-        given = self._parsed(text)
-        self.age = Age.TOML_2024 if given.keys() & OF_2024 else Age.TOML_2025 if given.keys() & OF_2025 else Age.CURRENT
+        is_python = name.endswith(".py")
+        self.settings: list[str] = []
+        given = read_registry(text, name, function) if is_python else self._parsed(text)
+        self._chunked = bool(given.pop(CHUNKED_LOSS, False))
+        self.age = Age.CURRENT
+        if not is_python:
+            self.age = Age.TOML_2024 if given.keys() & OF_2024 else Age.TOML_2025 if given.keys() & OF_2025 else Age.CURRENT
         if isinstance(mode := given.pop("activation_checkpoint", None), str):
             given |= {"activation_checkpoint.mode": mode, "activation_checkpoint.selective_ac_option": "op"}
         self.low = bool(given.pop(FLOAT8_2024, False))
         fused = given.pop("optimizer.fused", self.age is not Age.TOML_2024)
         self.values = {MOVED.get(key, key): value for key, value in given.items()}
         self.values.setdefault("optimizer.implementation", "fused" if fused else "foreach")
+        self._count_tokens()
         self._refuse_others()
+
+    def _count_tokens(self) -> None:
+        """Batch and sequence of a file that states tokens instead (mid-2026)."""
+        if SEQUENCE in self.values:
+            self.values["training.seq_len"] = self.values.pop(SEQUENCE)
+        tokens, length = self.values.pop(TOKENS, None), self.values.get("training.seq_len")
+        if tokens is None:
+            return
+        counts = [each for each in (tokens, length) if isinstance(each, int) and not isinstance(each, bool) and each > 0]
+        if len(counts) < 2 or counts[0] % counts[1]:
+            detail = f"{TOKENS} = {tokens}, and it is a multiple of {SEQUENCE} = {length}"
+            self._errors.append(diagnostic("MP916", detail, self._at(TOKENS)))
+            return
+        self.values["training.local_batch_size"] = counts[0] // counts[1]
 
     def _parsed(self, text: str) -> dict[str, Any]:
         """Values by dotted key."""
@@ -137,7 +160,8 @@ class JobConfig:
         if self._errors:
             raise MegaplanError(self._errors)
         absent = ", ".join(f"{key} = {json.dumps(DEFAULTS[key])}" for key in dict.fromkeys(self._defaulted)) or "none"
-        detail = f"read as a file of torchtitan {self.age.value}\nabsent keys have its defaults: {absent}"
+        chunks = "\nthe loss takes logits in chunks, and the estimate has them whole, which is more" if self._chunked else ""
+        detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {absent}"
         return diagnostic("MP919", detail, Location(self._name), severity=Severity.NOTE)
 
 

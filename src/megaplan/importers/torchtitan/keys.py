@@ -90,6 +90,10 @@ OF_2025 = frozenset({"training.compile"}) | frozenset(key for key in MOVED if ke
 REFUSED: dict[str, tuple[Any, str]] = {
     "training.enable_cpu_offload": (False, "parameters and state in the host's memory are not priced"),
     "parallelism.disable_loss_parallel": (False, "whole logits on every rank of tensor parallelism are not priced"),
+    "optimizer.param_groups": (None, "groups of parameters with optimizers of their own are not priced"),
+    "parallelism.full_dtensor": (False, "what it keeps in addition is not priced"),
+    "parallelism.enable_fsdp_symm_mem": (False, "symmetric memory is outside torch's allocator and not priced"),
+    "model.attn_backend": ("sdpa", "block masks of flex attention, and attention over packed documents, are not priced"),
     "optimizer.optimizers": (None, "groups of parameters with optimizers of their own are not priced"),
     "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
     "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),
@@ -107,6 +111,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 """Keys that stop an import at any other value than this one, and the reason."""
 IGNORED = frozenset({
+    "training.disable_cuda_graphs", "model.moe_comm_backend", "model.non_blocking_capacity_factor",
     "model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "optimizer.beta1", "optimizer.beta2",
     "optimizer.eps", "training.dataset", "training.dataset_path", "training.gc_freq", "training.gc_debug", "training.seed",
     "training.deterministic", "parallelism.context_parallel_load_balancer", "parallelism.context_parallel_rotate_method",

@@ -47,25 +47,31 @@ class ImportedJob:
 
 
 def import_torchtitan(
-    text: str, name: str, overrides: Sequence[str] = (), gpus: int | None = None, model: str | None = None
+    text: str,
+    name: str,
+    overrides: Sequence[str] = (),
+    gpus: int | None = None,
+    model: str | None = None,
+    function: str | None = None,
 ) -> ImportedJob:
     """The spec of a job.
 
     Args:
-        text: TOML, or the JSON of torchtitan's own sections.
+        text: TOML, the JSON of torchtitan's own sections, or Python of a `config_registry.py`.
         name: Name of the file in diagnostics.
         overrides: `KEY=VALUE` texts, keys of the spec; `model=…` states a model that is not in torchtitan's registry.
         gpus: GPUs of the job, needed if a degree is -1.
         model: NAME/FLAVOR of the registry, needed if the file has no section `model`.
+        function: Configuration of a Python file that has several.
 
     Raises:
-        MegaplanError: Every error found: MP913, MP914, MP916, or those of the spec that results.
+        MegaplanError: Every error found: MP913, MP914, MP916, MP932, MP933, or those of the spec that results.
     """
-    config = JobConfig(text, name)
+    config = JobConfig(text, name, function)
     if model is not None:
         config.values["model.name"], _, config.values["model.flavor"] = model.partition("/")
     settings = (*config.settings, *overrides)
-    plain, stated = _document(config, _title(name), gpus, _stated_model(settings))
+    plain, stated = _document(config, _title(function or name), gpus, _stated_model(settings))
     note = config.finish()
     document = apply_overrides(Document(plain, SourceMap(name)), settings)
     loaded = check_document(document)

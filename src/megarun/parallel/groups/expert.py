@@ -13,7 +13,7 @@ The gradient of an all-to-all is the reverse all-to-all and needs neither input 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +46,10 @@ class Splits:
 class Routing(Protocol):
     """Provides the row counts on the host."""
 
+    def in_layer(self, variant: float | None) -> Routing:
+        """The counts in an E layer of a variant (`MixtureOfExperts.variant_of`)."""
+        ...
+
     def __call__(self, sent: Tensor, received: Tensor) -> Splits:
         """Splits of one block and microbatch.
 
@@ -59,6 +63,10 @@ class Routing(Protocol):
 class MeasuredRouting:
     """Row counts of the router, read from the device (a synchronisation)."""
 
+    def in_layer(self, variant: float | None) -> MeasuredRouting:  # noqa: ARG002  counts are read
+        """See `Routing`."""
+        return self
+
     def __call__(self, sent: Tensor, received: Tensor) -> Splits:
         """See `Routing`."""
         here, there = torch.stack([sent, received]).sum(2).tolist()
@@ -68,15 +76,20 @@ class MeasuredRouting:
 class StatedRouting:
     """Row counts stated by the spec, for fake tensors: this rank is the busiest of its group.
 
-    It receives `moe.routing_skew` times the mean, equally from every rank including itself; the rows that it does not send to itself are
-    spread over the others.
+    It receives the layer's `moe.routing_skew` times the mean, equally from every rank including itself; the rows that it does not send to
+    itself are spread over the others.
     """
 
-    def __init__(self, moe: MixtureOfExperts, num_tokens: int, degree: int, index: int) -> None:
-        """Args: `moe` section of the spec, tokens per rank and microbatch, ranks of the group, rank within the group."""
-        received = spread(received_rows(moe, num_tokens, ExpertMesh(degree, 1)), degree)
+    def __init__(self, moe: MixtureOfExperts, num_tokens: int, degree: int, index: int, variant: float | None = None) -> None:
+        """Args: `moe` section of the spec, tokens per rank and microbatch, ranks of the group, rank within it, variant of the layer."""
+        self._given = moe, num_tokens, degree, index
+        received = spread(received_rows(moe, num_tokens, ExpertMesh(degree, 1), variant), degree)
         elsewhere = spread(num_tokens * moe.top_k - received[index], degree - 1)
         self._splits = Splits((*elsewhere[:index], received[index], *elsewhere[index:]), received)
+
+    def in_layer(self, variant: float | None) -> StatedRouting:
+        """The counts in an E layer of a variant."""
+        return self if variant is None else StatedRouting(*self._given, variant)
 
     def __call__(self, sent: Tensor, received: Tensor) -> Splits:  # noqa: ARG002  fake tensors have no values
         """See `Routing`."""
@@ -98,6 +111,10 @@ class ExpertParallel:
     index: int
     group: dist.ProcessGroup | None
     routing: Routing
+
+    def in_layer(self, variant: float | None) -> ExpertParallel:
+        """The group in an E layer of a variant (`MixtureOfExperts.variant_of`)."""
+        return replace(self, routing=self.routing.in_layer(variant))
 
     def share(self, num_experts: int) -> int:
         """Number of experts per rank; the spec's rules ensure that it divides (MP203)."""

@@ -1,0 +1,311 @@
+"""Configurations in Python, which torchtitan has since 2026 (`config_registry.py`), read from the syntax tree: nothing in the file runs.
+
+A configuration is a function that returns `Trainer.Config(...)`. Constants, arithmetic with integers, calls of other functions of the
+file, assignments to names and to fields of a configuration are followed. Everything else is a value that is not known; it is an error
+where a key that matters has it.
+
+Source: torchtitan/models/llama3/config_registry.py and qwen3/config_registry.py of pytorch/torchtitan, 2026.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError
+from megaplan.scalars import MAX_INT
+
+CONFIG = "Config"
+CHUNKED_LOSS = "loss.chunked"
+"""Key of a loss that never has all logits."""
+MOST_CALLS = 64
+"""Calls inside calls that are followed."""
+ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+COPIES = frozenset({"replace", "dataclasses.replace", "copy.copy", "copy.deepcopy", "deepcopy"})
+"""Functions whose result is their argument with the fields that are given."""
+OPTIMIZERS = {
+    "OptimizersContainer.Config": {},
+    "default_adamw": {},
+    "OptimizersInBackwardContainer.Config": {"early_step_in_backward": True},
+}
+"""Fields that the calls of an optimizer and of checkpointing state by their names."""
+CHECKPOINTS = {
+    "FullAC.Config": {"mode": "full"},
+    "SelectiveAC.Config": {"mode": "selective"},
+    "ActivationCheckpointConfig": {},
+    "ActivationCheckpointing.Config": {},
+}
+CONVERTERS = {"Float8LinearConverter.Config": "quantize.linear.float8"}
+"""Converters by the calls that make them, with the section of their keys."""
+
+
+class Unread(NamedTuple):
+    """A value that only running the file would give; `line` is where it is made."""
+
+    line: int
+
+
+@dataclass(slots=True)
+class Made:
+    """A call of something outside the file.
+
+    Attributes:
+        name: Dotted name of what is called.
+        line: Line of the call.
+        positional: Values without names.
+        given: Values by name; assignments to fields change it.
+    """
+
+    name: str
+    line: int
+    positional: list[Any] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+class _Reader:
+    """Follows the functions of one file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        self._depth = 0
+        self._module: dict[str, Any] = {}
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                self._run(node, self._module)
+
+    def call(self, name: str, positional: list[Any], given: dict[str, Any]) -> Any:
+        """Result of a function of the file."""
+        function = self.functions[name]
+        if self._depth >= MOST_CALLS:
+            return Unread(function.lineno)
+        scope = dict(zip([each.arg for each in function.args.args], positional, strict=False)) | given
+        defaults = function.args.defaults
+        for each, value in zip(function.args.args[len(function.args.args) - len(defaults) :], defaults, strict=True):
+            scope.setdefault(each.arg, self.value(value, self._module))
+        for named, optional in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+            if optional is not None:
+                scope.setdefault(named.arg, self.value(optional, self._module))
+        self._depth += 1
+        try:
+            for node in function.body:
+                if isinstance(node, ast.Return):
+                    return None if node.value is None else self.value(node.value, scope)
+                self._run(node, scope)
+        finally:
+            self._depth -= 1
+        return None
+
+    def _run(self, node: ast.stmt, scope: dict[str, Any]) -> None:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            self._assign(node.targets[0], self.value(node.value, scope), scope)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self._assign(node.target, self.value(node.value, scope), scope)
+        elif not isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.FunctionDef | ast.Pass) and not _is_text(node):
+            self._forget(node, scope)
+
+    def _forget(self, node: ast.stmt, scope: dict[str, Any]) -> None:
+        """Forget what a branch, a loop or a call may change: fields that it assigns, and all that a loop or a call names."""
+        named: list[ast.AST] = []
+        for each in ast.walk(node):
+            if isinstance(each, ast.Assign):
+                for target in each.targets:
+                    self._assign(target, Unread(each.lineno), scope)
+            elif isinstance(each, ast.AugAssign | ast.AnnAssign):
+                self._assign(each.target, Unread(each.lineno), scope)
+            elif isinstance(each, ast.For | ast.AsyncFor):
+                named += [each.iter, each.target]
+            elif isinstance(each, ast.Expr) and not _is_text(each):
+                named.append(each)
+        for each in [name for part in named for name in ast.walk(part) if isinstance(name, ast.Name)]:
+            if each.id in scope or isinstance(each.ctx, ast.Store):
+                scope[each.id] = Unread(node.lineno)
+
+    def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            scope[target.id] = value
+        elif isinstance(target, ast.Attribute):
+            owner = self.value(target.value, scope)
+            if isinstance(owner, Made):
+                owner.given[target.attr] = value
+            else:  # a field of something that is not known: all that it belongs to is not known either
+                root = target.value
+                while isinstance(root, ast.Attribute):
+                    holder = self.value(root.value, scope)
+                    if isinstance(holder, Made):
+                        holder.given[root.attr] = Unread(target.lineno)
+                        return
+                    root = root.value
+                if isinstance(root, ast.Name):
+                    scope[root.id] = Unread(target.lineno)
+
+    def value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        """The value of an expression."""
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.List() | ast.Tuple():
+                return [self.value(each, scope) for each in node.elts]
+            case ast.Name():
+                return scope.get(node.id, self._module.get(node.id, Unread(node.lineno)))
+            case ast.Attribute():
+                return _field(self.value(node.value, scope), node)
+            case ast.Call():
+                return self._called(node, scope)
+        return self._number(node, scope)
+
+    def _number(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        """The value of arithmetic."""
+        found: Any = Unread(node.lineno)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            number = self.value(node.operand, scope)
+            found = -number if _is_number(number) else found
+        elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+            left, right = self.value(node.left, scope), self.value(node.right, scope)
+            safe = _is_number(left) and _is_number(right) and max(abs(left), abs(right)) <= MAX_INT
+            if safe and (right or not isinstance(node.op, ast.FloorDiv)):
+                found = ARITHMETIC[type(node.op)](left, right)
+        return found
+
+    def _called(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
+        name = _dotted(node.func)
+        if name is None or any(each.arg is None for each in node.keywords) or any(isinstance(each, ast.Starred) for each in node.args):
+            return Unread(node.lineno)
+        positional = [self.value(each, scope) for each in node.args]
+        given = {each.arg: self.value(each.value, scope) for each in node.keywords if each.arg is not None}
+        if name in self.functions:
+            return self.call(name, positional, given)
+        if name in COPIES and positional and isinstance(positional[0], Made):
+            first = positional[0]
+            return Made(first.name, first.line, first.positional, first.given | given)
+        return Made(name, node.lineno, positional, given)
+
+
+def read_registry(text: str, name: str, function: str | None = None) -> dict[str, Any]:
+    """Dotted keys of a configuration of a file.
+
+    Args:
+        text: Text of the file.
+        name: Name of the file in diagnostics; the folder of torchtitan's own files names the model.
+        function: The configuration's function; None if the file has one.
+
+    Raises:
+        MegaplanError: MP916, the text is no Python; MP933, the function is not in the file, or none is given and there are several;
+            MP932, a value that matters is known only by running the file.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise MegaplanError([diagnostic("MP916", f"no Python: {error}", Location(name))]) from None
+    reader = _Reader(tree)
+    found = {each: reader.call(each, [], {}) for each in reader.functions}
+    known = [each for each, made in found.items() if _is_config(made)]
+    chosen = function or (known[0] if len(known) == 1 else None)
+    if chosen in found and isinstance(made := found[chosen], Unread):
+        raise MegaplanError([diagnostic("MP932", f"what {chosen} returns is made on line {made.line}", Location(name, line=made.line))])
+    if chosen not in known:
+        asked = f"no function {function} of the file returns" if function else f"{len(known) or 'no'} functions of the file return"
+        hints = [f"--config {each}" for each in known[:12]]
+        raise MegaplanError([diagnostic("MP933", f"{asked} a Trainer.Config", Location(name), hints)])
+    keys = dict(_keys(found[chosen], name, chosen))
+    unread = [(key, value) for key, value in keys.items() if isinstance(value, Unread | Made)]
+    if unread:
+        raise MegaplanError(
+            [diagnostic("MP932", f"{key} is made on line {value.line}", Location(name, line=value.line)) for key, value in unread]
+        )
+    return keys
+
+
+IGNORED = frozenset(
+    {"hf_assets_path", "metrics", "profiling", "profiler", "dataloader", "validator", "checkpoint", "lr_scheduler", "debug", "comm", "job"}
+    | {"tokenizer", "loss", "dump_folder", "print_config", "fault_tolerance"}
+)
+"""Fields of a configuration that change no tensor of a step, or, of the loss, only where its logits are cut into chunks."""
+
+
+def _keys(config: Made, name: str, function: str) -> Iterator[tuple[str, Any]]:
+    yield "activation_checkpoint.mode", "selective"
+    yield "activation_checkpoint.selective_ac_option", "op"
+    for key, value in config.given.items():
+        if key == "loss" and isinstance(value, Made) and "Chunked" in value.name:
+            yield CHUNKED_LOSS, True
+        if key in IGNORED:
+            continue
+        if key == "model_spec":
+            yield from _model(value, name, function)
+        elif key == "model_converters" and isinstance(value, Made):
+            yield from _converters(value.given.get("converters", []))
+        elif key in ("optimizer", "activation_checkpoint") and isinstance(value, Made):
+            known = OPTIMIZERS if key == "optimizer" else CHECKPOINTS
+            own = known.get(value.name)
+            yield from ([(key, value)] if own is None else [(f"{key}.{each}", at) for each, at in (own | value.given).items()])
+        elif key == "activation_checkpoint" and value is None:
+            yield "activation_checkpoint.mode", "none"
+        elif isinstance(value, Made) and not value.positional:
+            yield from ((f"{key}.{each}", at) for each, at in value.given.items())
+        else:
+            yield key, value
+
+
+def _model(made: Any, name: str, function: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(made, Made):
+        yield "model.flavor", made
+        return
+    yield "model.name", _model_name(name, function)
+    yield "model.flavor", made.positional[0] if made.positional else made.given.get("flavor", Unread(made.line))
+    for key, value in made.given.items():
+        if key == "converters":
+            yield from _converters(value)
+        elif key != "flavor":
+            yield f"model.{key}", value
+
+
+def _converters(made: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(made, list) or not all(isinstance(each, Made) for each in made):
+        yield "model.converters", made
+        return
+    yield "model.converters", [CONVERTERS.get(each.name, each.name.removesuffix(f".{CONFIG}")) for each in made]
+    for each in made:
+        if each.name in CONVERTERS:
+            section = CONVERTERS[each.name]
+            yield from ((f"{section}.{key}", value) for key, value in each.given.items() if key != "model_compile_enabled")
+
+
+def _model_name(name: str, function: str) -> str:
+    """The model's name: the folder of torchtitan's own file, or the beginning of the function's name."""
+    from megaplan.importers.torchtitan.models import FLAVORS, REFUSED  # noqa: PLC0415  (a table of its own)
+
+    known = {*FLAVORS, *(each for each in REFUSED if "/" not in each)}
+    parts = name.replace("\\", "/").split("/")
+    folder = parts[-2] if len(parts) > 1 else ""
+    if folder in known:
+        return folder
+    found = [each for each in known if f"{function}_".startswith(f"{each}_")]
+    return max(found, key=len) if found else folder or function
+
+
+def _field(owner: Any, node: ast.Attribute) -> Any:
+    return owner.given.get(node.attr, Unread(node.lineno)) if isinstance(owner, Made) else Unread(node.lineno)
+
+
+def _is_config(made: Any) -> bool:
+    return isinstance(made, Made) and made.name.rpartition(".")[2] == CONFIG and "model_spec" in made.given
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _dotted(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    owner = _dotted(node.value) if isinstance(node, ast.Attribute) else None
+    return f"{owner}.{node.attr}" if owner is not None and isinstance(node, ast.Attribute) else None

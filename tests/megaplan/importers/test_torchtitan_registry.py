@@ -1,0 +1,209 @@
+"""Configurations of torchtitan in Python: read without running them, equal to the same job as TOML."""
+
+import pytest
+
+from megaplan.errors import MegaplanError
+from megaplan.importers.torchtitan.spec import import_torchtitan
+
+REGISTRY = '''
+"""Configurations."""
+import os
+from torchtitan.components.quantization.float8 import Float8LinearConverter
+from torchtitan.trainer import Trainer
+
+os.makedirs("/tmp/never-made-by-megaplan")
+SEQ = 4 * 1024
+
+
+def base(steps=1000) -> Trainer.Config:
+    """A job."""
+    spec = model_registry("8B")
+    return Trainer.Config(
+        hf_assets_path="./assets",
+        loss=ChunkedCELoss.Config(fn=made_by(spec)),
+        metrics=MetricsProcessor.Config(log_freq=1),
+        model_spec=spec,
+        optimizer=OptimizersContainer.Config(lr=3e-4),
+        training=TrainingConfig(local_batch_size=2, seq_len=SEQ, steps=steps),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset=DATASETS["c4"]),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2, data_parallel_shard_degree=-1),
+        activation_checkpoint=ActivationCheckpointConfig(mode="selective"),
+    )
+
+
+def full() -> Trainer.Config:
+    config = base()
+    config.activation_checkpoint = FullAC.Config()
+    config.compile = CompileConfig(enable=True)
+    assert config.model_spec is not None
+    return config
+
+
+def kept() -> Trainer.Config:
+    config = replace(base(steps=5), activation_checkpoint=None)
+    config.training.seq_len = config.training.local_batch_size * SEQ
+    return config
+
+
+def tokens() -> Trainer.Config:
+    config = base()
+    config.training = TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * SEQ, max_context_length=SEQ, steps=1000)
+    config.optimizer = default_adamw(lr=3e-4)
+    return config
+
+
+def low() -> Trainer.Config:
+    config = base()
+    config.model_converters = ModelConvertersContainer.Config(
+        converters=[Float8LinearConverter.Config(enable_fsdp_float8_all_gather=True, filter_fqns=["output"])],
+    )
+    return config
+
+
+def low_in_spec() -> Trainer.Config:
+    config = base()
+    enabled = config.compile.enable and "model" in config.compile.components
+    made = Float8LinearConverter.Config(enable_fsdp_float8_all_gather=True, filter_fqns=["output"], model_compile_enabled=enabled)
+    config.model_spec = model_registry("8B", converters=[made])
+    return config
+
+
+def branched() -> Trainer.Config:
+    config = base()
+    if os.environ.get("LONG"):
+        config.training.seq_len = 131072
+    return config
+
+
+def flex() -> Trainer.Config:
+    config = base()
+    config.model_spec = model_registry("8B", attn_backend="flex")
+    return config
+
+
+def in_backward() -> Trainer.Config:
+    config = base()
+    config.optimizer = OptimizersInBackwardContainer.Config(lr=3e-4)
+    return config
+
+
+def muon() -> Trainer.Config:
+    config = base()
+    config.optimizer = DistributedMuon.Config(lr=3e-4)
+    return config
+
+
+def typo() -> Trainer.Config:
+    config = base()
+    config.parallelism.tensor_paralel_degree = 4
+    return config
+
+
+def looped() -> Trainer.Config:
+    config, spec = base(), model_registry("8B")
+    spec = model_registry("8B")
+    for layer in spec.model.layers:
+        layer.attention.mask_type = "block_causal"
+    config = base()
+    config.model_spec = spec
+    return config
+
+
+def elsewhere() -> Trainer.Config:
+    config = base()
+    config.training.local_batch_size = batch_of("c4")
+    return config
+'''
+PLAIN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[optimizer]
+lr = 3e-4
+[training]
+local_batch_size = 2
+seq_len = 4096
+steps = 1000
+[parallelism]
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+FLOAT8 = '[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\nfilter_fqns = ["output"]\n'
+CASES = {
+    "base": PLAIN,
+    "full": PLAIN.replace('mode = "selective"\nselective_ac_option = "op"', 'mode = "full"') + "[compile]\nenable = true\n",
+    "kept": PLAIN.replace('mode = "selective"\nselective_ac_option = "op"', 'mode = "none"').replace("4096", "8192").replace("1000", "5"),
+    "tokens": PLAIN,
+    "low": PLAIN.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.float8"]') + FLOAT8,
+    "low_in_spec": PLAIN.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.float8"]') + FLOAT8,
+}
+FILE = "torchtitan/models/llama3/config_registry.py"
+
+
+def read(function, text=REGISTRY, name=FILE, **given):
+    return import_torchtitan(text, name, (), 8, function=function, **given)
+
+
+@pytest.mark.parametrize("function", CASES)
+def test_a_function_is_the_job_that_its_toml_is(function):
+    made, written = read(function).document, import_torchtitan(CASES[function], "config_registry.toml", (), 8).document
+    assert made | {"name": ""} == written | {"name": ""}
+    assert made["name"] == function
+
+
+def codes(function, **given):
+    with pytest.raises(MegaplanError) as refused:
+        read(function, **given)
+    return [found.code for found in refused.value.diagnostics], str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "said"),
+    [
+        ("branched", "MP932", "training.seq_len is made on line"),
+        ("looped", "MP932", "model.flavor"),
+        ("elsewhere", "MP932", "training.local_batch_size"),
+        ("muon", "MP932", "optimizer"),
+        ("flex", "MP914", "flex"),
+        ("in_backward", "MP914", "early_step_in_backward"),
+        ("typo", "MP913", "tensor_paralel_degree"),
+        (None, "MP933", "--config base"),
+        ("absent", "MP933", "absent"),
+    ],
+)
+def test_what_decides_an_estimate_and_is_not_known_is_refused(function, code, said):
+    found, text = codes(function)
+    assert found[0] == code
+    assert said in text
+
+
+def test_nothing_in_the_file_runs(tmp_path):
+    marker = tmp_path / "ran"
+    read("base", REGISTRY.replace("/tmp/never-made-by-megaplan", str(marker)))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("text", ["def base(:\n", "x = [" * 5000, "a = 1\n", "def f():\n    return f()\n", ""])
+def test_a_file_without_a_configuration_is_refused(text):
+    assert codes(None, text=text)[0][0] in ("MP916", "MP933")
+
+
+def test_the_model_is_that_of_the_folder_or_of_the_functions_name():
+    named = REGISTRY.replace("def base(", "def llama3_base(").replace("= base()", "= llama3_base()")
+    named = named.replace("replace(base(", "replace(llama3_base(")
+    assert read("llama3_base", named, name="mine.py").document["model"]["hidden_size"] == 4096
+    with pytest.raises(MegaplanError):
+        read("base", name="mine.py")
+    assert read("base", name="mine.py", model="llama3/70B").document["model"]["hidden_size"] == 8192
+
+
+def test_a_flavor_of_ones_own_states_its_sizes():
+    text = REGISTRY.replace('"8B"', '"mine"')
+    attention = "attention: {kind: gqa, num_heads: 8, num_kv_heads: 4, head_dim: 64}"
+    model = f"{{pattern: AD, num_layers: 8, hidden_size: 512, vocab_size: 4096, {attention}, mlp: {{ffn_hidden_size: 1024}}}}"
+    found = import_torchtitan(text, FILE, (f"model={model}",), 8, function="base").loaded.spec
+    assert (found.model.hidden_size, found.mesh.world_size) == (512, 8)
+    with pytest.raises(MegaplanError, match="--set"):
+        import_torchtitan(text, FILE, (), 8, function="base")
