@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob, load
     from megaplan.api.plans import Diff, check, diff
     from megaplan.api.project import Projection, project
+    from megaplan.api.rl import rl
     from megaplan.api.run import run
     from megaplan.api.schedule import Schedule, schedule
     from megaplan.api.search import Search, search
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from megaplan.plan.check import Check
     from megaplan.plan.diff import PlanDiff
     from megaplan.plan.document import PlanDocument
+    from megaplan.post_training.values import RlEstimate
 
 __version__ = "0.1.0"
 
@@ -38,6 +40,7 @@ _HOMES = {
     "api.load": ("LoadedJob", "load"),
     "api.plans": ("Diff", "check", "diff"),
     "api.project": ("Projection", "project"),
+    "api.rl": ("rl",),
     "api.run": ("run",),
     "api.schedule": ("Schedule", "schedule"),
     "api.search": ("Search", "search"),
@@ -50,6 +53,7 @@ _HOMES = {
     "plan.check": ("Check",),
     "plan.diff": ("PlanDiff",),
     "plan.document": ("PlanDocument",),
+    "post_training.values": ("RlEstimate",),
 }
 
 __all__ = [
@@ -69,6 +73,7 @@ __all__ = [
     "PlannedTime",
     "Projection",
     "RankBudget",
+    "RlEstimate",
     "RunEstimate",
     "Schedule",
     "Search",
@@ -79,6 +84,7 @@ __all__ = [
     "estimate",
     "load",
     "project",
+    "rl",
     "run",
     "schedule",
     "search",

@@ -57,6 +57,7 @@ class Served:
         num_layers: Layers of the pattern.
         hidden_size: Width of the residual stream.
         crosses: A tensor group leaves its domain.
+        host_ns: Time of the host in a step that no kernel hides.
     """
 
     rates: Rates
@@ -71,6 +72,7 @@ class Served:
     num_layers: int
     hidden_size: int
     crosses: bool
+    host_ns: int = 0
 
     @property
     def token_bytes(self) -> int:
@@ -88,7 +90,7 @@ class Served:
         cache = sum(each.count * each.token_bytes * min(context, each.window or context) for each in self.cached)
         moved = self.rates.memory_ns(ceil(batch * (cache + 2 * self.state_bytes)))
         launches = KERNELS_OF_LAYER * self.num_layers * self.rates.launch_ns
-        return (products + moved + launches + self._reductions_ns(batch)) * NS
+        return (products + moved + launches + self.host_ns + self._reductions_ns(batch)) * NS
 
     def prefill_seconds(self, tokens: float, flops: int) -> float:
         """Seconds to read `tokens` tokens of prompts; `flops` are a token's, attention included, of the whole model."""

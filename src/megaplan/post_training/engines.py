@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from megaplan.columns import Basis
 from megaplan.diagnostics import refuse
 from megaplan.dtypes import DType
 from megaplan.goodput.figures import RunFigure
-from megaplan.inventory.tensors import Inventory
+from megaplan.inventory.build import build_inventory
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Serving, Spec
 from megaplan.spec.post_training import PostTraining
@@ -21,6 +22,7 @@ from megaplan.units import format_bytes
 
 DATA = Path(__file__).with_name("engines.json")
 SHARED = "shared"
+SECOND_NS = 10**9
 COMMUNICATORS = "nccl"
 STREAM_WIDTHS = 6
 """Tensors of the residual stream's width that an engine's forward has at a time."""
@@ -62,12 +64,11 @@ class EngineMemory(NamedTuple):
         return pp * max(tp, ep)
 
 
-def engine_memory(spec: Spec, inventory: Inventory, plan: PostTraining, longest: float) -> EngineMemory:
+def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemory:
     """Memory of an engine's device.
 
     Args:
         spec: A checked spec.
-        inventory: Parameter tensors of the spec.
         plan: The section.
         longest: Tokens of the longest sequence.
 
@@ -84,7 +85,9 @@ def engine_memory(spec: Spec, inventory: Inventory, plan: PostTraining, longest:
     serving = Serving(
         batch_size=1, context_length=block, kv_dtype=given.kv_dtype, cache="paged", block_size=block, tp=degrees[0], pp=degrees[1], ep=degrees[2]
     )
-    merged = spec.model_copy(update={"serving": serving, "precision": spec.precision.model_copy(update={"params": dtype})})
+    mesh = spec.mesh.model_copy(update={"vocab_parallel": True})
+    merged = spec.model_copy(update={"serving": serving, "precision": spec.precision.model_copy(update={"params": dtype}), "mesh": mesh})
+    inventory = build_inventory(merged)
     budget = serving_budget(merged, inventory)
     assert budget is not None
     whole = budget.stages or (budget,)
@@ -111,7 +114,7 @@ def engine_memory(spec: Spec, inventory: Inventory, plan: PostTraining, longest:
         "engine_parameters": parameters, "kv_cache": pages * page, "recurrent_states": states, "engine_activations": activations,
         "engine_graphs": graphs, "engine_context": context,
     }  # fmt: skip
-    model = served(spec, inventory, degrees, dtype, given.kv_dtype)
+    model = replace(served(merged, inventory, degrees, dtype, given.kv_dtype), host_ns=int(known["host_step_seconds"].value * SECOND_NS))
     prefix = bool(known["prefix_cache"].value) if given.prefix_cache is None else given.prefix_cache
     return EngineMemory(columns, pages * block, model, degrees, sequences, batched, prefix)
 

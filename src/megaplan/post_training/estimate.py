@@ -7,7 +7,6 @@ from math import ceil
 
 from megaplan.budget.decoding import forward_flops
 from megaplan.cost.rates import rates_of
-from megaplan.cost.step.constants import intervals
 from megaplan.diagnostics import refuse
 from megaplan.goodput.figures import RunFigure, figures
 from megaplan.goodput.values import NamedFigure, Spread
@@ -17,7 +16,7 @@ from megaplan.layout.step_time import PlannedTime
 from megaplan.post_training.engines import EngineMemory, engine_figures, engine_memory
 from megaplan.post_training.job import TrainingJob, training_job
 from megaplan.post_training.memory import Loop
-from megaplan.post_training.rollout import Generation, generate
+from megaplan.post_training.rollout import Generation, Prompt, generate
 from megaplan.post_training.values import EngineShape, MemoryPhase, PoolIdle, ResponseShape, RlEstimate, TimePhase
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
@@ -27,6 +26,7 @@ FORMAT = "megaplan.rl/1"
 NS = 1e-9
 MODELLED = "modelled"
 FORWARD_BYTES = 2
+POOLS = ("all", "training", "rollout")
 
 
 def rl_estimate(spec: Spec, inventory: Inventory, spans: Spans) -> RlEstimate:
@@ -47,7 +47,7 @@ class _Estimate:
     def __init__(self, given: Spec, job: TrainingJob) -> None:
         self.given, self.job, self.plan = given, job, job.plan
         longest = min(job.lengths.longest(job.num_responses) + self.plan.rollout.prompt, float(job.spec.batch.seq_length))
-        self.engine: EngineMemory = engine_memory(job.spec, job.inventory, self.plan, longest)
+        self.engine: EngineMemory = engine_memory(job.spec, self.plan, longest)
         self.colocated = self.plan.placement == "colocated"
         self.sleep = (2 if self.colocated else 0) if self.plan.rollout.sleep is None else self.plan.rollout.sleep
         self.rates = rates_of(job.spec)
@@ -78,18 +78,25 @@ class _Estimate:
         own[-1] = max(own[-1], lengths.longest(self.job.num_responses))
         prompts = count / self.plan.samples if self.engine.prefix_cache else float(count)
         flops = forward_flops(self.job.spec, self.job.inventory, int(rollout.prompt))
-        prefill = self.engine.model.prefill_seconds(max(prompts, 1.0) * rollout.prompt, flops)
-        return generate(self.engine.model, own, rollout.prompt, self.slots, prefill)
+        read = self.engine.model.prefill_seconds
+        prompt = Prompt(rollout.prompt, read(max(prompts, 1.0) * rollout.prompt, flops), read(self.engine.batched_tokens, flops) / self.engine.batched_tokens)
+        found = generate(self.engine.model, own, prompt, self.engine.max_sequences, self.engine.cache_tokens or float("inf"))
+        return self._continuous(found, own) if self.overlaps else found
 
     @property
-    def slots(self) -> int:
-        """Sequences that a group generates at a time: those whose mean length the cache holds, and at most max_sequences."""
-        return max(1, min(self.engine.max_sequences, self._cached_sequences))
+    def overlaps(self) -> bool:
+        """True if both pools work at the same time, and responses of later iterations begin where earlier ones have ended."""
+        return self.plan.staleness > 0 and not self.colocated
 
-    @property
-    def _cached_sequences(self) -> int:
-        mean = self.plan.rollout.prompt + self.job.lengths.mean
-        return int(self.engine.cache_tokens / mean) if self.engine.cache_tokens else self.engine.max_sequences
+    def _continuous(self, found: Generation, lengths: list[float]) -> Generation:
+        """Generation without a tail: slots are used as long as responses may be begun, which `staleness` bounds."""
+        mean, squares = sum(lengths) / len(lengths), sum(length * length for length in lengths) / len(lengths)
+        context = self.plan.rollout.prompt + squares / mean / 2
+        begun = len(lengths) * (1 + self.plan.staleness)
+        slots = min(self.engine.max_sequences, begun, self.engine.cache_tokens / context if self.engine.cache_tokens else begun)
+        step = self.engine.model.decode_seconds(max(slots, 1.0), context)
+        steps = max(len(lengths) * mean / max(slots, 1.0), lengths[-1] / (1 + self.plan.staleness))
+        return Generation(steps * step + found.prefill_seconds, found.prefill_seconds, int(slots), 0.0, steps, int(slots < begun))
 
     def result(self) -> RlEstimate:
         """Everything."""
@@ -136,36 +143,41 @@ class _Estimate:
 
     def _times(self, step: PlannedTime, generation: Generation) -> Iterator[TimePhase]:
         plan, pool = self.plan, "all" if self.colocated else "training"
-        spread, basis = (step.low / step.seconds, step.high / step.seconds), f"{step.basis}, {step.calibration}"
+        basis = f"{step.basis} step of host {self.job.spec.host.name}, times {self.loop_factor:g}"
         yield self._timed("sync", "all", self._sync_seconds(), MODELLED)
         yield self._timed("rollout", "all" if self.colocated else "rollout", generation.seconds, MODELLED)
         if self.colocated and (moved := self._moved_bytes()):
             copied = 2 * moved / figures()["copy_bytes_per_second"].value
             yield self._timed("offload", "all", copied, "bytes over the measured rate of a device's link")
-        forward = self.job.forward_seconds(step)
+        forward = self.loop_factor * self.job.forward_seconds(step)
         if plan.reward is not None:
             given = plan.reward.seconds
             seconds = given if given is not None else forward * self._ratio(plan.reward.parameters)
-            yield self._timed("reward", pool, seconds, "given" if given is not None else basis, spread if given is None else (1.0, 1.0))
+            yield self._timed("reward", pool, seconds, "given" if given is not None else basis, None if given is None else (1.0, 1.0))
         if plan.policy.log_probs:
-            yield self._timed("log_probs", pool, forward, basis, spread)
+            yield self._timed("log_probs", pool, forward, basis)
         if plan.reference is not None:
             seconds = plan.reference.seconds or forward * self._ratio(plan.reference.parameters)
-            yield self._timed("reference", pool, seconds, basis, spread)
-        training = plan.policy.updates * step.seconds
+            yield self._timed("reference", pool, seconds, basis)
+        training = self.loop_factor * plan.policy.updates * step.seconds
         if plan.critic is not None:
-            yield self._timed("critic", pool, (forward + training) * self._ratio(plan.critic.parameters), basis, spread)
-        yield self._timed("training", pool, training, basis, spread)
+            yield self._timed("critic", pool, (forward + training) * self._ratio(plan.critic.parameters), basis)
+        yield self._timed("training", pool, training, basis)
 
     def _timed(self, name: str, pool: str, seconds: float, basis: str, spread: tuple[float, float] | None = None) -> TimePhase:
-        low, high = spread or intervals()["replayed"]
+        low, high = spread or (self.known["iteration_low"].value, self.known["iteration_high"].value)
         return TimePhase(name, pool, Spread(seconds, seconds * low, seconds * high), basis)
+
+    @property
+    def loop_factor(self) -> float:
+        """Time of training in a loop over that of the same step by itself."""
+        return self.known["moe_loop" if self.job.spec.model.moe is not None else "dense_loop"].value
 
     def _ratio(self, parameters: int | None) -> float:
         return 1.0 if parameters is None else parameters / self.job.inventory.parameters
 
     def _sync_seconds(self) -> float:
-        """Parameters are converted bucket by bucket, and sent over the slowest link that every device receives them over."""
+        """Seconds of the transfer: buckets are converted while others are sent over the slowest link by which a device gets all of them."""
         plan, spec = self.plan, self.job.spec
         moved, converted = self.sync_bytes, self.sync_bytes / self.known["convert_bytes_per_second"].value
         how = plan.sync.how or ("ipc" if self.colocated else "broadcast")
@@ -179,9 +191,9 @@ class _Estimate:
             )
         if how == "p2p":
             part = self.engine.columns["engine_parameters"] if moved > self.engine.columns["engine_parameters"] else moved
-            return (link(part) * NS) + converted / self.engine.group_size
+            return max(link(part) * NS, converted / self.engine.group_size)
         buckets = ceil(moved / plan.sync.bucket_bytes)
-        return (link(moved) + buckets * self.rates.latency_ns) * NS + converted
+        return max((link(moved) + buckets * self.rates.latency_ns) * NS, converted)
 
     def _moved_bytes(self) -> int:
         """The most bytes that a device sends to the host, and gets back, in an iteration."""
@@ -193,10 +205,9 @@ class _Estimate:
     def _iteration(self, times: tuple[TimePhase, ...]) -> Spread:
         ends = []
         for end in ("value", "low", "high"):
-            by_pool = {pool: sum(getattr(phase.seconds, end) for phase in times if phase.pool == pool) for pool in ("all", "training", "rollout")}
-            together = self.plan.staleness > 0 and not self.colocated
-            parts = (by_pool["training"], by_pool["rollout"])
-            ends.append(by_pool["all"] + (max(parts) if together else sum(parts)))
+            by_pool = {pool: sum(getattr(phase.seconds, end) for phase in times if phase.pool == pool) for pool in POOLS}
+            everyone, training, rollout = (by_pool[pool] for pool in POOLS)
+            ends.append(max(everyone + training, rollout) if self.overlaps else everyone + training + rollout)
         return Spread(*ends)
 
     def _pools(self, times: tuple[TimePhase, ...], iteration: float, generation: Generation) -> Iterator[PoolIdle]:
@@ -217,7 +228,7 @@ class _Estimate:
     def _engine(self, generation: Generation) -> EngineShape:
         tp, pp, ep = self.engine.degrees
         count = self.job.num_responses / self.num_groups
-        limited = "sequences" if generation.slots >= count else "max_sequences" if self.slots == self.engine.max_sequences else "kv_cache"
+        limited = "kv_cache" if generation.stops else "sequences" if generation.slots >= count else "max_sequences"
         context = self.plan.rollout.prompt + self.job.lengths.mean / 2
         return EngineShape(
             name=self.plan.rollout.engine,
@@ -229,6 +240,7 @@ class _Estimate:
             slots=generation.slots,
             limited_by=limited,
             cache_tokens=self.engine.cache_tokens,
+            steps=generation.steps,
             decode_seconds=self.engine.model.decode_seconds(generation.slots, context),
             prefill_seconds=generation.prefill_seconds,
             tokens_per_second=self.job.num_responses * self.job.lengths.mean / generation.seconds,

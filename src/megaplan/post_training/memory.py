@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from megaplan.budget.values import Budget, RankBudget
@@ -24,6 +25,10 @@ STAYS_ASLEEP = ("engine_graphs", "engine_context")
 """Columns of an engine that stay on the device while it sleeps."""
 Bytes = dict[str, int]
 OfRank = Callable[[RankBudget], Bytes]
+NOTHING: frozenset[str] = frozenset()
+WEIGHTS = frozenset({"parameters"})
+TRAINED = frozenset({"parameters", "gradients", "optimizer"})
+"""Parts of the trainer that a phase works with."""
 
 
 @dataclass(frozen=True)
@@ -47,45 +52,43 @@ class Loop:
     def _phases(self) -> Iterator[MemoryPhase]:
         plan, pool = self.job.plan, "all" if self.colocated else "training"
         buckets = {"sync_buckets": 2 * plan.sync.bucket_bytes}
-        awake = self.engine.columns
-        loading = awake if not plan.sync.staged or self.sleep == 0 else {key: size for key, size in awake.items() if key != "kv_cache"}
+        awake, asleep = self.engine.columns, self._asleep
+        staged = plan.sync.staged and self.sleep > 0
+        loading = {key: size for key, size in awake.items() if not staged or key != "kv_cache"}
         if self.colocated:
-            yield self._phase("sync", "all", lambda rank: self._trainer(rank, away=False) | buckets | loading, trainer=True, engine=True)
-            yield self._phase("rollout", "all", lambda rank: self._trainer(rank, away=True) | awake, engine=True)
-            yield self._phase("sleep", "all", lambda rank: self._trainer(rank, away=True) | self._asleep)
+            yield self._phase("sync", pool, WEIGHTS, lambda _: buckets | loading, engine=True)
+            yield self._phase("rollout", pool, NOTHING, lambda _: awake, engine=True)
+            yield self._phase("sleep", pool, NOTHING, lambda _: asleep)
         else:
-            yield self._phase("sync", "training", lambda rank: self._trainer(rank, away=False) | buckets, trainer=True)
-            rollout = awake | {"sync_buckets": plan.sync.bucket_bytes}
-            yield self._made("rollout", "rollout", rollout, self._host(trainer=False, engine=True, pools=("rollout",)))
-        asleep = self._asleep if self.colocated else {}
+            yield self._phase("sync", pool, WEIGHTS, lambda _: buckets)
+            generating = awake | {"sync_buckets": plan.sync.bucket_bytes}
+            yield self._made("rollout", "rollout", generating, self._host(NOTHING, engine=True, pools=("rollout",)))
+        beside = asleep if self.colocated else {}
         if plan.reward is not None and plan.reward.seconds is None:
-            forward = self._forward(logits=False)
-            yield self._phase("reward", pool, lambda rank: self._trainer(rank, away=True, but="reward") | forward(rank) | asleep)
+            yield self._phase("reward", pool, {"reward"}, lambda rank: self._forward(rank, logits=False) | beside)
         if plan.policy.log_probs:
-            forward = self._forward()
-            yield self._phase("log_probs", pool, lambda rank: self._trainer(rank, away=False) | forward(rank) | asleep, trainer=True)
+            yield self._phase("log_probs", pool, WEIGHTS, lambda rank: self._forward(rank) | beside)
         if plan.reference is not None:
-            mine = self._forward()
             adapted = self.job.spec.lora is not None and plan.reference.parameters is None
-            yield self._phase(
-                "reference", pool, lambda rank: self._trainer(rank, away=not adapted, but="reference") | mine(rank) | asleep, trainer=adapted
-            )
+            yield self._phase("reference", pool, WEIGHTS if adapted else {"reference"}, lambda rank: self._forward(rank) | beside)
         if plan.critic is not None:
-            step = self._critic_step
-            yield self._phase("critic", pool, lambda rank: self._trainer(rank, away=True, but="critic") | step(rank) | asleep)
-        yield from self._training(pool, asleep)
+            yield self._phase("critic", pool, {"critic"}, lambda rank: self._critic_step(rank) | beside)
+        steps = [self._phase("training", pool, TRAINED, lambda rank, at=at: self._step(rank, at) | beside) for at in Phase]
+        yield max(steps, key=lambda phase: phase.total_bytes)
 
-    def _training(self, pool: str, asleep: Bytes) -> Iterator[MemoryPhase]:
-        yield max(
-            (self._phase("training", pool, lambda rank, at=at: self._step(rank, at) | asleep, trainer=True) for at in Phase),
-            key=lambda phase: phase.total_bytes,
-        )
+    def _phase(self, name: str, pool: str, here: AbstractSet[str], of: OfRank, *, engine: bool = False) -> MemoryPhase:
+        """The phase on the rank that has most bytes in it.
 
-    def _phase(self, name: str, pool: str, of: OfRank, *, trainer: bool = False, engine: bool = False) -> MemoryPhase:
-        """The phase on the rank that has most bytes in it."""
-        fullest = max((of(rank) for rank in self.budget.ranks), key=lambda found: sum(found.values()))
+        Args:
+            name: Name of the phase.
+            pool: Devices that work.
+            here: Parts of the trainer that are on the device even if `offload` has them.
+            of: What a rank holds in addition.
+            engine: The engine's parameters are on the device.
+        """
+        fullest = max((self._trainer(rank, here) | of(rank) for rank in self.budget.ranks), key=lambda found: sum(found.values()))
         pools = ("training", "rollout") if self.colocated else ("training",)
-        return self._made(name, pool, fullest, self._host(trainer=trainer, engine=engine, pools=pools))
+        return self._made(name, pool, fullest, self._host(here, engine=engine, pools=pools))
 
     def _made(self, name: str, pool: str, columns: Bytes, host: Bytes) -> MemoryPhase:
         columns, host = ({key: size for key, size in each.items() if size} for each in (columns, host))
@@ -96,18 +99,17 @@ class Loop:
     def _asleep(self) -> Bytes:
         return self.engine.columns if self.sleep == 0 else {key: self.engine.columns[key] for key in STAYS_ASLEEP}
 
-    def _trainer(self, rank: RankBudget, *, away: bool, but: str = "") -> Bytes:
-        """What the trainer's process holds outside the training step; `away`: what `offload` names is on the host, except `but`."""
-        plan = self.job.plan
-        offloaded = set(plan.offload) if away else set()
+    def _trainer(self, rank: RankBudget, here: AbstractSet[str]) -> Bytes:
+        """What the trainer's process holds outside a step: all parts that `offload` does not have, and those of `here`."""
+        away = set(self.job.plan.offload) - here
         cells = rank.cells[Phase.FORWARD_BACKWARD]
         held = {
-            "policy_parameters": 0 if "parameters" in offloaded else _sum(cells, PARAMETERS),
-            "policy_gradients": 0 if "gradients" in offloaded else rank.cells[Phase.INIT][Column.GRADIENTS],
-            "policy_optimizer": 0 if "optimizer" in offloaded else _sum(cells, OPTIMIZER),
+            "policy_parameters": 0 if "parameters" in away else _sum(cells, PARAMETERS),
+            "policy_gradients": 0 if "gradients" in away else rank.cells[Phase.INIT][Column.GRADIENTS],
+            "policy_optimizer": 0 if "optimizer" in away else _sum(cells, OPTIMIZER),
             "training_context": self.budget.device.reserve_bytes,
         }
-        return held | {key: size for name, key, size in self._others(rank) if name == but or name not in plan.offload}
+        return held | {column: size for name, column, size in self._others(rank) if name not in away}
 
     def _others(self, rank: RankBudget) -> Iterator[tuple[str, str, int]]:
         """Parameters and state of the other models of the loop: name in `offload`, column, bytes."""
@@ -155,26 +157,19 @@ class Loop:
     def _ratio(self, parameters: int | None) -> float:
         return 1.0 if parameters is None else parameters / self.job.inventory.parameters
 
-    def _forward(self, *, logits: bool = True) -> OfRank:
-        """Function of a rank: the bytes of a forward without gradients. The reference and the reward model are as wide as the policy."""
+    def _forward(self, rank: RankBudget, *, logits: bool = True) -> Bytes:
+        """A forward without gradients. The reference and the reward model are taken to be as wide as the policy."""
         spec, policy = self.job.spec, self.job.plan.policy
-        tokens = policy.log_prob_tokens or spec.batch.micro_batch_size * spec.batch.seq_length
-        local = tokens // spec.mesh.cp
-        work = local * (FORWARD_WIDTHS * spec.model.hidden_size + widest_mlp(spec, spec.mesh.tp)) * 2
-        rows = min(local, CHUNK) if policy.logits == "chunks" else local
-        scores = 0 if not logits else 2 * rows * (spec.model.vocab_size // spec.mesh.tp) * DType.FP32.bytes
-
-        def found(rank: RankBudget) -> Bytes:
-            gathered = rank.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] if self.shards_parameters else 0
-            return {"forward_activations": work + scores, "gathered_parameters": gathered}
-
-        return found
+        tokens = (policy.log_prob_tokens or spec.batch.micro_batch_size * spec.batch.seq_length) // spec.mesh.cp
+        work = tokens * (FORWARD_WIDTHS * spec.model.hidden_size + widest_mlp(spec, spec.mesh.tp)) * 2
+        rows = min(tokens, CHUNK) if policy.logits == "chunks" else tokens
+        scores = 2 * rows * (spec.model.vocab_size // spec.mesh.tp) * DType.FP32.bytes if logits else 0
+        gathered = rank.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] if self.shards_parameters else 0
+        return {"forward_activations": work + scores, "gathered_parameters": gathered}
 
     def _step(self, rank: RankBudget, at: Phase) -> Bytes:
-        """The training step of a rank; models that do not train stay where they are."""
+        """The columns of a phase of the training step."""
         cells = rank.cells[at]
-        away = self._trainer(rank, away=True)
-        others = {key: away[key] for key in ("reference_parameters", "reward_parameters", "critic_state") if key in away}
         return {
             "policy_parameters": _sum(cells, PARAMETERS),
             "policy_gradients": cells[Column.GRADIENTS],
@@ -182,12 +177,10 @@ class Loop:
             "training_activations": _sum(cells, ACTIVATIONS),
             "training_buffers": _sum(cells, BUFFERS),
             "training_overhead": cells[Column.OVERHEAD],
-            "training_context": self.budget.device.reserve_bytes,
-            **others,
         }
 
-    def _host(self, *, trainer: bool, engine: bool, pools: Iterable[str]) -> Bytes:
-        """A node's host memory; `trainer`, `engine`: it is on its devices."""
+    def _host(self, here: AbstractSet[str], *, engine: bool, pools: Iterable[str]) -> Bytes:
+        """A node's host memory; `here` and `engine` as in `_phase`."""
         spec, plan = self.job.spec, self.job.plan
         per_node = spec.device.per_node
         process = int(engine_figures(plan.rollout.engine)["process_bytes"].value)
@@ -201,15 +194,13 @@ class Loop:
         ranks = self._fullest_node(min(per_node, spec.mesh.world_size))
         found["host_processes"] = found.get("host_processes", 0) + len(ranks) * process
         found["host_training"] = sum(rank.host.total for rank in ranks)
+        away = set(plan.offload) - here
         for rank in ranks:
             cells = rank.cells[Phase.FORWARD_BACKWARD]
-            if not trainer:
-                for name, key, columns in (("parameters", "host_policy_parameters", PARAMETERS), ("optimizer", "host_policy_optimizer", OPTIMIZER)):
-                    if name in plan.offload:
-                        found[key] = found.get(key, 0) + _sum(cells, columns)
-            for name, _, size in self._others(rank):
-                if name in plan.offload:
-                    found[f"host_{name}"] = found.get(f"host_{name}", 0) + size
+            parts = [("parameters", "host_policy_parameters", _sum(cells, PARAMETERS)), ("optimizer", "host_policy_optimizer", _sum(cells, OPTIMIZER))]
+            for name, column, size in (*parts, *((name, f"host_{name}", size) for name, _, size in self._others(rank))):
+                if name in away:
+                    found[column] = found.get(column, 0) + size
         return found
 
     def _fullest_node(self, per_node: int) -> list[RankBudget]:

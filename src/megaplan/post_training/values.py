@@ -104,6 +104,7 @@ class EngineShape:
         slots: Sequences that a group generates at a time.
         limited_by: sequences, if all run at once; else max_sequences or kv_cache.
         cache_tokens: Tokens for which a group has cache.
+        steps: Decoding steps of an iteration.
         decode_seconds: Seconds of a decoding step with all slots used, at the mean context.
         prefill_seconds: Seconds of a group's prefill in an iteration.
         tokens_per_second: Tokens that all groups generate per second of the rollout.
@@ -118,6 +119,7 @@ class EngineShape:
     slots: int
     limited_by: str
     cache_tokens: int
+    steps: float
     decode_seconds: float
     prefill_seconds: float
     tokens_per_second: float
