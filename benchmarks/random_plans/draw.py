@@ -21,6 +21,7 @@ from random_plans.settings import (
     host_section,
     megatron_section,
     optimizer_section,
+    post_training_section,
     precision_section,
     recompute_section,
     run_section,
@@ -31,7 +32,9 @@ from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
 
 MEGATRON_SHARE = 0.12
 FIRST_RUN = 1000
-"""Seed from which plans have a section `run`, which moves no estimate: the pinned plans are of lower seeds."""
+"""Seed from which plans have sections `run` and `post_training`, which move no estimate: the pinned plans are of lower seeds."""
+SHORTEST_ROW = 16
+"""Tokens of a row from which a prompt and a response fit into it."""
 
 
 def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, Any]:
@@ -124,6 +127,9 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         if own.chance(share) and (name != "run" or seed >= FIRST_RUN):
             sections[name] = section(own)
     add_serving_ranks(stream("serving ranks"), sections.get("serving", {}), mesh, num_layers)
+    loop = stream("post_training")
+    if seed >= FIRST_RUN and loop.chance(0.3) and (length := sections["batch"]["seq_length"]) >= SHORTEST_ROW:
+        sections["post_training"] = post_training_section(loop, length, mesh)
     drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
     add_low_precision(stream, drawn, scope)
     add_lora(stream("lora"), drawn, scope)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from megaplan.api.plans import Diff, check, diff
     from megaplan.api.project import Projection, project
     from megaplan.api.rl import rl
+    from megaplan.api.rl_search import RlSearch, rl_search
     from megaplan.api.run import run
     from megaplan.api.schedule import Schedule, schedule
     from megaplan.api.search import Search, search
@@ -41,6 +42,7 @@ _HOMES = {
     "api.plans": ("Diff", "check", "diff"),
     "api.project": ("Projection", "project"),
     "api.rl": ("rl",),
+    "api.rl_search": ("RlSearch", "rl_search"),
     "api.run": ("run",),
     "api.schedule": ("Schedule", "schedule"),
     "api.search": ("Search", "search"),
@@ -74,6 +76,7 @@ __all__ = [
     "Projection",
     "RankBudget",
     "RlEstimate",
+    "RlSearch",
     "RunEstimate",
     "Schedule",
     "Search",
@@ -85,6 +88,7 @@ __all__ = [
     "load",
     "project",
     "rl",
+    "rl_search",
     "run",
     "schedule",
     "search",
