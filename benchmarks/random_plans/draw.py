@@ -117,6 +117,18 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         whole.maybe(sections, 0.25, data={"packing": "documents"})
     add_allocator(stream("allocator"), sections["host"])
     add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
+    _add_whole_sections(seed, stream, sections)
+    add_serving_ranks(stream("serving ranks"), sections.get("serving", {}), mesh, num_layers)
+    if seed >= FIRST_RUN:
+        _add_post_training(stream("post_training"), sections, mesh)
+    drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
+    add_low_precision(stream, drawn, scope)
+    add_lora(stream("lora"), drawn, scope)
+    return drawn
+
+
+def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict[str, Any]) -> None:
+    """Sections that depend on no other."""
     for name, share, section in (
         ("device", 0.4, device_section),
         ("serving", 0.15, serving_section),
@@ -126,11 +138,10 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         own = stream(name)
         if own.chance(share) and (name != "run" or seed >= FIRST_RUN):
             sections[name] = section(own)
-    add_serving_ranks(stream("serving ranks"), sections.get("serving", {}), mesh, num_layers)
-    loop = stream("post_training")
-    if seed >= FIRST_RUN and loop.chance(0.3) and (length := sections["batch"]["seq_length"]) >= SHORTEST_ROW:
-        sections["post_training"] = post_training_section(loop, length, mesh)
-    drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
-    add_low_precision(stream, drawn, scope)
-    add_lora(stream("lora"), drawn, scope)
-    return drawn
+
+
+def _add_post_training(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:
+    """`post_training` of a spec whose rows hold a prompt and a response."""
+    length = sections["batch"]["seq_length"]
+    if draw.chance(0.3) and length >= SHORTEST_ROW:
+        sections["post_training"] = post_training_section(draw, length, mesh)

@@ -72,10 +72,14 @@ def parts_of(each: Iteration) -> Parts:
     """The parts of a predicted iteration."""
     seconds = {phase.name: phase.seconds.value for phase in each.found.times}
     known, moe = engine_figures(each.found.engine.name), each.row["model"] not in ("llama8b", "qwen32b")
-    trained = sum(seconds.get(name, 0.0) for name in ("training", "log_probs", "reference")) / known["moe_loop" if moe else "dense_loop"].value
+    trained = (
+        sum(seconds.get(name, 0.0) for name in ("training", "log_probs", "reference")) / known["moe_loop" if moe else "dense_loop"].value
+    )
     rollout = seconds["rollout"] - known["host_step_seconds"].value * each.found.engine.steps
     others = seconds["sync"] + seconds.get("offload", 0.0)
-    return Parts(each.row["model"], each.row["seconds"], moe, bool(each.row["staleness"]), each.found.engine.steps, rollout, trained, others)
+    return Parts(
+        each.row["model"], each.row["seconds"], moe, bool(each.row["staleness"]), each.found.engine.steps, rollout, trained, others
+    )
 
 
 def solve(rows: Sequence[Parts]) -> tuple[float, ...]:
@@ -99,7 +103,9 @@ def solve(rows: Sequence[Parts]) -> tuple[float, ...]:
 def fitted(times: Sequence[Iteration]) -> Fit:
     """The fit, with and without each model."""
     rows = {id(each): parts_of(each) for each in times if each.fitted}
-    by_model = {name: solve([row for row in rows.values() if row.model != name]) for name in dict.fromkeys(row.model for row in rows.values())}
+    by_model = {
+        name: solve([row for row in rows.values() if row.model != name]) for name in dict.fromkeys(row.model for row in rows.values())
+    }
     spread = tuple((min(values), max(values)) for values in zip(*by_model.values(), strict=True))
     left_out = {key: 100 * (row.seconds(by_model[row.model]) / row.published - 1) for key, row in rows.items()}
     return Fit(solve(list(rows.values())), spread, left_out)

@@ -139,7 +139,9 @@ def page(times: list[Iteration], sizes: list[Bytes]) -> str:
         policy = f"{row['staleness']} step off" if row["staleness"] else "on"
         left_out = f"{fit.left_out[id(each)]:+.1f} % without its model" if each.fitted else "held out"
         numbers = [f"{row['seconds']:g}", f"{each.found.iteration_seconds.value:.4g}", f"{each.error:+.1f} %"]
-        rows.append([row["name"].removesuffix(", 1 step off"), f"{row['devices']} {row['device']}", policy, row["version"], *numbers, left_out])
+        rows.append(
+            [row["name"].removesuffix(", 1 step off"), f"{row['devices']} {row['device']}", policy, row["version"], *numbers, left_out]
+        )
     bytes_rows = [["what", "published", "predicted", "error", "source"]]
     for size in sizes:
         row, unit = size.row, size.row["unit"]

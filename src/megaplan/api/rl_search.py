@@ -105,7 +105,9 @@ class _Clock:
         return left
 
 
-def rl_search(source: Source, /, *changes: str, gpus: int | None = None, top: int = 8, seconds: float = SECONDS, **overrides: Any) -> RlSearch:
+def rl_search(
+    source: Source, /, *changes: str, gpus: int | None = None, top: int = 8, seconds: float = SECONDS, **overrides: Any
+) -> RlSearch:
     """Search placements, sizes of the pools, meshes of training and degrees of the engine for the shortest iteration.
 
     Colocated plans use all devices for both; split plans give one to seven eighths to the rollout, with the spec's `staleness`. The batch,
@@ -132,16 +134,19 @@ def rl_search(source: Source, /, *changes: str, gpus: int | None = None, top: in
     plan = job.spec.post_training
     if plan is None:
         raise refuse("MP851", f"{job.spec.name} has no section post_training", "post_training: {kind: rl, prompts: 64, samples: 8, …}")
-    world = job.spec.mesh.world_size
-    given = world + (plan.rollout.gpus or world if plan.placement == "split" else 0)
-    number, clock = gpus or given, _Clock(seconds)
-    pools = [_Pool("colocated", number, number)] if plan.staleness == 0 else []
-    pools += [_Pool("split", number - part, part) for part in dict.fromkeys(number * each // 8 for each in EIGHTHS) if 0 < part < number]
+    number, clock = gpus or _all_devices(job), _Clock(seconds)
+    pools = _pools(number, plan.staleness)
     meshes = {size: _meshes(job, size, clock) for size in dict.fromkeys(pool.training for pool in pools)}
-    engines = {pool: _engines(job, pool) for pool in pools}
+    engines = {pool: _engines(pool) for pool in pools}
     num_plans = sum(len(_mesh_texts(job, pool.training)) * len(engines[pool]) for pool in pools)
     rows, num_evaluated = [], 0
-    tried = ((pool, mesh, engine) for rank in range(KEPT) for pool in pools for mesh in meshes[pool.training][rank : rank + 1] for engine in engines[pool])
+    tried = (
+        (pool, mesh, engine)
+        for rank in range(KEPT)
+        for pool in pools
+        for mesh in meshes[pool.training][rank : rank + 1]
+        for engine in engines[pool]
+    )
     for pool, mesh, engine in tried:
         if not clock.has(1.0):
             break
@@ -155,7 +160,22 @@ def rl_search(source: Source, /, *changes: str, gpus: int | None = None, top: in
         if found.fits:
             rows.append(_row(found, pool, candidate, (*job.changes, *texts)))
     rows.sort(key=lambda row: row.iteration_seconds)
-    return RlSearch(FORMAT, job.name, job.spec.name, job.spec.device.name, number, num_plans, num_evaluated, clock.stopped, tuple(rows[:top]))
+    return RlSearch(
+        FORMAT, job.name, job.spec.name, job.spec.device.name, number, num_plans, num_evaluated, clock.stopped, tuple(rows[:top])
+    )
+
+
+def _all_devices(job: LoadedJob) -> int:
+    """Devices of the spec's own plan."""
+    plan, world = job.spec.post_training, job.spec.mesh.world_size
+    return world + (plan.rollout.gpus or world) if plan is not None and plan.placement == "split" else world
+
+
+def _pools(number: int, staleness: int) -> list[_Pool]:
+    """Placements on a number of devices; colocated parts cannot work at the same time."""
+    parts = dict.fromkeys(number * each // 8 for each in EIGHTHS)
+    colocated = [] if staleness else [_Pool("colocated", number, number)]
+    return colocated + [_Pool("split", number - part, part) for part in parts if 0 < part < number]
 
 
 def _mesh_texts(job: LoadedJob, devices: int) -> list[tuple[str, ...]]:
@@ -168,7 +188,14 @@ def _mesh_texts(job: LoadedJob, devices: int) -> list[tuple[str, ...]]:
         model = tp * pp * mesh.cp
         if devices % model or pp > job.spec.model.num_layers or (devices // pp) % ep:
             continue
-        texts = (f"mesh.tp={tp}", f"mesh.pp={pp}", f"mesh.ep={ep}", f"mesh.dp_shard={devices // model}", "mesh.dp_replicate=1", "mesh.vpp=1")
+        texts = (
+            f"mesh.tp={tp}",
+            f"mesh.pp={pp}",
+            f"mesh.ep={ep}",
+            f"mesh.dp_shard={devices // model}",
+            "mesh.dp_replicate=1",
+            "mesh.vpp=1",
+        )
         found.append((model, (*texts, "schedule.kind=1f1b", f"schedule.num_microbatches={pp}", "split={mode: equal}")))
     return [texts for _, texts in sorted(found, key=lambda each: each[0])]
 
@@ -191,10 +218,12 @@ def _meshes(job: LoadedJob, devices: int, clock: _Clock) -> list[tuple[str, ...]
     return [texts for _, texts in sorted(timed)[:KEPT]]
 
 
-def _engines(job: LoadedJob, pool: _Pool) -> list[tuple[str, ...]]:
+def _engines(pool: _Pool) -> list[tuple[str, ...]]:
     """Changes for tensor groups of an engine; experts follow the group unless the spec gives more ranks."""
     sizes = (2**exponent for exponent in range(6))
-    return [(f"post_training.rollout.tp={tp}", "post_training.rollout.ep=null") for tp in sizes if pool.rollout % tp == 0 and tp <= pool.rollout]
+    return [
+        (f"post_training.rollout.tp={tp}", "post_training.rollout.ep=null") for tp in sizes if pool.rollout % tp == 0 and tp <= pool.rollout
+    ]
 
 
 def _pool_texts(pool: _Pool) -> Iterator[str]:

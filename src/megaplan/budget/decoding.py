@@ -1,7 +1,7 @@
 """Times of decoding and prefill of a served model, by the rates of its device.
 
-Decoding reads every parameter that a batch uses, and the cache of every sequence, once a step; products are faster than that until the batch
-is large. Prefill is bound by products. Layers of a tensor group reduce their outputs twice.
+Decoding reads every parameter that a batch uses, and the cache of every sequence, once a step; products are faster than that until the
+batch is large. Prefill is bound by products. Layers of a tensor group reduce their outputs twice.
 """
 
 from __future__ import annotations
@@ -159,5 +159,3 @@ def forward_flops(spec: Spec, inventory: Inventory, seq_length: int) -> int:
     batch = spec.batch.model_copy(update={"seq_length": max(seq_length, 1), "micro_batch_size": 1})
     costs = model_costs(spec.model_copy(update={"batch": batch}), inventory)
     return sum(layer.forward_flops for layer in costs.layers)
-
-

@@ -28,7 +28,7 @@ def rl(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Estimate reinforcement learning: memory by phase on device and host, time of an iteration, idle devices. Exits 1 if it does not fit."""
+    """Estimate reinforcement learning: memory by phase, time of an iteration, idle devices. Exits 1 if it does not fit."""
     if gpus is not None and not search:
         raise refuse("MP480", f"--gpus {gpus} without --search, and a plan's mesh gives its devices", f"--search --gpus {gpus}")
     changes = tuple(overrides or ())
@@ -48,7 +48,7 @@ def rl(
         if explain:
             output.write_styled(rl_text.column_lines(found))
         if figures:
-            output.write_styled(rl_text.figure_lines(found))
+            output.write_styled(rl_text.figure_lines(found.figures))
     return 0 if found.fits else DOES_NOT_FIT
 
 

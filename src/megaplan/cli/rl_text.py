@@ -24,7 +24,9 @@ def rl_lines(found: RlEstimate) -> Iterator[StyledLine]:
     yield ("  fits", "bold green") if found.fits else ("  DOES NOT FIT", "bold red")
     peak = next(phase for phase in found.memory if phase.name == found.peak_phase)
     held = f"{found.peak_column} holds {format_bytes(peak.columns[found.peak_column])}"
-    yield from _wrapped(f"device peak {format_bytes(found.peak_bytes)} in {found.peak_phase}, headroom {format_bytes(peak.headroom_bytes)}; {held}")
+    yield from _wrapped(
+        f"device peak {format_bytes(found.peak_bytes)} in {found.peak_phase}, headroom {format_bytes(peak.headroom_bytes)}; {held}"
+    )
     room = "" if found.host_capacity_bytes is None else f" of {format_bytes(found.host_capacity_bytes)}"
     yield from _wrapped(f"host peak {format_bytes(found.host_peak_bytes)}{room} a node, in {found.host_peak_phase}")
     spread = found.iteration_seconds
@@ -53,7 +55,7 @@ def rl_lines(found: RlEstimate) -> Iterator[StyledLine]:
 
 
 def _wrapped(text: str) -> Iterator[StyledLine]:
-    return ((line, "") for line in wrap(text, indent="  "))
+    return ((line, "") for line in wrap(f"  {text}", indent="  "))
 
 
 def _memory(found: RlEstimate, *, host: bool) -> Iterator[StyledLine]:
@@ -74,7 +76,8 @@ def _rollout(found: RlEstimate) -> Iterator[StyledLine]:
     yield "rollout", "bold"
     degrees = " · ".join(f"{name} {degree}" for name, degree in (("tp", engine.tp), ("pp", engine.pp), ("ep", engine.ep)) if degree > 1)
     yield from _wrapped(
-        f"{engine.name}: {engine.num_groups:,} groups{f' of {degrees}' if degrees else ''}, {engine.sequences_of_group:,.0f} sequences each,"
+        f"{engine.name}: {engine.num_groups:,} groups{f' of {degrees}' if degrees else ''},"
+        f" {engine.sequences_of_group:,.0f} sequences each,"
         f" {engine.slots:,} at a time (limited by {engine.limited_by}), cache for {short_count(engine.cache_tokens)} tokens"
     )
     yield from _wrapped(
@@ -91,13 +94,16 @@ def _rollout(found: RlEstimate) -> Iterator[StyledLine]:
 def column_lines(found: RlEstimate) -> Iterator[StyledLine]:
     """The formula of every column that the plan has."""
     used = {column for phase in found.memory for column in (*phase.columns, *phase.host_columns)}
-    for title, columns in (("columns of a device", DEVICE), ("columns of a node's host memory", {k: v for k, v in COLUMNS.items() if k not in DEVICE})):
+    for title, columns in (
+        ("columns of a device", DEVICE),
+        ("columns of a node's host memory", {k: v for k, v in COLUMNS.items() if k not in DEVICE}),
+    ):
         yield "", ""
         yield title, "bold"
         for column, formula in columns.items():
             if column in used:
                 yield f"  {column}", ""
-                yield from ((line, "") for line in wrap(formula, indent="    "))
+                yield from ((line, "") for line in wrap(f"    {formula}", indent="    "))
 
 
 def search_lines(found: RlSearch) -> Iterator[StyledLine]:

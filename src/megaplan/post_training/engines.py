@@ -24,6 +24,7 @@ DATA = Path(__file__).with_name("engines.json")
 SHARED = "shared"
 SECOND_NS = 10**9
 COMMUNICATORS = "nccl"
+SETTINGS = ("memory_fraction", "max_sequences", "batched_tokens", "block_size")
 STREAM_WIDTHS = 6
 """Tensors of the residual stream's width that an engine's forward has at a time."""
 
@@ -77,13 +78,18 @@ def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemor
     """
     given, known, device = plan.rollout, engine_figures(plan.rollout.engine), device_of(spec.device)
     degrees = given.tp, given.pp, given.ep or given.tp
-    fraction = given.memory_fraction or known["memory_fraction"].value
-    sequences = given.max_sequences or int(known["max_sequences"].value)
-    batched = given.batched_tokens or int(known["batched_tokens"].value)
-    block = given.block_size or int(known["block_size"].value)
+    fraction, sequences, batched, block = (setting(plan, name) for name in SETTINGS)
+    sequences, batched, block = int(sequences), int(batched), int(block)
     dtype: DType = given.dtype or spec.precision.params
     serving = Serving(
-        batch_size=1, context_length=block, kv_dtype=given.kv_dtype, cache="paged", block_size=block, tp=degrees[0], pp=degrees[1], ep=degrees[2]
+        batch_size=1,
+        context_length=block,
+        kv_dtype=given.kv_dtype,
+        cache="paged",
+        block_size=block,
+        tp=degrees[0],
+        pp=degrees[1],
+        ep=degrees[2],
     )
     mesh = spec.mesh.model_copy(update={"vocab_parallel": True})
     merged = spec.model_copy(update={"serving": serving, "precision": spec.precision.model_copy(update={"params": dtype}), "mesh": mesh})
@@ -106,7 +112,7 @@ def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemor
     if room < 0 or (page and pages * block < longest):
         needed = -(-longest // block) * page if page else 0
         detail = (
-            f"memory_fraction {fraction:g} of {format_bytes(device.capacity.value)} leaves {format_bytes(room)} for the cache beside"
+            f"memory_fraction {fraction:g} of {format_bytes(device.capacity.value)} leaves {format_bytes(room)} for the cache after"
             f" {format_bytes(parameters)} of parameters, and one sequence of {longest:,.0f} tokens takes {format_bytes(int(needed))}"
         )
         raise refuse("MP852", detail, f"--set post_training.rollout.tp={2 * given.tp}", key="post_training.rollout.memory_fraction")
@@ -115,8 +121,13 @@ def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemor
         "engine_graphs": graphs, "engine_context": context,
     }  # fmt: skip
     model = replace(served(merged, inventory, degrees, dtype, given.kv_dtype), host_ns=int(known["host_step_seconds"].value * SECOND_NS))
-    prefix = bool(known["prefix_cache"].value) if given.prefix_cache is None else given.prefix_cache
-    return EngineMemory(columns, pages * block, model, degrees, sequences, batched, prefix)
+    return EngineMemory(columns, pages * block, model, degrees, sequences, batched, bool(setting(plan, "prefix_cache")))
+
+
+def setting(plan: PostTraining, name: str) -> float:
+    """A setting of the engine: the plan's, or the engine's default."""
+    given: float | None = getattr(plan.rollout, name)
+    return engine_figures(plan.rollout.engine)[name].value if given is None else given
 
 
 def widest_mlp(spec: Spec, tp: int) -> int:

@@ -17,10 +17,9 @@ from megaplan.post_training.engines import EngineMemory, engine_figures, engine_
 from megaplan.post_training.job import TrainingJob, training_job
 from megaplan.post_training.memory import Loop
 from megaplan.post_training.rollout import Generation, Prompt, generate
-from megaplan.post_training.values import EngineShape, MemoryPhase, PoolIdle, ResponseShape, RlEstimate, TimePhase
+from megaplan.post_training.values import EngineShape, PoolIdle, ResponseShape, RlEstimate, TimePhase
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
-from megaplan.spec.post_training import PostTraining
 
 FORMAT = "megaplan.rl/1"
 NS = 1e-9
@@ -79,7 +78,11 @@ class _Estimate:
         prompts = count / self.plan.samples if self.engine.prefix_cache else float(count)
         flops = forward_flops(self.job.spec, self.job.inventory, int(rollout.prompt))
         read = self.engine.model.prefill_seconds
-        prompt = Prompt(rollout.prompt, read(max(prompts, 1.0) * rollout.prompt, flops), read(self.engine.batched_tokens, flops) / self.engine.batched_tokens)
+        prompt = Prompt(
+            rollout.prompt,
+            read(max(prompts, 1.0) * rollout.prompt, flops),
+            read(self.engine.batched_tokens, flops) / self.engine.batched_tokens,
+        )
         found = generate(self.engine.model, own, prompt, self.engine.max_sequences, self.engine.cache_tokens or float("inf"))
         return self._continuous(found, own) if self.overlaps else found
 
@@ -257,5 +260,3 @@ class _Estimate:
         device = device_of(self.job.spec.device)
         for name, rate in (("memory_bandwidth", device.memory_bandwidth), ("node_bandwidth", device.node_bandwidth)):
             yield RunFigure(name, rate.value, "B/s", rate.basis, rate.source)
-
-

@@ -85,9 +85,9 @@ class TrainingJob:
         once = sum(step.terms.get(name, 0.0) for name in ONCE)
         costs = model_costs(self.spec, self.inventory)
         parts = (*costs.layers, costs.head)
-        forward, everything = (sum(getattr(part, name) for part in parts) for name in ("forward_flops", "total_flops"))
-        again = forward if self.recomputes_all else 0
-        return self.plan.policy.updates * max(step.seconds - once, 0.0) * forward / (everything + again)
+        forward = sum(part.forward_flops for part in parts)
+        everything = sum(part.total_flops for part in parts) + (forward if self.recomputes_all else 0)
+        return self.plan.policy.updates * max(step.seconds - once, 0.0) * forward / everything
 
     @property
     def recomputes_all(self) -> bool:

@@ -63,18 +63,20 @@ class Loop:
             yield self._phase("sync", pool, WEIGHTS, lambda _: buckets)
             generating = awake | {"sync_buckets": plan.sync.bucket_bytes}
             yield self._made("rollout", "rollout", generating, self._host(NOTHING, engine=True, pools=("rollout",)))
-        beside = asleep if self.colocated else {}
+        idle_engine = asleep if self.colocated else {}
         if plan.reward is not None and plan.reward.seconds is None:
-            yield self._phase("reward", pool, {"reward"}, lambda rank: self._forward(rank, logits=False) | beside)
+            yield self._phase("reward", pool, {"reward"}, lambda rank: self._forward(rank, logits=False) | idle_engine)
         if plan.policy.log_probs:
-            yield self._phase("log_probs", pool, WEIGHTS, lambda rank: self._forward(rank) | beside)
+            yield self._phase("log_probs", pool, WEIGHTS, lambda rank: self._forward(rank) | idle_engine)
         if plan.reference is not None:
             adapted = self.job.spec.lora is not None and plan.reference.parameters is None
-            yield self._phase("reference", pool, WEIGHTS if adapted else {"reference"}, lambda rank: self._forward(rank) | beside)
+            yield self._phase("reference", pool, WEIGHTS if adapted else {"reference"}, lambda rank: self._forward(rank) | idle_engine)
         if plan.critic is not None:
-            yield self._phase("critic", pool, {"critic"}, lambda rank: self._critic_step(rank) | beside)
-        steps = [self._phase("training", pool, TRAINED, lambda rank, at=at: self._step(rank, at) | beside) for at in Phase]
-        yield max(steps, key=lambda phase: phase.total_bytes)
+            yield self._phase("critic", pool, {"critic"}, lambda rank: self._critic_step(rank) | idle_engine)
+        yield max((self._trained(pool, at, idle_engine) for at in Phase), key=lambda phase: phase.total_bytes)
+
+    def _trained(self, pool: str, at: Phase, idle_engine: Bytes) -> MemoryPhase:
+        return self._phase("training", pool, TRAINED, lambda rank: self._step(rank, at) | idle_engine)
 
     def _phase(self, name: str, pool: str, here: AbstractSet[str], of: OfRank, *, engine: bool = False) -> MemoryPhase:
         """The phase on the rank that has most bytes in it.
@@ -197,7 +199,10 @@ class Loop:
         away = set(plan.offload) - here
         for rank in ranks:
             cells = rank.cells[Phase.FORWARD_BACKWARD]
-            parts = [("parameters", "host_policy_parameters", _sum(cells, PARAMETERS)), ("optimizer", "host_policy_optimizer", _sum(cells, OPTIMIZER))]
+            parts = [
+                ("parameters", "host_policy_parameters", _sum(cells, PARAMETERS)),
+                ("optimizer", "host_policy_optimizer", _sum(cells, OPTIMIZER)),
+            ]
             for name, column, size in (*parts, *((name, f"host_{name}", size) for name, _, size in self._others(rank))):
                 if name in away:
                     found[column] = found.get(column, 0) + size

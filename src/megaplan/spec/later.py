@@ -8,7 +8,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
 
 SECTION_ERROR = "section"
-"""Type of the error that stands for all errors of such a section: `ctx["errors"]`, as pydantic lists them."""
+"""Type of the error that has all errors of such a section: `ctx["errors"]`, as pydantic lists them."""
 
 
 class LaterSection:

@@ -137,10 +137,10 @@ class Critic(OptionsSection):
 
 
 class Sync(OptionsSection):
-    """How updated parameters reach the engine.
+    """Transfer of updated parameters to the engine.
 
     Attributes:
-        how: ipc hands gathered buckets to an engine on the same devices; broadcast sends them over NCCL; p2p each engine rank's part alone; disk.
+        how: ipc: gathered buckets are read on the same devices; broadcast: over NCCL; p2p: each engine rank's part alone; disk.
         bucket_bytes: Bytes that are gathered and sent at a time.
         staged: The engine's cache is allocated after the parameters have arrived and the trainer's state is away.
         merged: Adapters are merged into the model, and all of it is sent; without it the engine gets adapters alone.
@@ -169,7 +169,7 @@ class PostTraining(OptionsSection):
         placement: colocated shares the devices of training; split has a rollout pool of its own.
         staleness: Iterations by which responses may be older than the policy; above 0 split pools work at the same time.
         sync: Transfer of parameters to the engine.
-        offload: What of the trainer is in host memory during the rollout; reference, reward and critic whenever they do not run.
+        offload: Parts of the trainer in host memory during the rollout; reference, reward and critic whenever they do not run.
         host_memory: Bytes of a node's memory; null for no check.
     """
 

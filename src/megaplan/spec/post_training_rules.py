@@ -40,12 +40,14 @@ def _lengths(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
         yield checked.error("MP850", "the response has neither a mean nor a percentile", here, f"--set {here}.mean={limit // 2}")
     if given.mean is not None and len(points) > 1:
         names = " and ".join(points)
-        yield checked.error("MP850", f"mean is given with {names}, and one percentile beside a mean gives the spread", here)
+        yield checked.error("MP850", f"mean is given with {names}, and with a mean one percentile gives the spread", here)
     if values != sorted(values):
         yield checked.error("MP850", f"percentiles fall: {', '.join(f'{name} {value:g}' for name, value in points.items())}", here)
     for name, value in ({"mean": given.mean} if given.mean is not None else {}).items() | points.items():
         if value > limit:
-            yield checked.error("MP850", f"{name} = {value:g} is above the limit of {limit:,} tokens", f"{here}.{name}", f"--set {here}.max={int(value)}")
+            yield checked.error(
+                "MP850", f"{name} = {value:g} is above the limit of {limit:,} tokens", f"{here}.{name}", f"--set {here}.max={int(value)}"
+            )
 
 
 def _pools(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
@@ -83,7 +85,9 @@ def _degrees(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
     for name, count in sharded_by_blocks(checked.spec).items():
         if name == GROUP_HEADS:
             if max(count, rollout.tp) % min(count, rollout.tp):
-                yield checked.error("MP218", f"rollout.tp = {rollout.tp} and {name} = {count}: neither divides the other", f"{KEY}.rollout.tp")
+                yield checked.error(
+                    "MP218", f"rollout.tp = {rollout.tp} and {name} = {count}: neither divides the other", f"{KEY}.rollout.tp"
+                )
         elif count % rollout.tp:
             yield checked.error("MP218", remainder(name, count, "rollout.tp", rollout.tp), f"{KEY}.rollout.tp", use_one_of(divisors(count)))
     if rollout.ep is not None and moe is not None and moe.num_experts % rollout.ep:

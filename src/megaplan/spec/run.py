@@ -38,6 +38,7 @@ def written(kind: str, unit: str, example: str) -> Any:
 
 
 def quantity(parse: Callable[[str], float]) -> Any:
+    """The validator that reads a text with a unit by `parse`."""
     return BeforeValidator(partial(_read, parse=parse))
 
 

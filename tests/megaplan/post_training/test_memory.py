@@ -61,7 +61,11 @@ def test_a_sleeping_engine_copies_or_drops_its_parameters():
 
 def test_vllm_takes_its_fraction_and_sglang_leaves_the_rest():
     columns = phases()["rollout"].columns
-    own = sum(size for column, size in columns.items() if column in ("engine_parameters", "kv_cache", "engine_activations", "engine_graphs", "engine_context"))
+    own = sum(
+        size
+        for column, size in columns.items()
+        if column in ("engine_parameters", "kv_cache", "engine_activations", "engine_graphs", "engine_context")
+    )
     capacity = 84943715697
     assert 0 <= int(0.6 * capacity) - own < 16 * 131072
     static = phases("post_training.rollout.engine=sglang")["rollout"].columns
