@@ -8,7 +8,7 @@ GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,python3)
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: measured runs demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-jobs test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-reports accuracy-torchtitan recipes-fit clean
+.PHONY: measured runs rl demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-jobs test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-reports accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -120,6 +120,9 @@ accuracy-megatron: $(READY) ## replay Megatron-Core's published measurements: do
 runs: $(READY) ## published training runs as megaplan run predicts them: docs/reference/runs.md
 	$(BIN)/python benchmarks/runs/run.py
 	$(BIN)/python benchmarks/runs/scaling.py
+
+rl: $(READY) ## published post-training as megaplan rl predicts it: docs/reference/rl.md
+	$(BIN)/python benchmarks/rl/run.py
 
 accuracy-reports: $(READY) ## estimate what others measured under Megatron-Core: docs/reference/public-reports.md
 	$(BIN)/python benchmarks/accuracy_megatron/reports.py

@@ -31,7 +31,7 @@ GROUPS = {
     "MP5": "the budget: what does not fit, headroom, devices",
     "MP6": "megarun: the runtime, data files (MP61x, MP62x), checkpoints (MP64x), and the processes of a job (MP65x, MP66x)",
     "MP7": "sections of the model, and policies by family",
-    "MP8": "configs of Hugging Face models",
+    "MP8": "configs of Hugging Face models (MP80x, MP82x) and post-training plans (MP85x)",
     "MP9": "hosts other than megarun: what they do not support (MP90x), launch files (MP91x), exports (MP92x)",
 }
 """Subjects of the codes with these first digits."""

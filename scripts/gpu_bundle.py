@@ -22,6 +22,7 @@ CARRIED = (
     "kernels",
     "benchmarks",
     "plans",
+    "docs/errors",
     "tests/kernels",
     "tests/support",
     "tests/conftest.py",

@@ -21,6 +21,7 @@ from random_plans.settings import (
     host_section,
     megatron_section,
     optimizer_section,
+    post_training_section,
     precision_section,
     recompute_section,
     run_section,
@@ -31,7 +32,9 @@ from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
 
 MEGATRON_SHARE = 0.12
 FIRST_RUN = 1000
-"""Seed from which plans have a section `run`, a value of `host.cuda_graphs`, and skews of single layers: the pinned plans have lower seeds."""
+"""Seed from which plans have keys that came later (`run`, `post_training`, graphs, skews of layers); pinned plans have lower ones."""
+SHORTEST_ROW = 16
+"""Tokens of a row from which a prompt and a response fit into it."""
 
 
 def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, Any]:
@@ -116,6 +119,18 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         whole.maybe(sections, 0.25, data={"packing": "documents"})
     add_allocator(stream("allocator"), sections["host"], stream("graphs") if not megatron and seed >= FIRST_RUN else None)
     add_scores(stream("scores"), sections["model"], stream("scales"), megatron=megatron)
+    _add_whole_sections(seed, stream, sections)
+    add_serving_ranks(stream("serving ranks"), sections.get("serving", {}), mesh, num_layers)
+    if seed >= FIRST_RUN:
+        _add_post_training(stream("post_training"), sections, mesh)
+    drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
+    add_low_precision(stream, drawn, scope)
+    add_lora(stream("lora"), drawn, scope)
+    return drawn
+
+
+def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict[str, Any]) -> None:
+    """Sections that depend on no other."""
     for name, share, section in (
         ("device", 0.4, device_section),
         ("serving", 0.15, serving_section),
@@ -125,8 +140,10 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         own = stream(name)
         if own.chance(share) and (name != "run" or seed >= FIRST_RUN):
             sections[name] = section(own)
-    add_serving_ranks(stream("serving ranks"), sections.get("serving", {}), mesh, num_layers)
-    drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
-    add_low_precision(stream, drawn, scope)
-    add_lora(stream("lora"), drawn, scope)
-    return drawn
+
+
+def _add_post_training(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:
+    """`post_training` of a spec whose rows hold a prompt and a response."""
+    length = sections["batch"]["seq_length"]
+    if draw.chance(0.3) and length >= SHORTEST_ROW:
+        sections["post_training"] = post_training_section(draw, length, mesh)

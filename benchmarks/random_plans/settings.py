@@ -117,6 +117,54 @@ def run_section(draw: Draw) -> dict[str, Any]:
     return {key: draw.choice(values[key]) for key in draw.sample(list(values), draw.randint(1, 8))}
 
 
+def post_training_section(draw: Draw, seq_length: int, mesh: dict[str, int]) -> dict[str, Any]:
+    """`post_training`: lengths that fit a row, a pool that groups divide, and the rest in turn."""
+    prompt = max(1, seq_length // draw.choice([4, 8, 16]))
+    limit = max(1, seq_length - prompt)
+    mean = max(1, limit // 3)
+    rollout: dict[str, Any] = {"engine": draw.choice(["vllm", "sglang"]), "prompt": prompt}
+    shapes: list[dict[str, Any]] = [{"mean": mean}, {"mean": mean, "p99": limit, "max": limit}, {"p50": mean, "p90": limit}]
+    rollout["response"] = draw.choice(shapes)
+    split = draw.chance(0.4)
+    values: dict[str, Sequence[Any]] = {
+        "memory_fraction": [0.5, 0.8], "max_sequences": [16, 256], "batched_tokens": [2048], "dtype": [FP32, BF16, "fp16", "fp8"],
+        "kv_dtype": [FP32, BF16, "fp16", "fp8"], "block_size": [16, 64], "graphs": [False, True],
+        "prefix_cache": [False, True], "sleep": [0, 1, 2],
+    }  # fmt: skip
+    rollout |= {key: draw.choice(values[key]) for key in draw.sample(list(values), draw.randint(1, 6))}
+    tp, pp = draw.choice(divisors(mesh.get("tp", 1))), draw.choice(divisors(mesh.get("pp", 1)))
+    rollout |= {"tp": tp, "pp": pp}
+    if mesh.get("ep", 1) % tp == 0:
+        draw.maybe(rollout, 0.5, ep=tp)
+    if split or mesh.get("dp_shard", 1) > 1:
+        draw.maybe(rollout, 0.5, gpus=tp * pp)
+    section: dict[str, Any] = {"kind": "rl", "prompts": draw.wide(1, 64), "samples": draw.wide(2, 16), "rollout": rollout}
+    draw.maybe(section, 0.5, reference=lambda: draw.choice([{}, {"parameters": "1B"}, {"seconds": 2.0}]))
+    draw.maybe(
+        section,
+        0.4,
+        reward=lambda: draw.choice([{}, {"seconds": "30s"}, {"parameters": 10**9}]),
+        critic=lambda: draw.choice([{}, {"parameters": "2B"}]),
+    )
+    policy: dict[str, Sequence[Any]] = {
+        "updates": [1, 2], "log_probs": [True, False], "packing": [True, False], "log_prob_tokens": [1024], "logits": ["whole", "chunks"],
+    }  # fmt: skip
+    section["policy"] = {key: draw.choice(policy[key]) for key in draw.sample(list(policy), draw.randint(1, 5))}
+    parts = ["parameters", "gradients", "optimizer", *(name for name in ("reference", "reward", "critic") if name in section)]
+    section["offload"] = draw.sample(parts, draw.randint(1, len(parts)))
+    if split:
+        section |= {"placement": "split", "staleness": draw.choice([0, 1])}
+    how = ["broadcast", "p2p", "disk", *([] if split else ["ipc"])]
+    section["sync"] = {
+        "how": draw.choice(how),
+        "bucket_bytes": draw.choice(["1GiB", 2**28]),
+        "staged": draw.chance(0.5),
+        "merged": draw.chance(0.5),
+    }
+    draw.maybe(section, 0.3, host_memory="2TiB")
+    return section
+
+
 def training_section(draw: Draw) -> dict[str, Any]:
     """`training`; the phases of the rate fit into its steps."""
     steps = draw.wide(1, 100_000)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob, load
     from megaplan.api.plans import Diff, check, diff
     from megaplan.api.project import Projection, project
+    from megaplan.api.rl import rl
+    from megaplan.api.rl_search import RlSearch, rl_search
     from megaplan.api.run import run
     from megaplan.api.schedule import Schedule, schedule
     from megaplan.api.search import Search, search
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from megaplan.plan.check import Check
     from megaplan.plan.diff import PlanDiff
     from megaplan.plan.document import PlanDocument
+    from megaplan.post_training.values import RlEstimate
 
 __version__ = "0.1.0"
 
@@ -38,6 +41,8 @@ _HOMES = {
     "api.load": ("LoadedJob", "load"),
     "api.plans": ("Diff", "check", "diff"),
     "api.project": ("Projection", "project"),
+    "api.rl": ("rl",),
+    "api.rl_search": ("RlSearch", "rl_search"),
     "api.run": ("run",),
     "api.schedule": ("Schedule", "schedule"),
     "api.search": ("Search", "search"),
@@ -50,6 +55,7 @@ _HOMES = {
     "plan.check": ("Check",),
     "plan.diff": ("PlanDiff",),
     "plan.document": ("PlanDocument",),
+    "post_training.values": ("RlEstimate",),
 }
 
 __all__ = [
@@ -69,6 +75,8 @@ __all__ = [
     "PlannedTime",
     "Projection",
     "RankBudget",
+    "RlEstimate",
+    "RlSearch",
     "RunEstimate",
     "Schedule",
     "Search",
@@ -79,6 +87,8 @@ __all__ = [
     "estimate",
     "load",
     "project",
+    "rl",
+    "rl_search",
     "run",
     "schedule",
     "search",

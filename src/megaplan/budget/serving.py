@@ -92,17 +92,17 @@ def _stage(spec: Spec, inventory: Inventory, span: tuple[int, int], degrees: tup
         tokens = shared + serving.batch_size * (cached_tokens(serving, layer.window) - shared)
         kv_cache += count * tokens * serving.kv_dtype.bytes * (layer.cache_width // min(tp, layer.cache_parts))
         states += count * serving.batch_size * -(-layer.state_bytes // tp)
-        elements += count * _elements(block, degrees, min(tp, layer.cache_parts), layer.cached_by)
+        elements += count * local_elements(block, degrees, min(tp, layer.cache_parts), layer.cached_by)
     last = end == len(inventory.layers)
     for name, block in inventory.outside:
         at_the_end = name in AT_THE_END or name.startswith(Outside.MTP)
         copied = inventory.tied and name == Outside.EMBEDDING and pp > 1  # the last stage's head
         if last if at_the_end else first == 0 or (copied and last):
-            elements += _elements(block, degrees)
+            elements += local_elements(block, degrees)
     return ServingStage(first, end, kv_cache, states, elements * spec.precision.params.bytes)
 
 
-def _elements(block: Block, degrees: tuple[int, int, int], heads: int = 1, cached_by: frozenset[str] = frozenset()) -> int:
+def local_elements(block: Block, degrees: tuple[int, int, int], heads: int = 1, cached_by: frozenset[str] = frozenset()) -> int:
     """Elements of a rank's part of a block."""
     tp, _, ep = degrees
     total = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GROUPS = {
-    "Plan": ("estimate", "search", "split", "costs", "schedule", "show", "report"),
+    "Plan": ("estimate", "search", "split", "run", "rl", "costs", "schedule", "show", "report"),
     "Review": ("diff", "check"),
     "Move": ("export", "import", "new", "schema"),
     "Look up": ("explain", "devices", "calibrate"),
@@ -21,6 +21,7 @@ EXAMPLES = {
         "megaplan search spec.yaml --devices 64 --fix mesh.tp=8 --exhaust -o best",
         "megaplan search spec.yaml --devices 64 --host megatron -o launches",
     ),
+    "rl": ("megaplan rl spec.yaml", "megaplan rl spec.yaml --explain", "megaplan rl spec.yaml --search --gpus 64"),
     "split": ("megaplan split spec.yaml -o plan.json", "megaplan split spec.yaml --set mesh.pp=4 -o plan.json"),
     "diff": (
         "megaplan diff old.json new.json",

@@ -27,6 +27,7 @@ _COMMANDS = (
     "split",
     "search",
     "run",
+    "rl",
     "costs",
     "show",
     "report",
@@ -42,7 +43,18 @@ _COMMANDS = (
     "new",
 )
 """Command names in the order of the help; each is a function in the module of the same name."""
-_FACTORS = {"split": 12, "search": 12, "calibrate": 12, "project": 12, "check": 12, "estimate": 3, "run": 3, "report": 3, "export": 3}
+_FACTORS = {
+    "split": 12,
+    "search": 12,
+    "calibrate": 12,
+    "project": 12,
+    "check": 12,
+    "estimate": 3,
+    "run": 3,
+    "rl": 12,
+    "report": 3,
+    "export": 3,
+}
 """Commands that compare many layouts or cuts may use more processor time than the others, by these factors."""
 
 

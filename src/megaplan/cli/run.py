@@ -64,5 +64,5 @@ def run(
 
         output.write_styled(run_lines(found))
         if figures:
-            output.write_styled(figure_lines(found))
+            output.write_styled(figure_lines(found.figures))
     return 0 if found.fits else DOES_NOT_FIT

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isfinite
 
-from megaplan.goodput.values import RunEstimate, Spread
+from megaplan.goodput.values import NamedFigure, RunEstimate, Spread
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes, format_ns, short_count
@@ -42,11 +42,11 @@ def run_lines(found: RunEstimate) -> Iterator[StyledLine]:
     yield "  --figures lists every figure with its basis and source", ""
 
 
-def figure_lines(found: RunEstimate) -> Iterator[StyledLine]:
-    """Every figure that the run depends on."""
+def figure_lines(figures: Iterable[NamedFigure]) -> Iterator[StyledLine]:
+    """Every figure that a result depends on."""
     yield "", ""
     yield "figures", "bold"
-    for figure in found.figures:
+    for figure in figures:
         unit = f" {figure.unit}" if figure.unit else ""
         yield f"  {figure.name}: {figure.value:,.6g}{unit} ({figure.basis})", ""
         yield from ((line, "") for line in wrap(figure.source, indent="    "))

@@ -16,12 +16,14 @@ from megaplan.cost.formulas import FORMULAS as LAYER_COSTS
 from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
 from megaplan.diagnostics import codes
 from megaplan.hosts.registry import HOSTS
+from megaplan.post_training.columns import COLUMNS as POST_TRAINING
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
 
 COSTS = LAYER_COSTS | STEP_TERMS
 OF_HOSTS: dict[str, tuple[str, ...]] = {name: host.topic.value for name, host in HOSTS.items() if host.topic is not None}
-TEXTS = LOW_PRECISION | LORA | OF_HOSTS
+OF_POST_TRAINING = {name: (text,) for name, text in POST_TRAINING.items() if name not in FORMULAS}
+TEXTS = LOW_PRECISION | LORA | OF_HOSTS | OF_POST_TRAINING
 _SPELLINGS = {"sequence_parallel": "sp"}
 
 
@@ -74,6 +76,7 @@ def _list() -> Iterator[StyledLine]:
         ("precision", LOW_PRECISION),
         ("adapters", LORA),
         ("hosts", OF_HOSTS),
+        ("post-training", OF_POST_TRAINING),
         ("codes", codes()),
         ("terms", terms()),
     ):

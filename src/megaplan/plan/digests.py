@@ -9,8 +9,8 @@ from megaplan.families.registry import families_of
 from megaplan.plan.canonical import Json, digest, normalise
 from megaplan.spec.models import Spec
 
-OUTSIDE_DIGEST = frozenset({"training", "run"})
-"""Sections of a spec that say how long a plan is trained, how, and at what price."""
+OUTSIDE_DIGEST = frozenset({"training", "run", "post_training"})
+"""Sections of a spec that say how long a plan is trained, how, at what price, and in what loop."""
 
 
 def model_digest(spec: Spec, letters: str) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from megaplan.spec.later import LaterSection
 from megaplan.spec.models import Spec
 from megaplan.spec.source import KeyPath
 
@@ -72,7 +73,8 @@ def _options(annotation: Any) -> Iterator[Any]:
         for option in get_args(annotation):
             yield from _options(option)
     else:
-        yield annotation
+        later = isinstance(annotation, type) and issubclass(annotation, LaterSection)
+        yield annotation.model() if later else annotation
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:

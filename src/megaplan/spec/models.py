@@ -5,7 +5,7 @@ Cross-field rules (degrees that must divide, letters that need sections) live in
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -56,11 +56,17 @@ from megaplan.spec.architecture import (
 )
 from megaplan.spec.device import DeviceRef
 from megaplan.spec.host import Host
+from megaplan.spec.later import LaterPostTraining
 from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding
 from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.run import Run
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
+
+if TYPE_CHECKING:
+    from megaplan.spec.post_training import PostTraining
+else:
+    PostTraining = LaterPostTraining
 
 __all__ = [
     "MAX_LAYERS",
@@ -267,9 +273,10 @@ class Spec(OptionsSection):
         training: Length and learning rates of training.
         lora: Trained adapters at a frozen model; null to train the model.
         run: The whole run, for `megaplan run`; null for defaults.
+        post_training: Reinforcement learning of the model, for `megaplan rl`; null for none.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"lora", "run"})
+    options: ClassVar[frozenset[str]] = frozenset({"lora", "run", "post_training"})
 
     format: Literal["megaplan.spec/1"]
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", strict=True)]
@@ -289,6 +296,7 @@ class Spec(OptionsSection):
     training: Training = Training()
     lora: Lora | None = None
     run: Run | None = None
+    post_training: PostTraining | None = None
 
     def policy(self, layer: int, letter: str) -> RecomputePolicy:
         """The recompute policy of layer `layer` (global index), which has this letter; the last layer is never recomputed (R-67)."""

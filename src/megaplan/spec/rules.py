@@ -55,3 +55,7 @@ def _all_rules(spec: Spec, locate: Locate) -> Iterator[Diagnostic]:
     )
     for rules in groups:
         yield from rules(checked)
+    if spec.post_training is not None:
+        from megaplan.spec.post_training_rules import post_training_rules  # noqa: PLC0415  (few specs have the section)
+
+        yield from post_training_rules(checked)

@@ -32,27 +32,28 @@ def _as_hours(text: str) -> float:
     return parse_seconds(text, HOUR) / HOUR
 
 
-def _written(kind: str, unit: str, example: str) -> Any:
+def written(kind: str, unit: str, example: str) -> Any:
     """The JSON Schema of a number in `unit`, or a text with a unit."""
     return WithJsonSchema({"anyOf": [{"type": kind, "exclusiveMinimum": 0}, {"type": "string"}], "examples": [example], "$comment": unit})
 
 
-def _quantity(parse: Callable[[str], float]) -> Any:
+def quantity(parse: Callable[[str], float]) -> Any:
+    """The validator that reads a text with a unit by `parse`."""
     return BeforeValidator(partial(_read, parse=parse))
 
 
-Tokens = Annotated[int, _quantity(parse_count), Field(gt=0, le=10**18, strict=True), _written("integer", "tokens", "2T")]
-Hours = Annotated[float, _quantity(_as_hours), Field(gt=0, le=1e9, allow_inf_nan=False, strict=True), _written("number", "h", "30000h")]
+Tokens = Annotated[int, quantity(parse_count), Field(gt=0, le=10**18, strict=True), written("integer", "tokens", "2T")]
+Hours = Annotated[float, quantity(_as_hours), Field(gt=0, le=1e9, allow_inf_nan=False, strict=True), written("number", "h", "30000h")]
 Seconds = Annotated[
     float,
-    _quantity(parse_seconds),
+    quantity(parse_seconds),
     Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False, strict=True),
-    _written("number", "s", "30min"),
+    written("number", "s", "30min"),
 ]
 Kilowatts = Annotated[
-    float, _quantity(parse_kilowatts), Field(gt=0, le=100, allow_inf_nan=False, strict=True), _written("number", "kW", "0.7kW")
+    float, quantity(parse_kilowatts), Field(gt=0, le=100, allow_inf_nan=False, strict=True), written("number", "kW", "0.7kW")
 ]
-BytesPerSecond = Annotated[int, _quantity(parse_bandwidth), Field(gt=0, le=10**16, strict=True), _written("integer", "B/s", "10GB/s")]
+BytesPerSecond = Annotated[int, quantity(parse_bandwidth), Field(gt=0, le=10**16, strict=True), written("integer", "B/s", "10GB/s")]
 StorageClass = Literal["local", "parallel", "s3"]
 Price = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)]
 Overhead = Annotated[float, Field(ge=1, le=10, allow_inf_nan=False, strict=True)]

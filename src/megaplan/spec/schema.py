@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from megaplan.spec import models
+from megaplan.spec import models, post_training
 from megaplan.spec.validate import EDITOR_KEY, FORMAT
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -22,8 +22,11 @@ def spec_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a spec file; rules across keys are not part of it."""
     schema = models.Spec.model_json_schema(mode="validation")
     _describe(schema, models.Spec)
+    later = post_training.PostTraining.model_json_schema(mode="validation")
+    schema["$defs"] |= later.pop("$defs") | {"PostTraining": later}
+    schema["properties"]["post_training"]["anyOf"][0] = {"$ref": "#/$defs/PostTraining"}
     for name, definition in schema["$defs"].items():
-        section = getattr(models, name, None)
+        section = getattr(post_training, name, None) or getattr(models, name, None)
         if isinstance(section, type) and issubclass(section, BaseModel):
             _describe(definition, section)
     schema["properties"] = {EDITOR_KEY: {"type": "string", "description": ABOUT_EDITOR_KEY}, **schema["properties"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.scalars import BRANCH
 from megaplan.spec.document import MAX_FINDINGS, first_findings
+from megaplan.spec.later import SECTION_ERROR
 from megaplan.spec.models import MAX_LAYERS, Spec
 from megaplan.spec.pattern import BOUNDARY, has_boundaries, parse_pattern
 from megaplan.spec.source import KeyPath, SourceMap, dotted
@@ -63,7 +64,7 @@ def _findings(error: ValidationError, document: dict[str, Any], source: SourceMa
 
     makers: list[tuple[Location, Callable[[], Diagnostic]]] = []
     missing: dict[KeyPath, list[str]] = {}
-    for item in error.errors(include_url=False):
+    for item in _all_errors(error):
         path, wrong_key = _real_path(item["loc"], document)
         if item["type"] == "missing" and isinstance(path[-1], str):
             missing.setdefault(path[:-1], []).append(path[-1])
@@ -78,6 +79,15 @@ def _findings(error: ValidationError, document: dict[str, Any], source: SourceMa
         makers.append((found.location, partial(_same, found)))
     makers.sort(key=lambda entry: (entry[0].line or 0, entry[0].column or 0))
     return first_findings([make() for _, make in makers[:MAX_FINDINGS]], len(makers), source.file)
+
+
+def _all_errors(error: ValidationError) -> Iterator[Any]:
+    """Every error, those of a section that is validated by itself with their whole places."""
+    for item in error.errors(include_url=False):
+        if item["type"] != SECTION_ERROR:
+            yield item
+            continue
+        yield from ({**inner, "loc": (*item["loc"], *inner["loc"])} for inner in item["ctx"]["errors"])
 
 
 def _same(found: Diagnostic) -> Diagnostic:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from random_plans.draw import draw
 
 from megaplan.errors import MegaplanError
+from megaplan.spec.later import LaterSection
 from megaplan.spec.load import spec_from_document
 from megaplan.spec.models import Spec
 
@@ -31,7 +32,9 @@ NEVER_DRAWN = {
 
 def sections(annotation: Any) -> Iterator[type[BaseModel]]:
     """The classes of section that an annotation allows."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, LaterSection):
+        yield annotation.model()
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     elif get_origin(annotation) is Annotated:
         yield from sections(get_args(annotation)[0])

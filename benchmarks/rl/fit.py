@@ -1,0 +1,126 @@
+"""The three fitted constants of a post-training loop: time of the host in a decoding step, and of training over the modelled step.
+
+python benchmarks/rl/fit.py     prints the constants, and those without each model in turn; `engines.json` has them
+
+An iteration is linear in the constants: the rollout's other time + host · steps, and factor · time of training and log-probabilities.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from megaplan.post_training.engines import engine_figures
+
+if TYPE_CHECKING:
+    from rl.run import Iteration
+
+NAMES = ("host_step_seconds", "dense_loop", "moe_loop")
+PRIOR = np.log([0.003, 1.2, 1.5])
+WIDTHS = np.array([2.0, 0.5, 0.5])
+"""Spreads of the priors' logarithms."""
+NOISE = 0.1
+ROUNDS = 100
+
+
+class Parts(NamedTuple):
+    """An iteration in parts that do not depend on the constants."""
+
+    model: str
+    published: float
+    moe: bool
+    together: bool
+    steps: float
+    rollout: float
+    trained: float
+    others: float
+
+    def seconds(self, constants: Sequence[float]) -> float:
+        """Seconds of the iteration with these constants."""
+        host, dense, moe = constants
+        rollout, trained = self.rollout + host * self.steps, self.trained * (moe if self.moe else dense)
+        return max(self.others + trained, rollout) if self.together else self.others + trained + rollout
+
+
+class Fit(NamedTuple):
+    """The fitted constants.
+
+    Attributes:
+        constants: Values in the order of `NAMES`.
+        spread: Least and largest value of each without one of the models.
+        left_out: Error of each iteration, by identity, with constants that are fitted without its model, in per cent.
+    """
+
+    constants: tuple[float, ...]
+    spread: tuple[tuple[float, float], ...]
+    left_out: dict[int, float]
+
+    @property
+    def text(self) -> str:
+        """The constants for the page."""
+        named = zip(NAMES, self.constants, self.spread, strict=True)
+        return "; ".join(f"`{name}` {value:.3g} ({low:.3g} to {high:.3g})" for name, value, (low, high) in named)
+
+
+def parts_of(each: Iteration) -> Parts:
+    """The parts of a predicted iteration."""
+    seconds = {phase.name: phase.seconds.value for phase in each.found.times}
+    known, moe = engine_figures(each.found.engine.name), each.row["model"] not in ("llama8b", "qwen32b")
+    trained = (
+        sum(seconds.get(name, 0.0) for name in ("training", "log_probs", "reference")) / known["moe_loop" if moe else "dense_loop"].value
+    )
+    rollout = seconds["rollout"] - known["host_step_seconds"].value * each.found.engine.steps
+    others = seconds["sync"] + seconds.get("offload", 0.0)
+    return Parts(
+        each.row["model"], each.row["seconds"], moe, bool(each.row["staleness"]), each.found.engine.steps, rollout, trained, others
+    )
+
+
+def solve(rows: Sequence[Parts]) -> tuple[float, ...]:
+    """The constants with the least squares of logarithmic errors and distances from the priors (Levenberg-Marquardt)."""
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        errors = [np.log(row.seconds(np.exp(logs)) / row.published) / NOISE for row in rows]
+        return np.concatenate([errors, (logs - PRIOR) / WIDTHS])
+
+    logs, damping = PRIOR.copy(), 1.0
+    now = residuals(logs)
+    for _ in range(ROUNDS):
+        slopes = np.array([(residuals(logs + step) - now) / 1e-5 for step in np.eye(len(logs)) * 1e-5]).T
+        move = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(logs)), -slopes.T @ now)
+        then = residuals(logs + move)
+        better = then @ then < now @ now
+        logs, now, damping = (logs + move, then, damping / 3) if better else (logs, now, damping * 4)
+    return tuple(float(value) for value in np.exp(logs))
+
+
+def fitted(times: Sequence[Iteration]) -> Fit:
+    """The fit, with and without each model."""
+    rows = {id(each): parts_of(each) for each in times if each.fitted}
+    by_model = {
+        name: solve([row for row in rows.values() if row.model != name]) for name in dict.fromkeys(row.model for row in rows.values())
+    }
+    spread = tuple((min(values), max(values)) for values in zip(*by_model.values(), strict=True))
+    left_out = {key: 100 * (row.seconds(by_model[row.model]) / row.published - 1) for key, row in rows.items()}
+    return Fit(solve(list(rows.values())), spread, left_out)
+
+
+def main() -> int:
+    """Print the constants."""
+    from rl.run import iterations  # noqa: PLC0415  (the page imports this module)
+
+    fit = fitted(iterations())
+    print(fit.text)
+    ratios = np.quantile([1 / (1 + error / 100) for error in fit.left_out.values()], [0.1, 0.9])
+    print(f"published over predicted, 10 and 90 % quantiles: {ratios[0]:.3f}, {ratios[1]:.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Published post-training, predicted: writes docs/reference/rl.md.
+
+python benchmarks/rl/run.py [--check]     --check exits 1 if the page is out of date
+
+An iteration is compared with `megaplan rl` of its recipe, bytes with one cell of its memory. `fit.py` fits the loop's three constants.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import yaml
+from pages import write_page
+
+import megaplan
+from megaplan.terminal.table import markdown_table
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "reference" / "rl.md"
+PROMPT = 115
+FIRST_FITTED = "0.5"
+"""Release from which rows are fitted; rows of earlier ones are held out."""
+UNITS = {"GiB": 2**30, "GB": 10**9}
+NEAR_MEMORY, NEAR_TIME = 8.0, 15.0
+FULL_RECOMPUTE = ("llama8b", "qwen235b", "dsv3", "glm52")
+"""Models whose recipes recompute all layers."""
+
+
+class Iteration(NamedTuple):
+    """A published iteration with its prediction."""
+
+    row: dict[str, Any]
+    found: megaplan.RlEstimate
+
+    @property
+    def error(self) -> float:
+        """Per cent by which the predicted iteration is off."""
+        return 100 * (self.found.iteration_seconds.value / self.row["seconds"] - 1)
+
+    @property
+    def fitted(self) -> bool:
+        """True if the loop's constants are fitted to it."""
+        return bool(self.row["version"] >= FIRST_FITTED)
+
+
+class Bytes(NamedTuple):
+    """Published bytes with their prediction."""
+
+    row: dict[str, Any]
+    predicted: int
+
+    @property
+    def error(self) -> float:
+        """Per cent by which the predicted bytes are off."""
+        return 100 * (self.predicted / UNITS[self.row["unit"]] / self.row["published"] - 1)
+
+
+def data() -> dict[str, Any]:
+    """Everything that was published."""
+    loaded: dict[str, Any] = yaml.safe_load((HERE / "published.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def spec_of(row: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """A row as a spec: training on all devices, or on half of them if the rollout has its own."""
+    devices = row.get("devices", row["gen"])
+    tp, cp, ep, pp = row.get("mesh", [1, 1, 1, 1])
+    training = devices // (2 if row.get("staleness") else 1)
+    megatron = {"name": "megatron", "model": "gpt", "framework": "nemo", "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    megatron |= {"precision_aware_optimizer": True} if "model" in row and "seconds" in row else {}
+    megatron |= {"recompute_num_layers": 1} if row["model"] in FULL_RECOMPUTE else {}
+    megatron |= {"moe_dispatcher": "alltoall"} if "moe" in model else {}
+    host = {"name": row["host"]} if "host" in row else megatron
+    limit = row.get("limit", 8192)
+    rollout = {
+        "engine": row.get("engine", "vllm"),
+        "tp": row["gen"],
+        "prompt": PROMPT,
+        "response": {"mean": row.get("mean", 1000), "max": limit - PROMPT},
+        "memory_fraction": row["fraction"],
+        **{key: row[key] for key in ("max_sequences", "graphs", "sleep") if key in row},
+    }
+    return {
+        "format": "megaplan.spec/1",
+        "name": "published",
+        "model": model,
+        "mesh": {"pp": pp, "tp": tp, "cp": cp, "ep": ep, "dp_shard": training // (pp * tp * cp), "vocab_parallel": tp > 1},
+        "schedule": {"kind": "1f1b", "num_microbatches": pp},
+        "batch": {"micro_batch_size": 1, "seq_length": limit},
+        "precision": {"params": "bf16"} | ({} if "host" in row else {"grads": "bf16", "reduce": "bf16"}),
+        "optimizer": {"matrix": "adamw"},
+        "host": host,
+        "device": {"name": row["device"], **({"per_node": 4} if row["device"].startswith("gb") else {})},
+        "post_training": {
+            "kind": "rl",
+            "prompts": row.get("prompts", 64),
+            "samples": row.get("samples", 8),
+            "rollout": rollout,
+            "policy": {"updates": row.get("updates", 1)},
+            **({"reference": {}} if "seconds" in row else {}),
+            "offload": row.get("offload", ["parameters", "gradients", "optimizer"]) + (["reference"] if "seconds" in row else []),
+            **({"placement": "split", "staleness": 1} if row.get("staleness") else {}),
+        },
+    }
+
+
+def iterations() -> list[Iteration]:
+    """Every published iteration with its prediction, the worst first."""
+    found = data()
+    rows = [Iteration(row, megaplan.rl(spec_of(row, found["models"][row["model"]]))) for row in found["iterations"]]
+    return sorted(rows, key=lambda each: -abs(each.error))
+
+
+def memory() -> list[Bytes]:
+    """Published bytes with their prediction, the worst first."""
+    found = data()
+    return sorted((_bytes(row, found["models"][row["model"]]) for row in found["memory"]), key=lambda each: -abs(each.error))
+
+
+def _bytes(row: dict[str, Any], model: dict[str, Any]) -> Bytes:
+    name, column = row["of"]
+    phase = next(each for each in megaplan.rl(spec_of(row, model)).memory if each.name == name)
+    cells = phase.columns | phase.host_columns | {"host total": phase.host_total_bytes}
+    return Bytes(row, cells[column])
+
+
+def page(times: list[Iteration], sizes: list[Bytes]) -> str:
+    """The whole page."""
+    from rl.fit import fitted  # noqa: PLC0415  (fit.py reads rows from here)
+
+    fit = fitted(times)
+    rows = [["model", "devices", "policy", "release", "published s", "predicted s", "error", ""]]
+    for each in times:
+        row = each.row
+        policy = f"{row['staleness']} step off" if row["staleness"] else "on"
+        left_out = f"{fit.left_out[id(each)]:+.1f} % without its model" if each.fitted else "held out"
+        numbers = [f"{row['seconds']:g}", f"{each.found.iteration_seconds.value:.4g}", f"{each.error:+.1f} %"]
+        rows.append(
+            [row["name"].removesuffix(", 1 step off"), f"{row['devices']} {row['device']}", policy, row["version"], *numbers, left_out]
+        )
+    bytes_rows = [["what", "published", "predicted", "error", "source"]]
+    for size in sizes:
+        row, unit = size.row, size.row["unit"]
+        source = row["source"] + (f"; {row['note']}" if "note" in row else "")
+        predicted = f"{size.predicted / UNITS[unit]:.4g} {unit}"
+        bytes_rows.append([row["name"], f"{row['published']:g} {unit}", predicted, f"{size.error:+.1f} %", source])
+    return (
+        (HERE / "page.md")
+        .read_text(encoding="utf-8")
+        .format(
+            times="\n".join(markdown_table(rows, left=(0, 1, 2, 7))),
+            sizes="\n".join(markdown_table(bytes_rows, left=(0, 4))),
+            near_times=_near([each.error for each in times], NEAR_TIME),
+            near_sizes=_near([each.error for each in sizes], NEAR_MEMORY),
+            left_out=_near(list(fit.left_out.values()), NEAR_TIME),
+            constants=fit.text,
+        )
+    )
+
+
+def _near(errors: list[float], bound: float) -> str:
+    sizes = sorted(map(abs, errors))
+    return f"{sum(each <= bound for each in sizes)} of {len(sizes)} within {bound:g} %, the median off by {sizes[len(sizes) // 2]:.1f} %"
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    return write_page(PAGE, page(iterations(), memory()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

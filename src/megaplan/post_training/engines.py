@@ -1,0 +1,140 @@
+"""Engines as data: defaults and figures (`engines.json`), and what a device of an engine holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from megaplan.budget.decoding import Served, served
+from megaplan.budget.serving import serving_budget
+from megaplan.columns import Basis
+from megaplan.diagnostics import refuse
+from megaplan.dtypes import DType
+from megaplan.goodput.figures import RunFigure
+from megaplan.inventory.build import build_inventory
+from megaplan.spec.device import device_of
+from megaplan.spec.models import Serving, Spec
+from megaplan.spec.post_training import PostTraining
+from megaplan.units import format_bytes
+
+DATA = Path(__file__).with_name("engines.json")
+SHARED = "shared"
+SECOND_NS = 10**9
+COMMUNICATORS = "nccl"
+SETTINGS = ("memory_fraction", "max_sequences", "batched_tokens", "block_size")
+STREAM_WIDTHS = 6
+"""Tensors of the residual stream's width that an engine's forward has at a time."""
+
+
+@cache
+def engine_figures(name: str) -> dict[str, RunFigure]:
+    """Figures of an engine, and those that engines share, by name."""
+    document = json.loads(DATA.read_text(encoding="utf-8"))
+    records = document[SHARED] | document[name]
+    return {key: RunFigure(key, each["value"], each["unit"], Basis(each["basis"]), each["source"]) for key, each in records.items()}
+
+
+class EngineMemory(NamedTuple):
+    """A device of the engine.
+
+    Attributes:
+        columns: Bytes by column.
+        cache_tokens: Tokens for which its tensor group has cache; 0 for a model without one.
+        model: The served model.
+        degrees: Ranks of a tensor group, stages, and ranks of the experts.
+        max_sequences: Sequences that a tensor group generates at a time at most.
+        batched_tokens: Tokens of its largest forward.
+        prefix_cache: Responses to one prompt share its pages.
+    """
+
+    columns: dict[str, int]
+    cache_tokens: int
+    model: Served
+    degrees: tuple[int, int, int]
+    max_sequences: int
+    batched_tokens: int
+    prefix_cache: bool
+
+    @property
+    def group_size(self) -> int:
+        """Devices that hold the model once."""
+        tp, pp, ep = self.degrees
+        return pp * max(tp, ep)
+
+
+def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemory:
+    """Memory of an engine's device.
+
+    Args:
+        spec: A checked spec.
+        plan: The section.
+        longest: Tokens of the longest sequence.
+
+    Raises:
+        MegaplanError: MP852, the fraction has no room for one sequence.
+    """
+    given, known, device = plan.rollout, engine_figures(plan.rollout.engine), device_of(spec.device)
+    degrees = given.tp, given.pp, given.ep or given.tp
+    fraction, sequences, batched, block = (setting(plan, name) for name in SETTINGS)
+    sequences, batched, block = int(sequences), int(batched), int(block)
+    dtype: DType = given.dtype or spec.precision.params
+    serving = Serving(
+        batch_size=1,
+        context_length=block,
+        kv_dtype=given.kv_dtype,
+        cache="paged",
+        block_size=block,
+        tp=degrees[0],
+        pp=degrees[1],
+        ep=degrees[2],
+    )
+    mesh = spec.mesh.model_copy(update={"vocab_parallel": True})
+    merged = spec.model_copy(update={"serving": serving, "precision": spec.precision.model_copy(update={"params": dtype}), "mesh": mesh})
+    inventory = build_inventory(merged)
+    budget = serving_budget(merged, inventory)
+    assert budget is not None
+    whole = budget.stages or (budget,)
+    parameters = max(stage.parameters_bytes for stage in whole)
+    page = max(stage.kv_cache_bytes for stage in whole)
+    states = sequences * max(stage.recurrent_state_bytes for stage in whole)
+    context = sum(figure.value for name, figure in device.reserve if name != COMMUNICATORS or max(degrees) > 1)
+    activations = batched * (STREAM_WIDTHS * spec.model.hidden_size + widest_mlp(spec, degrees[0])) * 2
+    activations += int(sequences * spec.model.vocab_size * known["logit_bytes"].value)
+    graphs = int(known["graph_bytes"].value) if given.graphs else 0
+    if known["all_in_fraction"].value:
+        room = int(fraction * device.capacity.value) - parameters - activations - graphs - context - states
+    else:
+        room = int(fraction * (device.capacity.value - context)) - parameters - states
+    pages = max(room, 0) // page if page else 0
+    if room < 0 or (page and pages * block < longest):
+        needed = -(-longest // block) * page if page else 0
+        detail = (
+            f"memory_fraction {fraction:g} of {format_bytes(device.capacity.value)} leaves {format_bytes(room)} for the cache after"
+            f" {format_bytes(parameters)} of parameters, and one sequence of {longest:,.0f} tokens takes {format_bytes(int(needed))}"
+        )
+        raise refuse("MP852", detail, f"--set post_training.rollout.tp={2 * given.tp}", key="post_training.rollout.memory_fraction")
+    columns = {
+        "engine_parameters": parameters, "kv_cache": pages * page, "recurrent_states": states, "engine_activations": activations,
+        "engine_graphs": graphs, "engine_context": context,
+    }  # fmt: skip
+    model = replace(served(merged, inventory, degrees, dtype, given.kv_dtype), host_ns=int(known["host_step_seconds"].value * SECOND_NS))
+    return EngineMemory(columns, pages * block, model, degrees, sequences, batched, bool(setting(plan, "prefix_cache")))
+
+
+def setting(plan: PostTraining, name: str) -> float:
+    """A setting of the engine: the plan's, or the engine's default."""
+    given: float | None = getattr(plan.rollout, name)
+    return engine_figures(plan.rollout.engine)[name].value if given is None else given
+
+
+def widest_mlp(spec: Spec, tp: int) -> int:
+    """Elements of a token inside the widest MLP: gate, up and product; of experts those of all rows of a token."""
+    model = spec.model
+    dense = 3 * model.mlp.ffn_hidden_size // tp if model.mlp is not None else 0
+    if model.moe is None:
+        return dense
+    routed = model.moe.top_k * (3 * model.moe.ffn_hidden_size // tp + model.moe.row_width(model.hidden_size))
+    return max(dense, routed)

@@ -1,0 +1,116 @@
+"""The training step of a post-training plan: the spec's own, with the microbatches that its responses fill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from megaplan.budget.build import build_budget
+from megaplan.budget.values import Budget
+from megaplan.cost.model import model_costs
+from megaplan.diagnostics import refuse
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.build import build_layout
+from megaplan.layout.spans import Spans
+from megaplan.layout.step_time import PlannedTime, planned_time, step_to_time
+from megaplan.post_training.lengths import Lengths
+from megaplan.spec.models import Spec
+from megaplan.spec.post_training import PostTraining
+
+ONCE = ("exposed data", "sharding copies", "optimizer", "host", "fixed")
+"""Terms of a step's time that its microbatches do not have."""
+MOST_MICROBATCHES = 2**16
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """The step that an iteration's responses make.
+
+    Attributes:
+        spec: Spec with the microbatches of one optimizer step.
+        inventory: Parameter tensors.
+        plan: The section.
+        lengths: Response lengths.
+        spans: Cuts.
+    """
+
+    spec: Spec
+    inventory: Inventory
+    plan: PostTraining
+    lengths: Lengths
+    spans: Spans
+
+    @property
+    def num_responses(self) -> int:
+        """Responses of an iteration."""
+        return self.plan.prompts * self.plan.samples
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of an iteration, prompts included."""
+        return self.num_responses * (self.plan.rollout.prompt + self.lengths.mean)
+
+    @property
+    def rows(self) -> float:
+        """Rows of batch.seq_length that an iteration's responses fill."""
+        return self.tokens / self.spec.batch.seq_length if self.plan.policy.packing else float(self.num_responses)
+
+    def budget(self) -> Budget:
+        """Memory of the training step."""
+        return build_budget(self.spec, self.inventory, build_layout(self.spec, self.inventory, self.spans))
+
+    def step(self) -> PlannedTime:
+        """Time of one optimizer step; packed sequences attend to themselves alone.
+
+        Raises:
+            MegaplanError: MP471, the step has no time.
+        """
+        time = planned_time(self.spec, self.spans, self.inventory)
+        if isinstance(time, str):
+            raise refuse("MP471", f"the step of {self.spec.name} is not timed: {time}", "megaplan estimate SPEC")
+        sequence = self.plan.rollout.prompt + self.lengths.mean
+        if self.spec.host.kind.trained or sequence >= self.spec.batch.seq_length:
+            return time
+        work = step_to_time(self.spec, self.spans, self.inventory)
+        if isinstance(work, str):
+            return time
+        from megaplan.cost.step.predict import predict_step  # noqa: PLC0415  (megarun's step needs none of it)
+
+        step = predict_step(replace(work, batch=work.batch._replace(document=sequence)))
+        change = step.seconds / time.seconds
+        return time._replace(seconds=step.seconds, low=time.low * change, high=time.high * change, terms=step.terms)
+
+    def forward_seconds(self, step: PlannedTime) -> float:
+        """Seconds of a forward without gradients over all responses: the forward's share of the FLOPs of the step's microbatches."""
+        once = sum(step.terms.get(name, 0.0) for name in ONCE)
+        costs = model_costs(self.spec, self.inventory)
+        parts = (*costs.layers, costs.head)
+        forward = sum(part.forward_flops for part in parts)
+        everything = sum(part.total_flops for part in parts) + (forward if self.recomputes_all else 0)
+        return self.plan.policy.updates * max(step.seconds - once, 0.0) * forward / everything
+
+    @property
+    def recomputes_all(self) -> bool:
+        """True if the host itself recomputes every layer, which the cost model's FLOPs do not have."""
+        host = self.spec.host
+        return not host.kind.trained and host.recompute_num_layers is not None
+
+
+def training_job(spec: Spec, inventory: Inventory, spans: Spans, plan: PostTraining) -> TrainingJob:
+    """The job of a spec with the section.
+
+    Raises:
+        MegaplanError: MP850, lengths do not fit batch.seq_length.
+    """
+    limit = plan.rollout.response.max or int(spec.batch.seq_length - plan.rollout.prompt)
+    job = TrainingJob(spec, inventory, plan, Lengths(plan.rollout.response, limit), spans)
+    per_update = job.rows / plan.policy.updates / spec.mesh.data_ranks / spec.batch.micro_batch_size
+    count = max(1, ceil(per_update))
+    if spec.mesh.vpp > 1:
+        count = -(-count // spec.mesh.pp) * spec.mesh.pp
+    if count > MOST_MICROBATCHES:
+        raise refuse(
+            "MP850", f"{count:,} microbatches of an update", f"--set post_training.policy.updates={count}", key="post_training.prompts"
+        )
+    schedule = spec.schedule.model_copy(update={"num_microbatches": count, "steps_per_update": 1})
+    return replace(job, spec=spec.model_copy(update={"schedule": schedule}))

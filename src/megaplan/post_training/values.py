@@ -1,0 +1,180 @@
+"""The values of a post-training plan, as `megaplan rl` prints them and its JSON has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaplan.goodput.values import NamedFigure, Spread
+
+
+@dataclass(frozen=True)
+class MemoryPhase:
+    """Memory of one phase of an iteration.
+
+    Attributes:
+        name: Name of the phase.
+        pool: Devices that work: all, training or rollout.
+        columns: Bytes of the fullest device by column; columns without bytes are absent.
+        total_bytes: Their sum.
+        headroom_bytes: Capacity of the device less the sum; negative if the phase does not fit.
+        host_columns: Bytes in the memory of the fullest node by column.
+        host_total_bytes: Their sum.
+    """
+
+    name: str
+    pool: str
+    columns: dict[str, int]
+    total_bytes: int
+    headroom_bytes: int
+    host_columns: dict[str, int]
+    host_total_bytes: int
+
+
+@dataclass(frozen=True)
+class TimePhase:
+    """Time of one phase of an iteration.
+
+    Attributes:
+        name: Name of the phase.
+        pool: Devices that work: all, training or rollout.
+        seconds: Seconds, with the ends of the interval.
+        basis: Source of the time.
+    """
+
+    name: str
+    pool: str
+    seconds: Spread
+    basis: str
+
+
+@dataclass(frozen=True)
+class PoolIdle:
+    """Devices of a pool.
+
+    Attributes:
+        name: all, training or rollout.
+        num_devices: Devices.
+        busy_seconds: Seconds of an iteration in which they work.
+        idle_share: Share of the iteration in which they wait for the other pool.
+        empty_share: Share of the sequence slots that no sequence uses during the rollout, because of its longest responses; null for the
+            pool that trains.
+    """
+
+    name: str
+    num_devices: int
+    busy_seconds: float
+    idle_share: float
+    empty_share: float | None
+
+
+@dataclass(frozen=True)
+class ResponseShape:
+    """Lengths of the responses.
+
+    Attributes:
+        mean: Mean tokens.
+        p50: Median.
+        p90: 90th percentile.
+        p99: 99th percentile.
+        longest: The longest of an iteration, in the median.
+        limit: Tokens at which a response is cut.
+        cut_share: Share of responses that are cut.
+    """
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    longest: float
+    limit: int
+    cut_share: float
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """The inference engine on its devices.
+
+    Attributes:
+        name: vllm or sglang.
+        num_groups: Tensor groups that generate independently.
+        tp: Ranks of a tensor group.
+        pp: Stages.
+        ep: Ranks over which experts are distributed.
+        sequences_of_group: Sequences of an iteration for each group.
+        slots: Sequences that a group generates at a time.
+        limited_by: sequences, if all run at once; else max_sequences or kv_cache.
+        cache_tokens: Tokens for which a group has cache.
+        steps: Decoding steps of an iteration.
+        decode_seconds: Seconds of a decoding step with all slots used, at the mean context.
+        prefill_seconds: Seconds of a group's prefill in an iteration.
+        tokens_per_second: Tokens that all groups generate per second of the rollout.
+    """
+
+    name: str
+    num_groups: int
+    tp: int
+    pp: int
+    ep: int
+    sequences_of_group: float
+    slots: int
+    limited_by: str
+    cache_tokens: int
+    steps: float
+    decode_seconds: float
+    prefill_seconds: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class RlEstimate:
+    """A post-training plan: memory by phase, time of an iteration, and idle devices.
+
+    Attributes:
+        format: Format of the JSON document.
+        name: Name of the spec or plan.
+        device: Device.
+        num_devices: Devices of all pools.
+        placement: colocated or split.
+        fits: True if every phase fits the devices and, where its memory is given, the host.
+        peak_bytes: The largest phase of a device.
+        peak_phase: Its name.
+        peak_column: Column that has the most of it.
+        host_peak_bytes: The largest phase of a node's host memory.
+        host_peak_phase: Its name.
+        host_capacity_bytes: Memory of a node, if the spec gives it.
+        memory: Memory by phase, in the order of an iteration.
+        iteration_seconds: Seconds of an iteration.
+        tokens: Tokens of an iteration, prompts and responses.
+        tokens_per_second_per_device: Tokens over seconds and all devices.
+        times: Time by phase.
+        pools: Devices that wait.
+        lengths: Lengths of the responses.
+        engine: The engine.
+        microbatches: Microbatches of each optimizer step on a data rank.
+        sync_bytes: Bytes of the parameters that the engine gets.
+        figures: Every figure that the result depends on, with basis and source.
+    """
+
+    format: str
+    name: str
+    device: str
+    num_devices: int
+    placement: str
+    fits: bool
+    peak_bytes: int
+    peak_phase: str
+    peak_column: str
+    host_peak_bytes: int
+    host_peak_phase: str
+    host_capacity_bytes: int | None
+    memory: tuple[MemoryPhase, ...]
+    iteration_seconds: Spread
+    tokens: float
+    tokens_per_second_per_device: float
+    times: tuple[TimePhase, ...]
+    pools: tuple[PoolIdle, ...]
+    lengths: ResponseShape
+    engine: EngineShape
+    microbatches: int
+    sync_bytes: int
+    figures: tuple[NamedFigure, ...]

@@ -1,0 +1,74 @@
+"""`megaplan rl`: numbers that follow from each other, the schema, the search, and what other commands make of the section."""
+
+import json
+
+import pytest
+
+from megaplan.plan.make import make_plan
+from megaplan.spec.load import load_spec
+
+SPEC = "plans/llama-3.1-8b-rl.yaml"
+SPLIT = ("--set", "post_training.placement=split", "--set", "post_training.rollout.gpus=8")
+
+
+def document(ran):
+    assert ran.err == ""
+    assert ran.status == 0
+    return json.loads(ran.out)
+
+
+def test_an_iteration_is_the_sum_of_its_phases(megaplan):
+    found = document(megaplan("rl", SPEC, "--json"))
+    assert found["iteration_seconds"]["value"] == pytest.approx(sum(phase["seconds"]["value"] for phase in found["times"]))
+    assert found["peak_bytes"] == max(phase["total_bytes"] for phase in found["memory"])
+    peak = next(phase for phase in found["memory"] if phase["name"] == found["peak_phase"])
+    assert peak["columns"][found["peak_column"]] == max(peak["columns"].values())
+    assert found["tokens"] == pytest.approx(64 * 32 * (130 + found["lengths"]["mean"]))
+
+
+def test_split_pools_wait_for_each_other_or_work_together(megaplan):
+    waiting, together = (document(megaplan("rl", SPEC, *SPLIT, "--json", "--set", f"post_training.staleness={stale}")) for stale in (0, 1))
+    assert [pool["num_devices"] for pool in waiting["pools"]] == [16, 8]
+    assert together["iteration_seconds"]["value"] < waiting["iteration_seconds"]["value"]
+    for found in (waiting, together):
+        for pool in found["pools"]:
+            assert pool["idle_share"] == pytest.approx(1 - pool["busy_seconds"] / found["iteration_seconds"]["value"])
+    assert min(pool["idle_share"] for pool in together["pools"]) == pytest.approx(0)
+
+
+def test_text_names_the_peak_and_explains_columns(megaplan):
+    shown = megaplan("rl", SPEC, "--explain", "--figures")
+    assert shown.status == 0
+    for part in ("device peak", "host peak", "iteration", "kv_cache", "host_processes", "memory_fraction · capacity", "host_step_seconds"):
+        assert part in " ".join(shown.out.split())
+    assert "rollout.sleep" in megaplan("explain", "host_engine_parameters").out
+
+
+def test_a_plan_that_does_not_fit_exits_1(megaplan):
+    assert megaplan("rl", SPEC, "--set", "post_training.host_memory=10GiB").status == 1
+
+
+def test_the_schema_describes_every_value(megaplan):
+    schema = document(megaplan("schema", "rl"))
+    assert schema["properties"]["format"]["const"] == "megaplan.rl/1"
+    assert set(document(megaplan("rl", SPEC, "--json"))) == set(schema["properties"])
+    assert "PostTraining" in document(megaplan("schema", "spec"))["$defs"]
+
+
+def test_a_plan_has_the_section_outside_its_digest(megaplan, here):
+    plain = make_plan(load_spec(str(here / SPEC), ("post_training=null",)).spec)
+    planned = make_plan(load_spec(str(here / SPEC)).spec)
+    assert plain.digests == planned.digests
+    megaplan("split", SPEC, "-o", "plan.json")
+    assert document(megaplan("rl", "plan.json", "--json"))["microbatches"] == document(megaplan("rl", SPEC, "--json"))["microbatches"]
+
+
+def test_a_search_lists_plans_that_fit_the_shortest_first(megaplan):
+    found = document(megaplan("rl", SPEC, "--search", "--gpus", "8", "--top", "3", "--json"))
+    seconds = [row["iteration_seconds"] for row in found["rows"]]
+    assert seconds == sorted(seconds)
+    assert {row["training_devices"] for row in found["rows"]} == {8}
+    best = found["rows"][0]
+    again = document(megaplan("rl", SPEC, "--json", *(word for change in best["changes"] for word in ("--set", change))))
+    assert again["iteration_seconds"]["value"] == pytest.approx(best["iteration_seconds"])
+    assert again["peak_bytes"] == best["peak_bytes"]

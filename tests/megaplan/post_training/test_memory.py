@@ -1,0 +1,114 @@
+"""Memory of a post-training plan: sums, parts, and where offloaded bytes go."""
+
+import pytest
+
+import megaplan
+from megaplan.errors import MegaplanError
+from megaplan.post_training.columns import DEVICE, HOST
+
+SPEC = "plans/llama-3.1-8b-rl.yaml"
+NODE = 8
+
+
+def phases(*changes):
+    return {phase.name: phase for phase in megaplan.rl(SPEC, *changes).memory}
+
+
+def test_totals_are_sums_of_named_columns():
+    for phase in phases("post_training.critic={}", "post_training.reward={parameters: 8B}", "post_training.rollout.sleep=1").values():
+        assert phase.total_bytes == sum(phase.columns.values())
+        assert phase.host_total_bytes == sum(phase.host_columns.values())
+        assert set(phase.columns) <= set(DEVICE)
+        assert set(phase.host_columns) <= set(HOST)
+
+
+def test_the_colocated_peak_is_no_less_than_either_part():
+    found = megaplan.rl(SPEC)
+    split = megaplan.rl(SPEC, "post_training.placement=split", "post_training.rollout.gpus=16")
+    assert found.peak_bytes >= max(phase.total_bytes for phase in split.memory if phase.name == "training")
+    engine = {phase.name: phase for phase in split.memory}["rollout"].columns["engine_parameters"]
+    assert found.peak_bytes >= engine
+
+
+def test_the_training_phase_is_the_estimate_of_its_microbatches():
+    found = megaplan.rl(SPEC)
+    plain = megaplan.estimate(SPEC, f"schedule.num_microbatches={found.microbatches}")
+    trained = {phase.name: phase for phase in found.memory}["training"].columns
+    own = sum(size for column, size in trained.items() if column.startswith(("policy", "training")) and column != "training_context")
+    assert own == plain.peak_bytes
+
+
+def test_what_leaves_the_device_is_on_the_host():
+    away, here = phases(), phases("post_training.offload=[]")
+    assert {"policy_parameters", "policy_optimizer"} <= set(here["rollout"].columns)
+    assert not {"policy_parameters", "policy_optimizer", "policy_gradients", "reference_parameters"} & set(away["rollout"].columns)
+    hosted = away["rollout"].host_columns
+    ranks = here["rollout"].columns["policy_parameters"] + here["rollout"].columns["policy_optimizer"]
+    assert hosted["host_policy_parameters"] + hosted["host_policy_optimizer"] <= NODE * ranks
+    assert "host_reference" in hosted
+    assert "host_reference" not in away["reference"].host_columns
+    assert "host_policy_parameters" not in here["rollout"].host_columns
+
+
+def test_a_sleeping_engine_copies_or_drops_its_parameters():
+    levels = [phases(f"post_training.rollout.sleep={level}") for level in (0, 1, 2)]
+    assert ["engine_parameters" in found["training"].columns for found in levels] == [True, False, False]
+    copied = levels[1]["training"].host_columns["host_engine_parameters"]
+    assert copied == NODE * levels[1]["rollout"].columns["engine_parameters"]
+    assert "host_engine_parameters" not in levels[1]["rollout"].host_columns
+    assert levels[2]["sleep"].host_total_bytes + copied == levels[1]["sleep"].host_total_bytes
+
+
+def test_vllm_takes_its_fraction_and_sglang_leaves_the_rest():
+    columns = phases()["rollout"].columns
+    own = sum(
+        size
+        for column, size in columns.items()
+        if column in ("engine_parameters", "kv_cache", "engine_activations", "engine_graphs", "engine_context")
+    )
+    capacity = 84943715697
+    assert 0 <= int(0.6 * capacity) - own < 16 * 131072
+    static = phases("post_training.rollout.engine=sglang")["rollout"].columns
+    free = capacity - static["engine_context"]
+    assert 0 <= int(0.6 * free) - static["engine_parameters"] - static["kv_cache"] < 131072
+
+
+def test_a_reference_of_an_adapted_policy_takes_nothing():
+    lora = ("host={name: megarun}", "precision={params: bf16}", "lora={rank: 16, alpha: 32}", "post_training.rollout.memory_fraction=0.5")
+    found = megaplan.rl(SPEC, *lora)
+    assert not any("reference_parameters" in phase.columns for phase in found.memory)
+    assert found.sync_bytes < 2 * 8_030_261_248 // 50
+    assert megaplan.rl(SPEC, *lora, "post_training.sync.merged=true").sync_bytes > 2 * 8_000_000_000
+
+
+def test_a_host_that_is_too_small_does_not_fit():
+    assert megaplan.rl(SPEC, "post_training.host_memory=2TiB").fits
+    assert not megaplan.rl(SPEC, "post_training.host_memory=64GiB").fits
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ("post_training=null", "MP851"),
+        ("post_training.rollout.memory_fraction=0.2", "MP852"),
+        ("post_training.rollout.response.max=5000", "MP850"),
+        ("post_training.rollout.response={p50: 900, p90: 500}", "MP850"),
+        ("post_training.rollout.response={max: 900}", "MP850"),
+        ("post_training.rollout.response={mean: 2000, max: 900}", "MP850"),
+        ("post_training.rollout.gpus=32", "MP850"),
+        ("post_training.rollout.gpus=3", None),
+        ("post_training.staleness=1", "MP850"),
+        ("post_training.policy.updates=100000", "MP850"),
+        ("post_training.rollout.tp=3", "MP218"),
+        ("post_training.sync.bucket_bytes=3parsec", "MP470"),
+        ("post_training.rollout.engine=trtllm", "MP123"),
+        ("post_training.rollout.speed=3", "MP141"),
+    ],
+)
+def test_bad_input_is_refused_with_a_code(change, code):
+    if code is None:
+        assert megaplan.rl(SPEC, change).engine.num_groups == 3
+        return
+    with pytest.raises(MegaplanError) as refused:
+        megaplan.rl(SPEC, change)
+    assert code in [item.code for item in refused.value.diagnostics]

@@ -1,0 +1,67 @@
+"""Generation of a group: work that can be counted by hand, slots, and a full cache."""
+
+from dataclasses import replace
+
+import pytest
+
+from megaplan.api.load import load
+from megaplan.budget.decoding import forward_flops, served
+from megaplan.dtypes import DType
+from megaplan.post_training.rollout import Prompt, generate
+
+NO_PROMPT = Prompt(0.0, 0.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def model():
+    job = load("plans/llama-3.1-8b-rl.yaml")
+    return served(job.spec, job.inventory, (1, 1, 1), DType.BF16, DType.BF16)
+
+
+def test_decoding_reads_parameters_and_cache_once(model):
+    assert model.read_bytes == 2 * (8_030_261_248 - 128_256 * 4096 - 4096)  # all but the embedding and the last norm
+    assert model.token_bytes == 2 * 2 * 32 * 8 * 128
+    alone, with_context = (model.decode_seconds(1, context) for context in (0, 100_000))
+    rate = model.rates.device.memory_bandwidth.value * model.rates.percent["memory"] / 100
+    assert with_context - alone == pytest.approx(100_000 * model.token_bytes / rate, rel=1e-6)
+
+
+def test_equal_lengths_run_together(model):
+    found = generate(model, [100.0] * 8, NO_PROMPT, 8, float("inf"))
+    assert (found.steps, found.slots, found.empty, found.stops) == (100, 8, 0, 0)
+    assert found.seconds == pytest.approx(100 * model.decode_seconds(8, 50))
+
+
+def test_fewer_slots_take_more_steps(model):
+    found = generate(model, [100.0] * 8, NO_PROMPT, 4, float("inf"))
+    assert (found.steps, found.slots) == (200, 4)
+
+
+def test_the_longest_response_leaves_slots_empty(model):
+    found = generate(model, [100.0, 100.0, 100.0, 1000.0], NO_PROMPT, 4, float("inf"))
+    assert found.steps == 1000
+    assert found.empty == pytest.approx(1 - 1300 / 4000)
+
+
+def test_a_full_cache_stops_sequences_and_all_of_them_end(model):
+    free, full = (generate(model, [100.0] * 8, NO_PROMPT, 8, capacity) for capacity in (float("inf"), 400.0))
+    assert free.stops == 0 < full.stops
+    assert full.steps > free.steps
+    assert full.seconds > free.seconds
+    assert full.steps >= 8 * 100 / 8
+
+
+def test_experts_are_read_as_far_as_a_batch_chooses_them(model):
+    mixture = replace(model, expert_bytes=10**10, experts=(64, 2))
+    plain = [model.decode_seconds(batch, 0) for batch in (1, 64)]
+    more = [mixture.decode_seconds(batch, 0) - without for batch, without in zip((1, 64), plain, strict=True)]
+    rate = model.rates.device.memory_bandwidth.value * model.rates.percent["memory"] / 100
+    assert more[0] == pytest.approx(10**10 * (1 - (63 / 64) ** 2) / rate, rel=1e-3)
+    assert more[0] < more[1] < 10**10 / rate
+
+
+def test_prefill_is_bound_by_products(model):
+    job = load("plans/llama-3.1-8b-rl.yaml")
+    flops = forward_flops(job.spec, job.inventory, 128)
+    rate = model.rates.device.peak_flops[DType.BF16].value * model.rates.percent["D"] / 100
+    assert model.prefill_seconds(8192, flops) == pytest.approx(8192 * flops / rate, rel=1e-6)
