@@ -105,14 +105,14 @@ def _whole_casts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
         frozen * (kept.bytes + used.bytes) if kept is not used else 0
     )
     if cast:
-        yield KindWork("cast", cast, 0, held.groups)
+        yield KindWork("group cast", cast, 0, held.groups)
 
 
 def reduce_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once, around the reduction of all gradients."""
     if spec.has_whole_state:
         if spec.precision.params is not spec.precision.grads:
-            yield KindWork("cast", held.trained * (spec.precision.params.bytes + spec.precision.grads.bytes), 0, held.groups)
+            yield KindWork("group cast", held.trained * (spec.precision.params.bytes + spec.precision.grads.bytes), 0, held.groups)
         return
     used, summed = spec.precision.params.bytes, spec.precision.reduce.bytes
     yield KindWork("chunk_cat", held.trained * (used + summed), 0, held.groups)

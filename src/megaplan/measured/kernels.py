@@ -62,7 +62,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     KernelFamily(r"CatArrayBatchedCopy", "cat", ("join",)),
     KernelFamily(r"^adamw_kernel|multi_tensor_apply_kernel<.*FusedOpti", "AdamW", ("adamw",)),
     KernelFamily(r"^(nesterov|decayed_add)_kernel", "Muon's momentum and update", ("muon.scale",)),
-    KernelFamily(r"multi_tensor_apply_kernel", "clip (norm, scale)", ("clip",)),
+    KernelFamily(r"multi_tensor_apply_kernel", "clip (norm, scale), casts of groups", ("clip", "group cast")),
     KernelFamily(r"bfloat16_copy_kernel_cuda|gpu_kernel_impl_nocast<at::native::bfloat16_copy_kerne", "FSDP cast fp32->bf16", ("cast",)),
     KernelFamily(r"elementwise_kernel<128.*direct_copy_kernel", CASTS, ("strided copy",)),
     KernelFamily(r"direct_copy_kernel", CASTS, ("muon.uncast",)),

@@ -16,7 +16,13 @@ ROOT = Path(__file__).parents[3]
 FIRST_RUN = json.loads((ROOT / "benchmarks/results/h200-2026-11-26.json").read_text())
 MEASURED = {
     "nam56r": {
-        **{"Mamba-3 scan": 379.5, "GEMM fwd/recompute": 163.0, "GEMM dgrad, Muon's products": 101.0, "GEMM wgrad": 98.4, "Muon symmetric": 91.7},
+        **{
+            "Mamba-3 scan": 379.5,
+            "GEMM fwd/recompute": 163.0,
+            "GEMM dgrad, Muon's products": 101.0,
+            "GEMM wgrad": 98.4,
+            "Muon symmetric": 91.7,
+        },
         **{"m2rnn bwd": 83.3, "Muon GEMM (baddbmm)": 61.7, "indexed attention": 47.7, "DtoD copies": 36.6, "norms": 17.4, "other": 12.8},
     },
     "llama-16l-fp8": {"GEMM fp8": 242.7, "attn bwd dk,dv": 115.7, "fp8 quantise": 77.3, "AdamW": 37.0, "attn fwd (cuDNN)": 29.0},
