@@ -221,7 +221,9 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
     waits = max(0, (forward[1] + first * gathers) * issue_ns - forward[0] - first * before)
     launches = backward[1] + again * gathers + alone * reductions
     waits += max(0, launches * issue_ns - backward[0] - again * before - alone * after)
-    waits = GRAPH_OPERATIONS * issue_ns if replays_graphs(spec) else spec.schedule.microbatches_per_update * waits
+    waits *= spec.schedule.microbatches_per_update
+    if replays_graphs(spec):
+        waits = min(waits, GRAPH_OPERATIONS * issue_ns)
     update = sum(max(0, operations * update_ns - taken) for taken, operations in times.phases)
     return waits + update + times.late * update_ns
 

@@ -115,7 +115,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "step_host": Formula(
         "time that a phase of megarun's step waits for its launches by the host",
-        "t = max(0, n · h − d); n launches of the phase, h the host's time for one, d the device's time for all; with CUDA graphs 3 · h",
+        "t = max(0, n · h − d); n launches of the phase, h the host's time for one, d the device's time for all; of CUDA graphs ≤ 3 · h",
         "seconds",
         "steps beyond the device's busy time; the constants are in src/megaplan/measured",
         "1000 · 1e-4 - 0.06 = 0.04",
