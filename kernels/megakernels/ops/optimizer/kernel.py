@@ -61,7 +61,7 @@ def adamw_kernel(  # type: ignore[no-untyped-def]
     lr, beta1, beta2, bits1, bits2, eps, decay, scale,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of a weight and its moments. `bits` are the binary logarithms of the betas."""
+    """A block of a weight and its averages. `bits` are the binary logarithms of the betas."""
     count = tl.load(step)
     size = lr / (1.0 - tl.exp2(count * bits1))
     root = tl.sqrt(1.0 - tl.exp2(count * bits2))

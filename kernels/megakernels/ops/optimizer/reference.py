@@ -26,7 +26,7 @@ def adamw(
     weights: Sequence[Tensor], gradients: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], steps: Sequence[Tensor],
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, scale: float,
 ) -> None:  # fmt: skip
-    """Updates weights and moments, whose steps are counted already; gradients are scaled in place."""
+    """Updates weights and averages, whose steps are counted already; gradients are scaled in place."""
     if scale != 1.0:
         torch._foreach_mul_(list(gradients), scale)
     torch._fused_adamw_(
