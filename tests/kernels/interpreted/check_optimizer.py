@@ -25,12 +25,12 @@ def no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("moment", "gradient", "update"), [(FP32, FP32, BF16), (BF16, FP32, FP32), (FP32, BF16, BF16)], ids=str)
-def test_nesterov(moment: torch.dtype, gradient: torch.dtype, update: torch.dtype, layout: str) -> None:
+@pytest.mark.parametrize(("average", "gradient", "update"), [(FP32, FP32, BF16), (BF16, FP32, FP32), (FP32, BF16, BF16)], ids=str)
+def test_nesterov(average: torch.dtype, gradient: torch.dtype, update: torch.dtype, layout: str) -> None:
     """The update is that of the formula divided by the kept share; every tensor of the list is moved."""
     torch.manual_seed(0)
     keep, scale = 0.95, 0.3
-    momenta, gradients = ([torch.randn(shape).to(dtype) for shape in SHAPES] for dtype in (moment, gradient))
+    momenta, gradients = ([torch.randn(shape).to(dtype) for shape in SHAPES] for dtype in (average, gradient))
 
     def run() -> tuple[list[Tensor], list[Tensor]]:
         moved, updates = [each.clone() for each in momenta], [LAYOUTS[layout](shape, update) for shape in SHAPES]
@@ -43,7 +43,7 @@ def test_nesterov(moment: torch.dtype, gradient: torch.dtype, update: torch.dtyp
             assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     for before, given, after, found in zip(momenta, gradients, moved, updates, strict=True):
         exact = keep * before.double() + (1 - keep) * scale * given.double()
-        assert rms_ratio(after, exact) < TOLERANCE[moment]
+        assert rms_ratio(after, exact) < TOLERANCE[average]
         assert rms_ratio(found, exact + (1 - keep) / keep * scale * given.double()) < TOLERANCE[BF16]
 
 
