@@ -131,6 +131,11 @@ def test_no_matrices() -> None:
     assert newton_schulz_(torch.zeros(2, 3, 4), 5).count_nonzero() == 0
 
 
+def test_fp64_runs_plain_torch() -> None:
+    x = torch.randn(2, 4, 9, dtype=torch.float64)
+    assert rms_ratio(newton_schulz_(x.clone(), 5), exact(x, 5)) < 1e-12
+
+
 def test_contract() -> None:
     report = torch.library.opcheck(torch.ops.megakernels.newton_schulz_, (torch.randn(2, 5, 7), 5))
     assert set(report.values()) == {"SUCCESS"}

@@ -6,7 +6,7 @@ from kernel_checks import TOLERANCE, shuffled_grid
 from op_checks import rms_ratio
 from torch import Tensor
 
-from megakernels import decayed_add_, nesterov_
+from megakernels import adamw_, decayed_add_, nesterov_
 from megakernels.ops.optimizer import reference
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -20,17 +20,17 @@ SHAPES = [(1, 1, 1), (3, 5, 7), (2, 40, 130), (33, 9)]
 
 @pytest.fixture(autouse=True)
 def no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("nesterov", "decayed_add"):
+    for name in ("nesterov", "decayed_add", "adamw"):
         monkeypatch.setattr(reference, name, None)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("moment", "gradient", "update"), [(FP32, FP32, BF16), (BF16, FP32, FP32), (FP32, BF16, BF16)], ids=str)
-def test_nesterov(moment: torch.dtype, gradient: torch.dtype, update: torch.dtype, layout: str) -> None:
+@pytest.mark.parametrize(("average", "gradient", "update"), [(FP32, FP32, BF16), (BF16, FP32, FP32), (FP32, BF16, BF16)], ids=str)
+def test_nesterov(average: torch.dtype, gradient: torch.dtype, update: torch.dtype, layout: str) -> None:
     """The update is that of the formula divided by the kept share; every tensor of the list is moved."""
     torch.manual_seed(0)
     keep, scale = 0.95, 0.3
-    momenta, gradients = ([torch.randn(shape).to(dtype) for shape in SHAPES] for dtype in (moment, gradient))
+    momenta, gradients = ([torch.randn(shape).to(dtype) for shape in SHAPES] for dtype in (average, gradient))
 
     def run() -> tuple[list[Tensor], list[Tensor]]:
         moved, updates = [each.clone() for each in momenta], [LAYOUTS[layout](shape, update) for shape in SHAPES]
@@ -43,7 +43,7 @@ def test_nesterov(moment: torch.dtype, gradient: torch.dtype, update: torch.dtyp
             assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     for before, given, after, found in zip(momenta, gradients, moved, updates, strict=True):
         exact = keep * before.double() + (1 - keep) * scale * given.double()
-        assert rms_ratio(after, exact) < TOLERANCE[moment]
+        assert rms_ratio(after, exact) < TOLERANCE[average]
         assert rms_ratio(found, exact + (1 - keep) / keep * scale * given.double()) < TOLERANCE[BF16]
 
 
@@ -61,6 +61,28 @@ def test_decayed_add(weight: torch.dtype, update: torch.dtype, layout: str) -> N
     for before, change, rate, after, repeated in zip(weights, updates, rates, found, again, strict=True):
         assert rms_ratio(after, decay * before.double() - rate * change.double()) < TOLERANCE[weight]
         assert torch.equal(after, repeated)
+
+
+def test_adamw_is_torchs() -> None:
+    """Three updates by scaled gradients, which stay as they are; torch's scales its own before."""
+    torch.manual_seed(0)
+    start, scale = [torch.randn(shape) for shape in SHAPES], 0.3
+    theirs = [torch.nn.Parameter(each.double()) for each in start]
+    optimizer = torch.optim.AdamW(theirs, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    weights, first, second = start, [torch.zeros_like(each) for each in start], [torch.zeros_like(each) for each in start]
+    steps = [torch.zeros(()) for _ in start]
+    for _ in range(3):
+        gradients = [torch.randn(shape) for shape in SHAPES]
+        kept = [each.clone() for each in gradients]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.double() * scale
+        optimizer.step()
+        with shuffled_grid(seed=1):
+            adamw_(weights, gradients, first, second, steps, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, scale=scale)
+        assert all(torch.equal(*pair) for pair in zip(gradients, kept, strict=True))
+    assert all(step == 3 for step in steps)
+    for mine, exact in zip(weights, theirs, strict=True):
+        assert rms_ratio(mine, exact.detach()) < TOLERANCE[FP32]
 
 
 def test_empty_lists_and_tensors() -> None:

@@ -55,23 +55,35 @@ def iterated(matrix: torch.Tensor, num_steps: int = 5) -> torch.Tensor:
     return x.mT if matrix.shape[0] > matrix.shape[1] else x
 
 
-def test_the_error_of_iterating_in_bf16() -> None:
-    """Singular values fall as gradients' do: results are 2.2 % of their norm from the iteration in fp64, torch's 1.3 %.
-
-    The product of a · x is not added in fp32 here: a is rounded with the diagonal that it is added to.
-    """
+def trained_gradients() -> Iterator[torch.Tensor]:
+    """Momenta of the matrices of a small network after some steps of training."""
     torch.manual_seed(0)
-    ours, theirs = [], []
-    for shape in ((32, 64), (64, 32), (48, 48)) * 4:
-        u, _, v = torch.linalg.svd(torch.randn(shape), full_matrices=False)
-        gradient = (u / torch.arange(1, u.shape[1] + 1)) @ v
+    network = nn.Sequential(nn.Linear(64, 256, bias=False), nn.GELU(), nn.Linear(256, 64, bias=False), nn.GELU(), nn.Linear(64, 64))
+    inputs = torch.randn(512, 64) * torch.arange(1, 65) ** -0.5
+    targets = (inputs @ torch.randn(64, 64)).argmax(1)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5, momentum=0.95)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(inputs), targets).backward()
+        optimizer.step()
+    for layer in (network[0], network[2], network[4]):
+        yield optimizer.state[layer.weight]["momentum_buffer"]
+
+
+def test_the_error_of_iterating_in_bf16() -> None:
+    """On what training gives, results are 0.7 to 1.1 % of their norm from the iteration in fp64, torch's 1.3 %: its steps are all on x.
+
+    x xᵀ is iterated in fp16: in bf16 the squares of small singular values would be lost.
+    """
+    for gradient in trained_gradients():
         exact = iterated(gradient.bfloat16().double())
         found = orthogonalise(gradient[None].bfloat16(), 5)[0].double()
         other = torch.optim._muon._zeropower_via_newtonschulz(gradient.bfloat16(), COEFFICIENTS, 5, 1e-7).double()
-        ours.append(float((found - exact).norm() / exact.norm()))
-        theirs.append(float((other - exact).norm() / exact.norm()))
-    assert sum(ours) < 2 * sum(theirs), (ours, theirs)
-    assert max(ours) < 0.03
+        ours, theirs = (float((value - exact).norm() / exact.norm()) for value in (found, other))
+        assert ours < theirs
+        values = [torch.linalg.svdvals(value) for value in (found, other, exact)]
+        ours, theirs = (float((value - values[2]).abs().max()) for value in values[:2])
+        assert ours < 1.2 * theirs
 
 
 @pytest.mark.requirement("R-60")

@@ -18,7 +18,7 @@ Product = Callable[..., None]
 
 def inner_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of x xᵀ and of what is made of it: its small eigenvalues are squares, and need fp16's three bits more than bf16 has."""
-    return torch.float32 if dtype is torch.float32 else torch.float16
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float16
 
 
 def iterate(x: Tensor, num_steps: int, product: Product) -> None:
@@ -26,9 +26,12 @@ def iterate(x: Tensor, num_steps: int, product: Product) -> None:
 
     A segment's other buffers of x xᵀ lie in the storage that its product with x is written to afterwards.
     """
+    if not x.numel():
+        return
     num_matrices, (short, long) = x.shape[0], sorted(x.shape[1:])
     tall = x.shape[1] > x.shape[2]
-    inverse = torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float32).clamp_(min=EPSILON).reciprocal_()
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    inverse = torch.linalg.vector_norm(x, dim=(1, 2), dtype=wide).clamp_(min=EPSILON).reciprocal_()
     if x.dtype is torch.float16:  # whose range is too small for the factor of what is not divided
         x.mul_(inverse.view(-1, 1, 1))
         inverse.fill_(1.0)
@@ -36,8 +39,8 @@ def iterate(x: Tensor, num_steps: int, product: Product) -> None:
     own = [x.new_empty(shape) for _ in range(2)]
     elements = num_matrices * short * short
     for place, length in enumerate(segments(num_steps, short, long)):
-        spare = [part.view(shape) for part in other.view(-1)[: elements * (long // short)].split(elements)]
-        factor = _polynomial(here, length, [*own, *spare[:2]], product, inverse if place == 0 else None, tall=tall)
+        spare = [other.view(-1)[start : start + elements].view(shape) for start in range(0, elements * min(2, long // short), elements)]
+        factor = _polynomial(here, length, [*own, *spare], product, inverse if place == 0 else None, tall=tall)
         torch.bmm(*((here, factor) if tall else (factor, here)), out=other)
         here, other = other, here
     if here is not x:

@@ -28,7 +28,7 @@ def product(
         tall: True for aᵀ b.
     """
     left, right = (a.mT, b) if tall else (a, b.mT)
-    if out.dtype is torch.float32:
+    if out.dtype in (torch.float32, torch.float64):
         wide = torch.bmm(left, right, out=out)
     elif a.is_cuda:
         wide = torch.bmm(left, right, out_dtype=torch.float32)

@@ -8,9 +8,9 @@ ADAMW_BLOCK = 1024
 """Those of AdamW's, which reads four tensors."""
 
 
-def nesterov_bytes(gradient: int, moment: int, update: int) -> int:
+def nesterov_bytes(gradient: int, average: int, update: int) -> int:
     """Bytes of an element of `nesterov_`: gradient and momentum are read, momentum and update written."""
-    return gradient + 2 * moment + update
+    return gradient + 2 * average + update
 
 
 def decayed_add_bytes(weight: int, update: int) -> int:
@@ -18,6 +18,6 @@ def decayed_add_bytes(weight: int, update: int) -> int:
     return 2 * weight + update
 
 
-def adamw_bytes(gradient: int, moment: int, weight: int) -> int:
-    """Bytes of an element of `adamw_`: the gradient is read, both moments and the weight are read and written."""
-    return gradient + 4 * moment + 2 * weight
+def adamw_bytes(gradient: int, average: int, weight: int) -> int:
+    """Bytes of an element of `adamw_`: the gradient is read, both averages and the weight are read and written."""
+    return gradient + 4 * average + 2 * weight

@@ -61,7 +61,7 @@ def adamw_kernel(  # type: ignore[no-untyped-def]
     lr, beta1, beta2, bits1, bits2, eps, decay, scale,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of a weight and its moments. `bits` are the binary logarithms of the betas."""
+    """A block of a weight and its averages. `bits` are the binary logarithms of the betas."""
     count = tl.load(step)
     size = lr / (1.0 - tl.exp2(count * bits1))
     root = tl.sqrt(1.0 - tl.exp2(count * bits2))
@@ -79,7 +79,7 @@ def adamw_kernel(  # type: ignore[no-untyped-def]
     tl.store(weight + at, narrow(after, weight.dtype.element_ty), mask=mask)
 
 
-def shape_of(tensor: Tensor) -> tuple[tuple[int, int, int, int, int, int], bool]:
+def shape_of(tensor: Tensor) -> tuple[tuple[int, ...], bool]:
     """Elements, rows, columns and strides of a tensor of up to three dims, and if it is dense."""
     found = tensor if tensor.dim() == 3 else tensor.reshape(1, 1, -1) if tensor.dim() < 2 else tensor[None]
     sizes = tensor.numel(), found.shape[1], found.shape[2], *found.stride()

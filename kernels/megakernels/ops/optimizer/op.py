@@ -65,12 +65,12 @@ def adamw_(
     Args:
         weights: Contiguous tensors.
         gradients: Contiguous tensors, in the weights' dtype; without Triton scaled in place.
-        first: First moments, in the weights' dtype.
-        second: Second moments, in the weights' dtype.
+        first: First averages, in the weights' dtype.
+        second: Second averages, in the weights' dtype.
         steps: Number of updates of each, fp32 scalars on its device; incremented.
         lr: Learning rate.
-        betas: Shares of the moments that are kept.
-        eps: Added to the root of the second moment.
+        betas: Shares of the averages that are kept.
+        eps: Added to the root of the second average.
         weight_decay: Decoupled decay, multiplied by the learning rate.
         scale: Factor of the gradients.
 

@@ -26,10 +26,10 @@ def adamw(
     weights: Sequence[Tensor], gradients: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], steps: Sequence[Tensor],
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, scale: float,
 ) -> None:  # fmt: skip
-    """Updates weights and moments, whose steps are counted already; gradients are scaled in place."""
+    """Updates weights and averages, whose steps are counted already; gradients are scaled in place."""
     if scale != 1.0:
-        torch._foreach_mul_(gradients, scale)
+        torch._foreach_mul_(list(gradients), scale)
     torch._fused_adamw_(
-        weights, gradients, first, second, [], steps,
+        list(weights), list(gradients), list(first), list(second), [], list(steps),
         amsgrad=False, maximize=False, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
     )  # fmt: skip
