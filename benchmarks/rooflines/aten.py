@@ -91,8 +91,9 @@ def kernel_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """All tensors of nested arguments, without duplicates."""
-    found: dict[int, Tensor] = {id(leaf): leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)}
+    """All tensors of nested arguments, without duplicates; a tensor descriptor is that of its tensor."""
+    leaves = (getattr(leaf, "base", leaf) for leaf in tree_leaves(value))
+    found: dict[int, Tensor] = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
     return list(found.values())
 
 

@@ -16,8 +16,8 @@ from megakernels._common.device import INTERPRETED as _INTERPRETED
 
 INTERPRETED = tl.constexpr(_INTERPRETED)
 LOG2_E = tl.constexpr(math.log2(math.e))
-HOPPER, LARGE_SHARED_BYTES = 9, 200 << 10
-"""Major compute capability from which on there are tensor descriptors, and shared memory of a program for large tiles."""
+LARGE_TILES = 9, 10
+"""Major compute capabilities with tensor descriptors and 227 KiB of shared memory for a program."""
 DESCRIPTOR_BYTES = 16
 """Alignment of a tensor descriptor's rows."""
 on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.device_of
@@ -35,11 +35,8 @@ def unit_stride(tensor: Tensor) -> Tensor:
 
 
 def has_large_tiles(device: torch.device) -> bool:
-    """True if a program can hold four stages of 48 KiB that descriptors fill: on Hopper, data-center Blackwell, and in the interpreter."""
-    if device.type == "cpu":
-        return True
-    properties = torch.cuda.get_device_properties(device)
-    return properties.major >= HOPPER and properties.shared_memory_per_block_optin >= LARGE_SHARED_BYTES
+    """True if descriptors fill four stages of 48 KiB of a program: on Hopper, data-center Blackwell, and in the interpreter."""
+    return device.type == "cpu" or torch.cuda.get_device_properties(device).major in LARGE_TILES
 
 
 def has_descriptor(tensor: Tensor) -> bool:

@@ -17,6 +17,7 @@ from triton.compiler import make_backend
 from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megarun.kernels.target import WARP_SIZE, Target
 from megarun.trace.replaced import replaced
@@ -32,6 +33,15 @@ class Operand(NamedTuple):
 
     dtype: torch.dtype
     aligned: bool
+
+
+class Described(NamedTuple):
+    """A tensor descriptor as the launcher sees it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
 
 
 class Function(NamedTuple):
@@ -171,6 +181,8 @@ def _named(function: Function) -> Any:
 def _without_values(value: Any) -> Any:
     if isinstance(value, Tensor):
         return Operand(value.dtype, value.data_ptr() % MULTIPLE == 0)
+    if isinstance(value, TensorDescriptor):
+        return Described(value.base.dtype, tuple(value.shape), tuple(value.strides), tuple(value.block_shape))
     if isinstance(value, tuple):
         parts = map(_without_values, value)
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -182,6 +194,9 @@ def _operand(value: Any) -> Any:
         case Operand():
             whole = torch.empty(MULTIPLE, dtype=value.dtype, device="meta")
             return whole if value.aligned else whole[1:]
+        case Described():
+            base = torch.empty(0, dtype=value.dtype, device="meta")
+            return TensorDescriptor(base, list(value.shape), list(value.strides), list(value.block))
         case Function():
             return _named(value)
         case tuple():
