@@ -99,15 +99,19 @@ def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemor
     whole = budget.stages or (budget,)
     parameters = max(stage.parameters_bytes for stage in whole)
     page = max(stage.kv_cache_bytes for stage in whole)
-    states = sequences * max(stage.recurrent_state_bytes for stage in whole)
+    state = max(stage.recurrent_state_bytes for stage in whole)
     context = sum(figure.value for name, figure in device.reserve if name != COMMUNICATORS or max(degrees) > 1)
     activations = batched * (STREAM_WIDTHS * spec.model.hidden_size + widest_mlp(spec, degrees[0])) * 2
     activations += int(sequences * spec.model.vocab_size * known["logit_bytes"].value)
     graphs = int(known["graph_bytes"].value) if given.graphs else 0
     if known["all_in_fraction"].value:
-        room = int(fraction * device.capacity.value) - parameters - activations - graphs - context - states
+        room = int(fraction * device.capacity.value) - parameters - activations - graphs - context
     else:
-        room = int(fraction * (device.capacity.value - context)) - parameters - states
+        room = int(fraction * (device.capacity.value - context)) - parameters
+    if state and given.max_sequences is None:  # an engine admits no more sequences than it has states for
+        sequences = max(1, min(sequences, room // (2 if page else 1) // state))
+    states = sequences * state
+    room -= states
     pages = max(room, 0) // page if page else 0
     if room < 0 or (page and pages * block < longest):
         needed = -(-longest // block) * page if page else 0
