@@ -132,7 +132,7 @@ def _error(taken: float, modelled: float, step: float) -> float | None:
 
 
 def _labels() -> dict[tuple[str, str | None], str]:
-    """The part of each kind and letter: families with one group, or with the same kinds, are one part; the empty letter is outside passes."""
+    """The part of each kind and letter: families with one group or the same kinds are one part; the empty letter is outside passes."""
     by_kinds: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
     for family in FAMILIES:
         groups = by_kinds.setdefault((family.kinds, family.letter), [])

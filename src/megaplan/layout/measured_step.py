@@ -39,12 +39,17 @@ def time_basis(spec: Spec, timer: ReplayTimer) -> TimeBasis:
     reason = _reason(spec, timer)
     if reason is not None:
         return TimeBasis(Basis.MODELLED, UNCALIBRATED, None, reason)
-    return TimeBasis(Basis.MEASURED, f"{found.device}, {dtype_of(spec)}, megarun, eager, one rank", found.interval)
+    return TimeBasis(Basis.MEASURED, f"{found.device}, {dtype_of(spec)}, megarun, {mode_of(spec)}, one rank", found.interval)
 
 
 def dtype_of(spec: Spec) -> str:
     """Dtype in which linears multiply: the recipe, or the dtype of the parameters."""
     return spec.precision.params.value if spec.precision.recipe is None else spec.precision.recipe.name
+
+
+def mode_of(spec: Spec) -> str:
+    """The way in which the host launches a step's kernels."""
+    return "CUDA graphs" if replays_graphs(spec) else "eager"
 
 
 def _reason(spec: Spec, timer: ReplayTimer) -> str | None:
@@ -57,8 +62,8 @@ def _reason(spec: Spec, timer: ReplayTimer) -> str | None:
         return f"{', '.join(found.dtypes)} were measured"
     if any(getattr(section, key) not in (None, {}) for key in GIVEN):
         return "the spec gives rates of its own"
-    if replays_graphs(spec):
-        return "steps without CUDA graphs were measured"
+    if mode_of(spec) not in found.modes:
+        return f"{' and '.join(found.modes)} steps were measured"
     kinds, known = timer.kinds_seen(spec), {*found.shares, *found.steps_ns}
     if kinds - known:
         return f"{_names(kinds - known)} not measured"

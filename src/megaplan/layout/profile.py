@@ -24,7 +24,7 @@ from megaplan.cost.replay import ReplayTimer
 from megaplan.devices import load_device
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.changed import changes_of
-from megaplan.layout.measured_step import dtype_of
+from megaplan.layout.measured_step import dtype_of, mode_of
 from megaplan.layout.references import REFERENCES
 from megaplan.layout.spans import Spans
 from megaplan.measured.constants import FORMAT, Counts, of_document
@@ -196,6 +196,7 @@ def constants(
     about = {key: str(results[key]) for key in ("device", "torch", "triton", "python", "date", "commit", "mode")}
     counts = kind_counts(REFERENCES)
     document: dict[str, Any] = {"format": FORMAT, "device": device, "about": about, "references": list(REFERENCES)}
+    document["modes"] = sorted({mode_of(tasks[run["run"]].spec) for run in runs})
     document["dtypes"] = sorted({dtype_of(tasks[run["run"]].spec) for run in runs})
     document |= _document(found, launch, reached, rows, counts)
     profiled = {run["run"]: run for run in runs}
@@ -287,7 +288,7 @@ def _step(document: Mapping[str, Any], task: TrainedPlan) -> float:
 def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, TrainedPlan]) -> dict[str, int]:
     """Nanoseconds of a launch and of an operation of the update.
 
-    A step of CUDA graphs waits for its host in the update alone. Where graphs were profiled they give the second, and eager steps the first.
+    A step of CUDA graphs waits for its host in the update alone: where graphs were profiled they give the second, eager steps the first.
     """
     gaps: list[tuple[ReplayTimer, Spec, Any, float, float]] = []
     for name, run in runs.items():

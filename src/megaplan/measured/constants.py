@@ -50,6 +50,7 @@ class Measured(NamedTuple):
         device: Name in specs.
         about: Device, versions, commit, date and mode of the profiled runs, copied from the results.
         dtypes: Dtypes of the parameters, or recipes.
+        modes: Ways in which the host launched the kernels of profiled steps.
         shares: Shares of the counted floor, by kind of kernel, in ten-thousandths.
         spreads: Standard deviation of the logarithm over the runs, by kind.
         steps_ns: One dependent step of a recurrence, by kind.
@@ -67,6 +68,7 @@ class Measured(NamedTuple):
     device: str
     about: Mapping[str, str]
     dtypes: tuple[str, ...]
+    modes: tuple[str, ...]
     shares: Mapping[str, int]
     spreads: Mapping[str, float]
     steps_ns: Mapping[str, int]
@@ -112,6 +114,7 @@ def of_document(document: Mapping[str, Any]) -> Measured:
         device=document["device"],
         about=document["about"],
         dtypes=tuple(document["dtypes"]),
+        modes=tuple(document["modes"]),
         shares={name: min(PARTS, round(kind["share"] * PARTS / factors.get(name, 1.0))) for name, kind in kinds.items() if "share" in kind},
         spreads={name: kind["spread"] for name, kind in kinds.items()},
         steps_ns={name: round(kind["step_ns"] * factors.get(name, 1.0)) for name, kind in kinds.items() if "step_ns" in kind},

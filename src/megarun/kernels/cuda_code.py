@@ -77,13 +77,7 @@ def cuda_code(target: Target, launched: Launched) -> Iterator[None]:
         launched(kernel, args, options)
 
     major, minor = target.capability
-    properties = SimpleNamespace(
-        multi_processor_count=target.num_sms,
-        major=major,
-        minor=minor,
-        name=target.device_name,
-        shared_memory_per_block_optin=target.shared_bytes,
-    )
+    properties = SimpleNamespace(multi_processor_count=target.num_sms, major=major, minor=minor, name=target.device_name)
     has_cudnn = target.cudnn_version is not None
     with ExitStack() as stack:
         stack.enter_context(unset_fake_temporarily())

@@ -8,8 +8,6 @@ from megaplan.devices import Device
 
 CAPABILITIES = {"ampere": (8, 0), "hopper": (9, 0), "blackwell": (10, 0)}
 """Compute capability by generation. Source: NVIDIA CUDA C++ Programming Guide, compute capabilities."""
-SHARED_BYTES = {(8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
-"""Most shared memory of a program by compute capability. Source: the same table, maximum amount of shared memory per thread block."""
 CUDNN_VERSION = 90100
 """The least that torch's CUDA wheels need since 2.4. Source: pytorch, .github/scripts/generate_binary_build_matrix.py."""
 WARP_SIZE = 32
@@ -47,11 +45,6 @@ class Target(NamedTuple):
         version = cudnn.version() if cudnn.is_available() and cudnn.enabled else None
         flash = torch.backends.cuda.is_flash_attention_available()
         return cls((found.major, found.minor), found.multi_processor_count, version, flash, found.name)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Most shared memory of a program; of a capability that the table lacks, the least of all."""
-        return SHARED_BYTES.get(self.capability, min(SHARED_BYTES.values()))
 
     @property
     def arch(self) -> int:
