@@ -13,6 +13,8 @@ from gpu import changed, tuned
 from megakernels._common import tuning
 from megakernels._common.tuning import CANDIDATES, FOLDER, forced, launch_options
 
+ROOT = Path(__file__).parents[2]
+
 DEFAULT = {"num_warps": 8}
 ROW = {"kernel": "mamba3_group_kernel", "case": "a", "constants": {"M": 64}, "warps": 8, "stages": None, "us": 500.0}
 

@@ -24,7 +24,7 @@ class Everywhere(dict[str, int]):
 
 def at_peak(rates: Rates) -> Rates:
     """The rates under which a kind takes its counted floor, and a launch nothing."""
-    found = Measured(rates.device.name, {}, (), Everywhere(), {}, {}, {}, 0, 0, 0, {}, (), (1.0, 1.0), {})
+    found = Measured(rates.device.name, {}, (), (), Everywhere(), {}, {}, {}, 0, 0, 0, {}, (), (1.0, 1.0), {})
     return replace(rates, measured=found, launch_ns=0, step_ns=0)
 
 
