@@ -21,14 +21,13 @@ from megaplan.layout.step_time import PlannedTime, planned_time
 from megaplan.measured.constants import FOLDER, measured, of_document, profiled
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "benchmarks/results/h200-2026-11-26.json"
+RESULTS = ROOT / "benchmarks/results/h200-2026-11-27b.json"
 CHANGED = ROOT / "benchmarks/results/h200-changed-kernels.json"
-HELD_OUT = ROOT / "benchmarks/results/h200-2026-11-27.json"
 SPEC = str(ROOT / "benchmarks/gpu/specs/hybrid-1b.yaml")
 
 
 MAMBA = str(ROOT / "benchmarks/gpu/specs/mamba2-1b.yaml")
-RECURRENCE = {"m2rnn.forward", "m2rnn.backward"}
+RECURRENCE = {"m2rnn.backward"}
 
 
 def time_of(*changes: str, spec: str = SPEC) -> PlannedTime:
@@ -68,7 +67,7 @@ def test_an_operation_that_counts_something_else_is_modelled(counted_anew, monke
 
 def test_a_step_with_kernels_that_were_not_measured_again_is_modelled():
     found = time_of()
-    assert (str(found.basis), found.unmeasured) == ("modelled", "m2rnn.backward, m2rnn.forward changed since measured")
+    assert (str(found.basis), found.unmeasured) == ("modelled", "m2rnn.backward changed since measured")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_a_percentage_of_the_spec_changes_the_share_that_was_measured():
 
 @pytest.mark.slow
 def test_the_committed_file_is_what_its_results_say():
-    found = measured_constants(str(ROOT / "benchmarks/gpu/specs"), str(RESULTS), [str(HELD_OUT)], str(CHANGED))
+    found = measured_constants(str(ROOT / "benchmarks/gpu/specs"), str(RESULTS), [], str(CHANGED))
     assert text_of(found) == (FOLDER / "h200.json").read_text()
 
 
@@ -150,8 +149,8 @@ def test_a_file_of_changed_kernels_that_says_nothing_is_refused(one_run, tmp_pat
 def test_profiled_steps_are_compared_with_the_kernels_that_ran():
     then, now = profiled("h200"), measured("h200")
     assert then.changes == {}
-    assert now.changes.keys() >= {"mamba3", "ssd"}
-    assert all(then.shares[kind] < now.shares[kind] for kind in ("mamba3", "ssd"))
+    assert now.changes.keys() == RECURRENCE
+    assert all(now.steps_ns[kind] < then.steps_ns[kind] for kind in RECURRENCE)
     assert then._replace(shares={}, steps_ns={}) == now._replace(shares={}, steps_ns={}, changes={})
 
 
@@ -175,7 +174,7 @@ def test_lines_of_a_run_become_constants(one_run, capsys):
     specs, lines = one_run()
     assert run(["calibrate", specs, "--profile", lines, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["about"]["commit"] == "2ee927c8"
+    assert found["about"]["commit"] == "78570145"
     assert set(found["kinds"]) < set(measured("h200").counts)
     assert found["runs"]["hybrid-1b"]["modelled"] == pytest.approx(found["runs"]["hybrid-1b"]["measured"], rel=0.05)
     assert run(["calibrate", specs, "--profile", lines]) == 0
