@@ -16,7 +16,7 @@ from megarun.kernels.step import find_launches
 from megarun.kernels.target import Target
 
 INTERPRETER = Target((10, 0), num_sms=2, cudnn_version=None, has_flash=False)
-"""A target for which operations choose what they choose on a CPU with the interpreter: no library's attention, two multiprocessors, large tiles."""
+"""A target for which operations choose what they choose on a CPU with the interpreter: no library's attention, large tiles."""
 
 
 def main(specs: dict[str, Any], out: Path) -> None:
