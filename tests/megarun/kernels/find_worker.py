@@ -15,8 +15,8 @@ from megarun.kernels.launches import compile_for, keyed
 from megarun.kernels.step import find_launches
 from megarun.kernels.target import Target
 
-INTERPRETER = Target((8, 0), num_sms=2, cudnn_version=None, has_flash=False)
-"""A target for which operations choose what they choose on a CPU with the interpreter: no library's attention, two multiprocessors."""
+INTERPRETER = Target((10, 0), num_sms=2, cudnn_version=None, has_flash=False)
+"""A target for which operations choose what they choose on a CPU with the interpreter: no library's attention, large tiles."""
 
 
 def main(specs: dict[str, Any], out: Path) -> None:
