@@ -16,7 +16,7 @@ from megakernels._common.device import INTERPRETED as _INTERPRETED
 
 INTERPRETED = tl.constexpr(_INTERPRETED)
 LOG2_E = tl.constexpr(math.log2(math.e))
-LARGE_TILES = 9, 10
+WITH_DESCRIPTORS = 9, 10
 """Major compute capabilities with tensor descriptors and 227 KiB of shared memory for a program."""
 DESCRIPTOR_BYTES = 16
 """Alignment of a tensor descriptor's rows."""
@@ -36,7 +36,7 @@ def unit_stride(tensor: Tensor) -> Tensor:
 
 def has_large_tiles(device: torch.device) -> bool:
     """True if descriptors fill four stages of 48 KiB of a program: on Hopper, data-center Blackwell, and in the interpreter."""
-    return device.type == "cpu" or torch.cuda.get_device_properties(device).major in LARGE_TILES
+    return device.type == "cpu" or torch.cuda.get_device_properties(device).major in WITH_DESCRIPTORS
 
 
 def has_descriptor(tensor: Tensor) -> bool:

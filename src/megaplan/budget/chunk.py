@@ -246,7 +246,7 @@ class Chunk:
             unit = self.units[first]
             found[first] = sum([unit.block.gradients[name] for name in unit.shared if name.partition(".")[0] in names - {"head"}])
         elif self.ties:
-            found[self.head] = self.units[0].block.gradients["weight"]
+            found[self.head] = self.units[0].block.gradients.get("weight", 0)  # LoRA may freeze it
         return found
 
     def tied_sum_bytes(self) -> int:

@@ -105,7 +105,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, outside_gra
         cells: Cells of a rank, all but overhead.
         reserving: Reserving of the rank.
         step: Peaks of its steps.
-        outside_graphs: What the optimizer takes while the memory of recorded microbatches is a pool that serves nothing else; else 0.
+        outside_graphs: Bytes that the optimizer takes while the memory of recorded microbatches is a pool that serves nothing else; else 0.
         rounding: Bytes that rounding adds in each phase to tensors that have their own segments.
     """
     if not reserving.rounds:

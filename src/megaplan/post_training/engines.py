@@ -13,6 +13,7 @@ from megaplan.budget.serving import serving_budget
 from megaplan.columns import Basis
 from megaplan.diagnostics import refuse
 from megaplan.dtypes import DType
+from megaplan.errors import MegaplanError
 from megaplan.goodput.figures import RunFigure
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.device import device_of
@@ -108,24 +109,38 @@ def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemor
         room = int(fraction * device.capacity.value) - parameters - activations - graphs - context
     else:
         room = int(fraction * (device.capacity.value - context)) - parameters
-    if state and given.max_sequences is None:  # an engine admits no more sequences than it has states for
-        sequences = max(1, min(sequences, room // (2 if page else 1) // state))
+    if given.max_sequences is None:
+        sequences = _with_states(sequences, state, room // (2 if page else 1))
     states = sequences * state
     room -= states
-    pages = max(room, 0) // page if page else 0
+    pages = _pages(room, page)
     if room < 0 or (page and pages * block < longest):
-        needed = -(-longest // block) * page if page else 0
-        detail = (
-            f"memory_fraction {fraction:g} of {format_bytes(device.capacity.value)} leaves {format_bytes(room)} for the cache after"
-            f" {format_bytes(parameters)} of parameters, and one sequence of {longest:,.0f} tokens takes {format_bytes(int(needed))}"
-        )
-        raise refuse("MP852", detail, f"--set post_training.rollout.tp={2 * given.tp}", key="post_training.rollout.memory_fraction")
+        needed = int(-(-longest // block) * page)
+        of_device = f"memory_fraction {fraction:g} of {format_bytes(device.capacity.value)}"
+        raise _without_room(plan, f"{of_device} leaves {format_bytes(room)}", parameters, f"{longest:,.0f}", needed)
     columns = {
         "engine_parameters": parameters, "kv_cache": pages * page, "recurrent_states": states, "engine_activations": activations,
         "engine_graphs": graphs, "engine_context": context,
     }  # fmt: skip
     model = replace(served(merged, inventory, degrees, dtype, given.kv_dtype), host_ns=int(known["host_step_seconds"].value * SECOND_NS))
     return EngineMemory(columns, pages * block, model, degrees, sequences, batched, bool(setting(plan, "prefix_cache")))
+
+
+def _pages(room: int, page: int) -> int:
+    return max(room, 0) // page if page else 0
+
+
+def _with_states(sequences: int, state: int, room: int) -> int:
+    """The sequences that an engine admits: no more than it has states for."""
+    return max(1, min(sequences, room // state)) if state else sequences
+
+
+def _without_room(plan: PostTraining, left: str, parameters: int, longest: str, needed: int) -> MegaplanError:
+    detail = (
+        f"{left} for the cache after {format_bytes(parameters)} of parameters, and one sequence of {longest} tokens takes"
+        f" {format_bytes(needed)}"
+    )
+    return refuse("MP852", detail, f"--set post_training.rollout.tp={2 * plan.rollout.tp}", key="post_training.rollout.memory_fraction")
 
 
 def setting(plan: PostTraining, name: str) -> float:

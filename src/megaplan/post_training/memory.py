@@ -85,7 +85,7 @@ class Loop:
             name: Name of the phase.
             pool: Devices that work.
             here: Parts of the trainer that are on the device even if `offload` has them.
-            of: What a rank holds in addition.
+            of: Bytes that a rank holds in addition, by column.
             engine: The engine's parameters are on the device.
         """
         fullest = max((self._trainer(rank, here) | of(rank) for rank in self.budget.ranks), key=lambda found: sum(found.values()))
@@ -102,7 +102,7 @@ class Loop:
         return self.engine.columns if self.sleep == 0 else {key: self.engine.columns[key] for key in STAYS_ASLEEP}
 
     def _trainer(self, rank: RankBudget, here: AbstractSet[str]) -> Bytes:
-        """What the trainer's process holds outside a step: all parts that `offload` does not have, and those of `here`."""
+        """Bytes that the trainer's process holds outside a step: all parts that `offload` does not have, and those of `here`."""
         away = set(self.job.plan.offload) - here
         cells = rank.cells[Phase.FORWARD_BACKWARD]
         held = {

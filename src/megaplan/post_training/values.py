@@ -15,10 +15,10 @@ class MemoryPhase:
         name: Name of the phase.
         pool: Devices that work: all, training or rollout.
         columns: Bytes of the fullest device by column; columns without bytes are absent.
-        total_bytes: Their sum.
+        total_bytes: Sum of the columns.
         headroom_bytes: Capacity of the device less the sum; negative if the phase does not fit.
         host_columns: Bytes in the memory of the fullest node by column.
-        host_total_bytes: Their sum.
+        host_total_bytes: Sum of the columns.
     """
 
     name: str
@@ -137,10 +137,10 @@ class RlEstimate:
         placement: colocated or split.
         fits: True if every phase fits the devices and, where its memory is given, the host.
         peak_bytes: The largest phase of a device.
-        peak_phase: Its name.
+        peak_phase: Name of that phase.
         peak_column: Column that has the most of it.
         host_peak_bytes: The largest phase of a node's host memory.
-        host_peak_phase: Its name.
+        host_peak_phase: Name of that phase.
         host_capacity_bytes: Memory of a node, if the spec gives it.
         memory: Memory by phase, in the order of an iteration.
         iteration_seconds: Seconds of an iteration.
