@@ -17,6 +17,7 @@ from megaplan.blocks.dims import Dims
 from megaplan.blocks.relay import num_lanes
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import core_inside, indexed_inside
+from megaplan.families.attention.tensors import PLAIN
 from megaplan.families.linear_attention.composition import delta_inside
 from megaplan.families.mamba.composition import scan_inside, selective_inside
 from megaplan.families.recurrent.composition import recurrence_inside
@@ -122,7 +123,7 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
             num_heads=heads, num_kv_heads=groups, head_dim=width, score_cap=cap, sinks=sinks is not None
         )
     local = dims._replace(kernels=True, relations=num_relations)
-    assert (stated(name, (*operands, *settings, sinks, *bias, cap, *own)), behind) == expected(core_inside(local, section, dims.dtype))
+    assert (stated(name, (*operands, *settings, sinks, *bias, cap, *own)), behind) == expected(core_inside(local, section, PLAIN, dims.dtype))
 
 
 @pytest.mark.parametrize("seed", range(60))

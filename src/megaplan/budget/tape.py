@@ -306,7 +306,8 @@ def casting(unit: Unit, *, together: bool) -> int:
     dense, experts = _group(unit, experts=False), _group(unit, experts=True)
     if together:
         made = sum(_listed(unit).values())
-        return experts.unsharded_bytes + made + made * dense.unsharded_bytes // dense.made_bytes
+        cast = made * dense.unsharded_bytes // dense.made_bytes if made else 0  # LoRA's frozen layers make none
+        return experts.unsharded_bytes + made + cast
     return experts.unsharded_bytes + cast_bytes([(_listed(unit), dense)])
 
 

@@ -146,7 +146,7 @@ class _Estimate:
 
     def _times(self, step: PlannedTime, generation: Generation) -> Iterator[TimePhase]:
         plan, pool = self.plan, "all" if self.colocated else "training"
-        basis = f"{step.basis} step of host {self.job.spec.host.name}, times {self.loop_factor:g}"
+        basis = f"{step.basis} step of host {self.job.spec.host.kind.name}, times {self.loop_factor:g}"
         yield self._timed("sync", "all", self._sync_seconds(), MODELLED)
         yield self._timed("rollout", "all" if self.colocated else "rollout", generation.seconds, MODELLED)
         if self.colocated and (moved := self._moved_bytes()):

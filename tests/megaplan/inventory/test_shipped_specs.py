@@ -11,6 +11,7 @@ from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 
 PLANS = Path(__file__).parents[3] / "plans"
+WORLD_SIZES = {"tiny-hybrid": 1, "tiny-hybrid-pp2": 2, "tiny-hybrid-dp2": 2, "llama-3.1-8b-rl": 16}
 NAMES = sorted(path.stem for path in PLANS.glob("*.yaml"))
 
 
@@ -27,7 +28,7 @@ def tokens_per_step(spec: Spec) -> int:
 def test_a_shipped_spec_is_named_after_its_file(name: str) -> None:
     spec = load(name)
     assert spec.name == name
-    assert spec.mesh.world_size == (8 if not name.startswith("tiny") else {"tiny-hybrid": 1}.get(name, 2))
+    assert spec.mesh.world_size == WORLD_SIZES.get(name, 8)
 
 
 def test_the_demo_has_every_letter_and_is_small() -> None:
