@@ -70,8 +70,8 @@ LINES = (
         "`make gpu ONLY=train`",
     ),
     Line(
-        "The same with compiled blocks: step time, memory, losses; torch's default allocator; four microbatches",
-        r"^train/.* (compiled|default-allocator|4-microbatches)$",
+        "The same with CUDA graphs, and with compiled blocks: step time, memory, losses; torch's default allocator; four microbatches",
+        r"^train/.* (graphs|compiled|default-allocator|4-microbatches)$",
         "`make gpu ONLY=train`",
     ),
     Line(

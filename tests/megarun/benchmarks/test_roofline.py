@@ -167,10 +167,13 @@ def test_convolution_moves_operands_once(random: Random) -> None:
 
 @pytest.mark.parametrize("random", SIZES)
 def test_a_symmetric_product_computes_the_lower_triangle_of_tiles(random: Random) -> None:
-    num, tiles, width = random.randint(1, 3), random.randint(1, 4), random.randint(1, 300)
-    found = work("symmetric_product", empty(num, 128 * tiles, width), None, 1.0, 1.0)
-    assert found.product_flops == {"bf16": num * tiles * (tiles + 1) * 128 * 128 * width}
-    assert found.num_bytes == 2 * num * (128 * tiles * width + (128 * tiles) ** 2)
+    """One step: x xᵀ and its polynomial, of which a triangle of squares is computed, and the product with x."""
+    num, squares, side = random.randint(1, 3), random.randint(1, 3), random.choice([128, 256])
+    short = 128 if side == 128 else 256 * squares
+    long = short + 64 * random.randint(1, 4)
+    found = work("newton_schulz_", empty(num, short, long), 1)
+    triangle = num * (short // side) * (short // side + 1) * side * side
+    assert found.product_flops == {"bf16": triangle * long + num * 2 * short**2 * long, "fp16": triangle * short}
 
 
 @pytest.mark.parametrize("random", SIZES)
@@ -256,9 +259,9 @@ def test_experts_multiply_each_row_with_every_matrix_and_gather_tokens(random: R
 
 
 def test_products_inside_a_kernel_have_to_be_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(cost.REGISTERED, "megakernels.symmetric_product.default")
+    monkeypatch.delitem(cost.REGISTERED, "megakernels.newton_schulz_.default")
     with pytest.raises(ValueError, match="symmetric_product_kernel use `dot`, but the operation registers no products"):
-        work("symmetric_product", empty(1, 128, 64), None, 1.0, 1.0)
+        work("newton_schulz_", empty(1, 128, 192), 1)
 
 
 @pytest.mark.parametrize("random", SIZES)

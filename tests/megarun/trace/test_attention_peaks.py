@@ -36,11 +36,14 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+EAGER = {"host.kernels": "triton", "host.cuda_graphs": "none"}
+
+
 def compared(job_with: Any, section: str, cp: int, settings: dict[str, Any]) -> RankComparison:
     """Estimate and trace of a stack of two such layers."""
     model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": SECTIONS[section]}
     batch = {"micro_batch_size": 2, "seq_length": 128}
-    job = job_with({"model": model, "precision": BF16, "batch": batch, "mesh": {"cp": cp}, "host.kernels": "triton", **settings})
+    job = job_with({"model": model, "precision": BF16, "batch": batch, "mesh": {"cp": cp}, **EAGER, **settings})
     return compare_passes(job)
 
 
@@ -75,7 +78,7 @@ def test_the_inside_of_stored_scores(job_with: Any, full_layers: list[int], slot
     }
     model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": section}
     batch = {"micro_batch_size": 1, "seq_length": 512}
-    found = compare_passes(job_with({"model": model, "precision": BF16, "batch": batch, "host.kernels": "triton"}))
+    found = compare_passes(job_with({"model": model, "precision": BF16, "batch": batch, **EAGER}))
     inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
     assert inside == 4 * 2 * 512 + 2 * 2 * slots * 128**2 * 2
 
