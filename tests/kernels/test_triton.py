@@ -41,9 +41,13 @@ OPERATIONS = sorted(path.stem for path in (HERE / "sm90").glob("*.py") if path.s
 CHECKS = sorted(path.stem.removeprefix("check_") for path in (HERE / "interpreted").glob("check_*.py"))
 LOADERS = ("load_part", "load_rows", "tile_at")
 """Functions that return what they load: their callers widen it."""
+CARRIED = ("two_at", "four_at")
+"""Functions whose rows a walk carries as stored and widens where it computes: their kernels are compared in bf16."""
+MOVES = ("tl.where", "tl.reshape", "tl.trans")
+"""Operations that move values and compute nothing."""
 NO_ARITHMETIC = (
     *("rstd", "maxima", "scales", "starts", "classes", "labels", "bits"),
-    *("words", "rows", "ends", "stops", "tile_ends", "indices", "positions"),
+    *("words", "rows", "ends", "stops", "tile_ends", "indices", "positions", "step"),
 )
 """Pointers whose values are fp32 or integers whatever the activations are."""
 
@@ -160,10 +164,10 @@ def careless(source: str) -> list[str]:
             name = ast.unparse(call.func)
             if name == "tl.dot" and function.name != "dot":
                 found.append(ast.unparse(call))
-            loads = name in LOADERS or (name == "tl.load" and function.name not in LOADERS)
+            loads = name in LOADERS or (name == "tl.load" and function.name not in (*LOADERS, *CARRIED))
             if loads and not widened(call, parents) and not ast.unparse(call.args[0]).startswith(NO_ARITHMETIC):
                 found += [] if only_used_in(("dot", "store_tile"), call, function, parents) else [ast.unparse(call)]
-            if name == "narrow" and not only_used_in(("dot", "tl.store"), call, function, parents):
+            if name == "narrow" and not only_used_in(("dot", "tl.store", *MOVES), call, function, parents):
                 found.append(ast.unparse(call))
     return found
 

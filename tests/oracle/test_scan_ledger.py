@@ -123,7 +123,9 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
             num_heads=heads, num_kv_heads=groups, head_dim=width, score_cap=cap, sinks=sinks is not None
         )
     local = dims._replace(kernels=True, relations=num_relations)
-    assert (stated(name, (*operands, *settings, sinks, *bias, cap, *own)), behind) == expected(core_inside(local, section, PLAIN, dims.dtype))
+    assert (stated(name, (*operands, *settings, sinks, *bias, cap, *own)), behind) == expected(
+        core_inside(local, section, PLAIN, dims.dtype)
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -79,9 +79,18 @@ def test_work_and_statements_are_counted() -> None:
     assert counted["cross_entropy"]["backward_bytes"] == 65 * (2 * 200 * 2 + 4)
     stated = {name: times.stated_bytes(case.call, case.make("cpu", torch.bfloat16)) for name, case in by_name.items()}
     scans = {"ssd", "mamba3", "gated_delta", "m2rnn", "selective_scan"}
-    assert {name for name, size in stated.items() if size} == {"attention", "indexed_attention", "linear_cross_entropy", "moe", "newton_schulz", *scans}
+    assert {name for name, size in stated.items() if size} == {
+        "attention",
+        "indexed_attention",
+        "linear_cross_entropy",
+        "moe",
+        "newton_schulz",
+        *scans,
+    }
     assert stated["attention"] == 4 * 4 * 65
-    pairs = 65 * 2  # backward: activated rows, a copy of the tokens in the rows' order and its index; the sums of six experts' rows and tiles
+    pairs = (
+        65 * 2
+    )  # backward: activated rows, a copy of the tokens in the rows' order and its index; the sums of six experts' rows and tiles
     assert stated["moe"] == 2 * (pairs * 16 + pairs * 24) + 4 * pairs + 2 * 6 * 4
 
 

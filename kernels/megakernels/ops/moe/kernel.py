@@ -85,13 +85,14 @@ def routed_experts_backward(
         other = None if gate is None else gate.contiguous()
         _times(tiles, given, grad_up_out, up, grad_gate_out, other, grad_x, transposed=False)
         grad_x = grad_x if top_k == 1 else sum_rows(grad_x, None, top_k)
-    positions = inverse(rows) if needs[2] or needs[3] or needs[4] else rows
+    of_first = needs[3] or (needs[2] and grad_gate_out is not None)
+    positions = inverse(rows) if of_first or needs[4] else rows
     if needs[4]:  # free each product's operand before the next result is allocated
         copied = spread(grad_y, positions, top_k)
         grad_down = outer(tiles, copied, hidden)
         del copied
     del hidden
-    copied = spread(x, positions, top_k) if needs[2] or needs[3] else x
+    copied = spread(x, positions, top_k) if of_first else x
     if needs[5] and grad_gate_out is not None:
         grad_gate_bias = bias_gradient(tiles, given.gate_bias, grad_gate_out)
     if needs[2] and grad_gate_out is not None:

@@ -335,13 +335,13 @@ def outer_kernel(  # type: ignore[no-untyped-def]
         whole = start + (stop - start) // STEP * STEP
         for first in tl.range(start, whole, STEP):
             left = a_blocks.load([first, tl.program_id(1) * TILE])
-            total += dot(left.T, b_blocks.load([first, tl.program_id(0) * COLS]))
+            total += dot(tl.trans(left), b_blocks.load([first, tl.program_id(0) * COLS]))
     for first in tl.range(whole, stop, STEP, num_stages=1 if BLOCKS else None):  # with blocks the last rows, else all
         row = first + step
         there = row < stop
         left = tl.load(a + row[:, None] * a_stride + across[None, :], mask=there[:, None] & (across < num_across)[None, :], other=0.0)
         right = tl.load(b + row[:, None] * b_stride + col[None, :], mask=there[:, None] & (col < num_cols)[None, :], other=0.0)
-        total += dot(left.T, right)
+        total += dot(tl.trans(left), right)
     place = expert * num_across * num_cols + across[:, None].to(tl.int64) * num_cols + col[None, :]
     tl.store(out + place, narrow(total, out.dtype.element_ty), mask=(across < num_across)[:, None] & (col < num_cols)[None, :])
 

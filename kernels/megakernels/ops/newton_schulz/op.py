@@ -24,6 +24,9 @@ def newton_schulz_(x: Tensor, num_steps: int) -> Tensor:
     Returns:
         x.
 
+    Scratch:
+        A second buffer of x, and two of x xᵀ.
+
     Triton:
         The lower triangles of symmetric products, each tile stored twice; with tensor descriptors where rows begin at multiples of 16
         bytes. The products with x are the BLAS library's.
