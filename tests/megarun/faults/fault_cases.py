@@ -41,6 +41,7 @@ from fault_layouts import LAYOUTS
 from fault_outputs import OUTPUTS
 from fault_storage import STORAGE
 from fault_trust import ODD_RANKS, TRUST
+from torch.distributed.tensor import DTensor
 
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
 from megarun.data.batches import Batches
@@ -304,7 +305,8 @@ def poison(batch: int, where: str) -> Iterator[None]:
         elif bad:
             gradient = next(self.stages[0].parameters()).grad
             assert gradient is not None
-            gradient.to_local().view(-1)[0] = torch.nan
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient  # whole without FSDP2
+            local.view(-1)[0] = torch.nan
         return partial
 
     Batches.at, Trainer.accumulate_gradients = noting, poisoned  # type: ignore[method-assign]

@@ -182,7 +182,8 @@ def poisoned(data: list[int], gradient: list[int]) -> Iterator[None]:
         if hook is not None:
             hook.remove()
         if self.mesh.rank == 1 and number[0] in gradient:
-            next(self.stages[0].parameters()).grad.to_local().view(-1)[0] = torch.nan
+            found = next(self.stages[0].parameters()).grad
+            (found.to_local() if isinstance(found, DTensor) else found).view(-1)[0] = torch.nan
         return partial
 
     Batches.at, Trainer.accumulate_gradients = noting, poison
