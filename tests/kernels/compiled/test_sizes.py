@@ -137,6 +137,14 @@ def run_bent_attention(draw: random.Random) -> None:
     megakernels.attention(q, k, v, 0.3, classes=classes, relations=relations, cap=cap).sum().backward()
 
 
+def run_capped_attention(draw: random.Random) -> None:
+    """Rows whose backward stores its scores."""
+    positions, groups, width = draw.randint(400, 900), draw.randint(1, 2), 16 * draw.randint(1, 4)
+    heads = groups, groups, groups * draw.randint(1, 3)
+    k, v, q = (torch.zeros(1, positions, each, width, dtype=torch.bfloat16, requires_grad=True) for each in heads)
+    megakernels.attention(q, k, v, 0.3, window=draw.choice([None, 100]), cap=30.0).sum().backward()
+
+
 def run_experts_with_biases(draw: random.Random) -> None:
     tokens, hidden, width = size(draw, 1, 700), 16 * size(draw, 1, 20), 16 * size(draw, 1, 20)
     x, weights, dtype = torch.zeros(tokens, hidden).bfloat16(), torch.zeros(tokens, 2), torch.bfloat16
@@ -157,7 +165,7 @@ EXTRA = {
     run.__name__: run
     for run in (
         *(run_fp8_linears, run_newton_schulz, run_updates, run_ngram_rows),
-        *(run_router, run_bent_attention, run_experts_with_biases),
+        *(run_router, run_bent_attention, run_capped_attention, run_experts_with_biases),
     )
 }
 RUNS: dict[str, Callable[[random.Random], None]] = {**{name: lambda draw, name=name: run_case(name, draw) for name in WIDE}, **EXTRA}
