@@ -46,7 +46,6 @@ def test_plans_are_of_a_real_size() -> None:
     assert set(small) <= set(MATRIX.found())
 
 
-@pytest.mark.slow
 def test_the_committed_table_has_every_plan_at_today_s_estimate() -> None:
     """A change of an estimate is traced where it is made: `make accuracy STALE=1`."""
     recorded = load_module("recorded")
@@ -55,7 +54,6 @@ def test_the_committed_table_has_every_plan_at_today_s_estimate() -> None:
     assert set(table) == set(MATRIX.names())
 
 
-@pytest.mark.slow
 def test_a_plan_is_stale_once_its_estimate_is_another() -> None:
     """`make accuracy STALE=1` traces what the committed table does not have at the estimate of today, and only that."""
     recorded = load_module("recorded")
