@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 
 SMALLEST_DOT = 16
 """Smallest side of a matrix product's tile, in elements."""
+DESCRIPTOR_BYTES = 16
+"""Bytes at whose multiples the rows of a tensor descriptor's tensor begin."""
 LARGEST_TILE = {2: 64, 4: 16}
 """Largest number of positions of a scan's tile, by bytes of an element: a warp group's rows of a product, and fewer in fp32."""
 TILE_ELEMENTS = 2048

@@ -13,13 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from megakernels._common.device import INTERPRETED as _INTERPRETED
+from megakernels.facts import DESCRIPTOR_BYTES
 
 INTERPRETED = tl.constexpr(_INTERPRETED)
 LOG2_E = tl.constexpr(math.log2(math.e))
 WITH_DESCRIPTORS = 9, 10
 """Major compute capabilities with tensor descriptors and 227 KiB of shared memory for a program."""
-DESCRIPTOR_BYTES = 16
-"""Alignment of a tensor descriptor's rows."""
 on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.device_of
 """The context a kernel is launched in."""
 

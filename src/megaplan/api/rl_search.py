@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from megaplan.api.load import LoadedJob, Source, load, override_texts
-from megaplan.diagnostics import refuse
 from megaplan.errors import MegaplanError
 from megaplan.post_training.estimate import rl_estimate
-from megaplan.post_training.job import training_job
+from megaplan.post_training.job import section_of, training_job
 from megaplan.post_training.values import RlEstimate
+from megaplan.spec.post_training import PostTraining
 
 FORMAT = "megaplan.rl-search/1"
 SECONDS = 20.0
@@ -131,10 +131,8 @@ def rl_search(
         True
     """
     job = load(source, *changes, *override_texts(overrides))
-    plan = job.spec.post_training
-    if plan is None:
-        raise refuse("MP851", f"{job.spec.name} has no section post_training", "post_training: {kind: rl, prompts: 64, samples: 8, …}")
-    number, clock = gpus or _all_devices(job), _Clock(seconds)
+    plan = section_of(job.spec)
+    number, clock = gpus or _all_devices(plan, job.spec.mesh.world_size), _Clock(seconds)
     pools = _pools(number, plan.staleness)
     meshes = {size: _meshes(job, size, clock) for size in dict.fromkeys(pool.training for pool in pools)}
     engines = {pool: _engines(pool) for pool in pools}
@@ -165,10 +163,9 @@ def rl_search(
     )
 
 
-def _all_devices(job: LoadedJob) -> int:
-    """Devices of the spec's own plan."""
-    plan, world = job.spec.post_training, job.spec.mesh.world_size
-    return world + (plan.rollout.gpus or world) if plan is not None and plan.placement == "split" else world
+def _all_devices(plan: PostTraining, world_size: int) -> int:
+    """Devices of the spec's own plan; `world_size` are those that train."""
+    return world_size + (plan.rollout.gpus or world_size) if plan.placement == "split" else world_size
 
 
 def _pools(number: int, staleness: int) -> list[_Pool]:
@@ -182,7 +179,7 @@ def _mesh_texts(job: LoadedJob, devices: int) -> list[tuple[str, ...]]:
     """Changes for every mesh of powers of two on these devices, most data ranks first."""
     mesh, moe = job.spec.mesh, job.spec.model.moe
     powers = [2**exponent for exponent in range(8)]
-    experts = [ep for ep in powers if moe is not None and moe.num_experts % ep == 0] if moe is not None else [1]
+    experts = [1] if moe is None else [ep for ep in powers if moe.num_experts % ep == 0]
     found = []
     for tp, pp, ep in product([each for each in powers if each <= MOST_TENSOR], powers[:6], experts):
         model = tp * pp * mesh.cp
@@ -208,8 +205,7 @@ def _meshes(job: LoadedJob, devices: int, clock: _Clock) -> list[tuple[str, ...]
             break
         try:
             candidate = load(job, *texts, "post_training.placement=split", "post_training.staleness=0", "post_training.rollout.gpus=null")
-            assert candidate.spec.post_training is not None
-            made = training_job(candidate.spec, candidate.inventory, candidate.spans, candidate.spec.post_training)
+            made = training_job(candidate.spec, candidate.inventory, candidate.spans, section_of(candidate.spec))
             if made.budget().fits:
                 step = made.step()
                 timed.append((made.plan.policy.updates * step.seconds + 2 * made.forward_seconds(step), texts))

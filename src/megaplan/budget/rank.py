@@ -75,8 +75,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         building: Peak of building the ranks.
         updates: Moments of their parameters, and peaks of updates.
     """
-    matrix_bytes, other_bytes, to_make, muon = updates
-    scratch, first_momenta, first_scratch, momenta = muon
+    matrix_bytes, other_bytes, to_make, momenta, scratch = updates
     base = _base(persistent)
     init = base.copy()
     (init[REPLICATED], init[TENSOR_PARALLEL], init[EXPERT_PARALLEL]), init[ACTIVATIONS], init[WORKSPACE], init_where = building
@@ -108,17 +107,16 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
 
     matrix, other = matrix_bytes - momenta - to_make.matrix_bytes, other_bytes - to_make.other_bytes
     dropped = persistent.other_shard_bytes
-    by_muon = matrix_bytes - momenta + other_bytes - dropped + first_momenta + first_scratch
-    made_at_end = matrix + other + to_make.scratch_bytes >= by_muon
+    made_at_end = matrix + other + to_make.scratch_bytes >= matrix_bytes + other_bytes - dropped + scratch
     if made_at_end:
         first_update[MATRIX_OPTIMIZER] += matrix
         first_update[OTHER_OPTIMIZER] += other
         first_update[WORKSPACE] += to_make.scratch_bytes
     else:
         first_update[GRADIENTS] -= dropped
-        first_update[MATRIX_OPTIMIZER] += matrix_bytes - momenta + first_momenta
+        first_update[MATRIX_OPTIMIZER] += matrix_bytes
         first_update[OTHER_OPTIMIZER] += other_bytes
-        first_update[WORKSPACE] += first_scratch
+        first_update[WORKSPACE] += scratch
     cells: Cells = {
         INIT: init,
         FIRST_FORWARD_BACKWARD: first_step,

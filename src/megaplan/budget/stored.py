@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.group_bytes import GroupBytes, together
-from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastPeak, MatrixPeaks, MatrixScratch, last_peak, matrix_peaks
+from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastPeak, MatrixScratch, last_peak
 from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
@@ -95,13 +95,15 @@ class Updates(NamedTuple):
         matrix_bytes: Moments of the matrix group.
         other_bytes: Moments of the rest, and step counters.
         adamw: Peaks of AdamW's steps.
-        muon: Peaks of Muon's steps.
+        momenta_bytes: Momenta of Muon, which makes all of them before its first round.
+        scratch_bytes: The largest scratch of a round of Muon's.
     """
 
     matrix_bytes: int
     other_bytes: int
     adamw: LastPeak
-    muon: MatrixPeaks
+    momenta_bytes: int
+    scratch_bytes: int
 
 
 class RankStorage:
@@ -154,9 +156,9 @@ class RankStorage:
                     matrix += size
                 else:
                     other += size
-        muon = matrix_peaks(self._matrices, matrix if self._matrices else 0, dense_index, expert_index)
+        scratch = max([kind.at(number, dense_index, expert_index) for kind, number in self._matrices.items()], default=0)
         adamw = last_peak(self._casts, dense_index, expert_index) if self._casts else AT_END
-        return new(Updates, (matrix, other, adamw, muon))
+        return new(Updates, (matrix, other, adamw, matrix if self._matrices else 0, scratch))
 
 
 class StoredState:

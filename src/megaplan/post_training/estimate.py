@@ -7,14 +7,13 @@ from math import ceil
 
 from megaplan.budget.decoding import forward_flops
 from megaplan.cost.rates import rates_of
-from megaplan.diagnostics import refuse
 from megaplan.goodput.figures import RunFigure, figures
 from megaplan.goodput.values import NamedFigure, Spread
 from megaplan.inventory.tensors import Group, Inventory
 from megaplan.layout.spans import Spans
 from megaplan.layout.step_time import PlannedTime
 from megaplan.post_training.engines import EngineMemory, engine_figures, engine_memory
-from megaplan.post_training.job import TrainingJob, training_job
+from megaplan.post_training.job import TrainingJob, section_of, training_job
 from megaplan.post_training.memory import Loop
 from megaplan.post_training.rollout import Generation, Prompt, generate
 from megaplan.post_training.values import EngineShape, PoolIdle, ResponseShape, RlEstimate, TimePhase
@@ -35,23 +34,21 @@ def rl_estimate(spec: Spec, inventory: Inventory, spans: Spans) -> RlEstimate:
         MegaplanError: MP471, the training step has no time; MP850, the batch cannot be made; MP851, the spec has no section; MP852, the
             engine has no room for a sequence.
     """
-    if spec.post_training is None:
-        raise refuse("MP851", f"{spec.name} has no section post_training", "post_training: {kind: rl, prompts: 64, samples: 8, …}")
-    return _Estimate(spec, training_job(spec, inventory, spans, spec.post_training)).result()
+    return _Estimate(training_job(spec, inventory, spans, section_of(spec))).result()
 
 
 class _Estimate:
     """The parts of an estimate."""
 
-    def __init__(self, given: Spec, job: TrainingJob) -> None:
-        self.given, self.job, self.plan = given, job, job.plan
+    def __init__(self, job: TrainingJob) -> None:
+        self.job, self.plan = job, job.plan
         longest = min(job.lengths.longest(job.num_responses) + self.plan.rollout.prompt, float(job.spec.batch.seq_length))
         self.engine: EngineMemory = engine_memory(job.spec, self.plan, longest)
         self.colocated = self.plan.placement == "colocated"
         self.sleep = (2 if self.colocated else 0) if self.plan.rollout.sleep is None else self.plan.rollout.sleep
         self.rates = rates_of(job.spec)
         self.known = engine_figures(self.plan.rollout.engine)
-        self.loop = Loop(job, job.budget(), self.engine, self.sleep)
+        self.memory = tuple(Loop(job, job.budget(), self.engine, self.sleep).phases())
 
     @property
     def rollout_devices(self) -> int:
@@ -105,7 +102,7 @@ class _Estimate:
         """Everything."""
         job, plan = self.job, self.plan
         step, generation = job.step(), self.generation()
-        memory, times = self.loop.phases(), tuple(self._times(step, generation))
+        memory, times = self.memory, tuple(self._times(step, generation))
         seconds = self._iteration(times)
         peak = max(memory, key=lambda phase: phase.total_bytes)
         host = max(memory, key=lambda phase: phase.host_total_bytes)
@@ -200,7 +197,7 @@ class _Estimate:
 
     def _moved_bytes(self) -> int:
         """The most bytes that a device sends to the host, and gets back, in an iteration."""
-        phases = {phase.name: phase for phase in self.loop.phases()}
+        phases = {phase.name: phase for phase in self.memory}
         trained, away = phases["training"].columns, phases["rollout"].columns
         moved = sum(max(0, trained.get(key, 0) - away.get(key, 0)) for key in ("policy_parameters", "policy_optimizer"))
         return moved + (self.engine.columns["engine_parameters"] if self.sleep == 1 else 0)

@@ -96,6 +96,17 @@ class TrainingJob:
         return not host.kind.trained and host.recompute_num_layers is not None
 
 
+def section_of(spec: Spec) -> PostTraining:
+    """The section `post_training` of a spec.
+
+    Raises:
+        MegaplanError: MP851, there is none.
+    """
+    if spec.post_training is None:
+        raise refuse("MP851", f"{spec.name} has no section post_training", "post_training: {kind: rl, prompts: 64, samples: 8, …}")
+    return spec.post_training
+
+
 def training_job(spec: Spec, inventory: Inventory, spans: Spans, plan: PostTraining) -> TrainingJob:
     """The job of a spec with the section.
 

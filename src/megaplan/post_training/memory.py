@@ -45,11 +45,8 @@ class Loop:
         """True if the engine is on the devices of training."""
         return self.job.plan.placement == "colocated"
 
-    def phases(self) -> tuple[MemoryPhase, ...]:
+    def phases(self) -> Iterator[MemoryPhase]:
         """Every phase, in the order of an iteration."""
-        return tuple(self._phases())
-
-    def _phases(self) -> Iterator[MemoryPhase]:
         plan, pool = self.job.plan, "all" if self.colocated else "training"
         buckets = {"sync_buckets": 2 * plan.sync.bucket_bytes}
         awake, asleep = self.engine.columns, self._asleep

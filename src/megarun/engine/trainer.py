@@ -30,6 +30,7 @@ from megarun.parallel.apply.pipeline import build_runner
 from megarun.parallel.apply.recompute import recompute_stage
 from megarun.parallel.groups.context import context_parallel
 from megarun.parallel.groups.expert import expert_parallel
+from megarun.parallel.groups.local import local
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.shared_gradients import SharedGradients, sum_replicated
 from megarun.parallel.groups.tensor import tensor_parallel
@@ -224,9 +225,5 @@ class Trainer:
         """Bytes of parameters, buffers and optimizer state on this rank, which persist between steps."""
         held = [tensor for stage in self.stages for tensor in (*stage.parameters(), *stage.buffers())]
         tensors = [*held, *self.optimizers.state_tensors()]
-        storages = {storage.data_ptr(): storage.nbytes() for storage in (_local(tensor).untyped_storage() for tensor in tensors)}
+        storages = {storage.data_ptr(): storage.nbytes() for storage in (local(tensor).untyped_storage() for tensor in tensors)}
         return sum(storages.values())
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor

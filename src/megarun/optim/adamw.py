@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from megakernels import adamw_
+from megarun.parallel.groups.local import gradient_of, local
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
@@ -35,15 +35,14 @@ class AdamW(torch.optim.AdamW):
         for group in self.param_groups:
             members: list[Tensor] = group["params"]
             for parameter in members:
-                if parameter.grad is None:
-                    raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
+                gradient_of(parameter)
                 if not self.state[parameter]:
                     self.state[parameter] |= self.first_state(parameter)
             states = [self.state[parameter] for parameter in members]
             adamw_(
-                [_local(parameter) for parameter in members],
-                [_local(parameter.grad).contiguous() for parameter in members if parameter.grad is not None],
-                *([_local(state[key]) for state in states] for key in ("exp_avg", "exp_avg_sq", "step")),
+                [local(parameter) for parameter in members],
+                [local(gradient_of(parameter)).contiguous() for parameter in members],
+                *([local(state[key]) for state in states] for key in ("exp_avg", "exp_avg_sq", "step")),
                 lr=group["lr"],
                 betas=group["betas"],
                 eps=group["eps"],
@@ -58,7 +57,3 @@ class AdamW(torch.optim.AdamW):
         """
         moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in ("exp_avg", "exp_avg_sq")}
         return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device), **moments}
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from megarun.parallel.groups.local import gradient_of, local
 from megarun.parallel.groups.mesh import RankMesh
 
 
@@ -25,7 +25,7 @@ def gradient_norm(owned: Iterable[Tensor], mesh: RankMesh) -> Tensor:
 
     Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu (`foreach_tensor_norm_cuda`); ReduceOpsUtils.h (`make_reduction`).
     """
-    gradients = [_local_gradient(p) for p in owned]
+    gradients = [local(gradient_of(p)) for p in owned]
     if gradients:
         squares = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float64)).square_().sum()
     else:  # a CP rank may own no parameter
@@ -36,9 +36,3 @@ def gradient_norm(owned: Iterable[Tensor], mesh: RankMesh) -> Tensor:
 def clip_factor(norm: float, largest_norm: float | None) -> float:
     """The factor of every gradient with which their global norm, which is `norm`, is at most `largest_norm`; None clips nothing."""
     return largest_norm / norm if largest_norm is not None and norm > largest_norm else 1.0
-
-
-def _local_gradient(parameter: Tensor) -> Tensor:
-    if parameter.grad is None:
-        raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
-    return parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad

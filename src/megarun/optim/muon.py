@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from megakernels import decayed_add_, nesterov_, newton_schulz_
 from megaplan.inventory.matrices import MatrixRound, matrix_round
+from megarun.parallel.groups.local import gradient_of, local
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 MOMENTUM = 0.95
@@ -136,8 +137,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon does not support a closure")
         for parameter in self._counts:
-            if parameter.grad is None:
-                raise RuntimeError(f"a matrix of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
+            gradient_of(parameter, "a matrix")
             if not self.state[parameter]:
                 self.state[parameter] |= self.first_state(parameter)
         first_owner = 0
@@ -194,7 +194,7 @@ class Muon(torch.optim.Optimizer):
         x = self._gathered(kind, parts)
         del parts
         newton_schulz_(x, self.num_steps)
-        self._apply(members, [_local(each.parameter) for each in members], _as_stored(self._own_part(kind, x), members, count))
+        self._apply(members, [local(each.parameter) for each in members], _as_stored(self._own_part(kind, x), members, count))
 
     def _update_dealt(self, kind: RoundKey, deal: Deal) -> None:
         """A round of matrices of which each rank has rows."""
@@ -210,7 +210,7 @@ class Muon(torch.optim.Optimizer):
         del x
         returned = deal.handed_out(back)
         del back
-        weights = deal.rows([_local(each.parameter) for each in deal.members])
+        weights = deal.rows([local(each.parameter) for each in deal.members])
         self._apply([deal.members[piece.tensor] for piece in deal.sent], weights, returned)
 
     def _apply(self, members: Sequence[Member], weights: list[Tensor], updates: list[Tensor]) -> None:
@@ -220,11 +220,11 @@ class Muon(torch.optim.Optimizer):
         decayed_add_(weights, updates, 1 - rate * options["weight_decay"], [rate * member.scale for member in members])
 
     def _momenta(self, members: Sequence[Member]) -> list[Tensor]:
-        return [_local(self.state[member.parameter]["momentum"]) for member in members]
+        return [local(self.state[member.parameter]["momentum"]) for member in members]
 
     @staticmethod
     def _gradients(members: Sequence[Member]) -> list[Tensor]:
-        return [_local(member.parameter.grad).contiguous() for member in members if member.parameter.grad is not None]
+        return [local(gradient_of(member.parameter, "a matrix")).contiguous() for member in members]
 
     def _gathered(self, kind: RoundKey, parts: Tensor) -> Tensor:
         """Whole matrices."""
@@ -332,7 +332,3 @@ def _as_stored(parts: Tensor, members: Sequence[Member], num_matrices: int) -> l
 def _split(tensor: Tensor, sizes: int | list[int]) -> tuple[Tensor, ...]:
     found: tuple[Tensor, ...] = torch.split(tensor, sizes)
     return found
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -16,7 +16,7 @@ from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import NO_BYTES, Budget
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.optimizer import LastPeak, MatrixPeaks
+from megaplan.hosts.megarun.optimizer import LastPeak
 from megaplan.hosts.megarun.streams import Reserving
 from megaplan.spec.models import Spec
 
@@ -57,8 +57,6 @@ class Sizes:
     matrix: int
     other: int
     scratch: int
-    first_momenta: int
-    first_scratch: int
     momenta: int
     cast: int
     made_matrix: int
@@ -74,9 +72,8 @@ def made_up(random: Random) -> Sizes:
     shards, matrix, other = (random.choice(few) for _ in range(3))
     momenta = random.randint(0, matrix)
     made_matrix, made_other = random.randint(0, matrix - momenta), random.randint(0, other)
-    rest = [random.choice(few) for _ in range(6)]
-    dropped, first_momenta = random.randint(0, shards), random.randint(0, momenta)
-    return Sizes(shards, dropped, matrix, other, rest[0], first_momenta, rest[1], momenta, rest[2], made_matrix, made_other, *rest[3:6])
+    rest = [random.choice(few) for _ in range(5)]
+    return Sizes(shards, random.randint(0, shards), matrix, other, rest[0], momenta, rest[1], made_matrix, made_other, *rest[2:5])
 
 
 def test_a_phase_is_as_large_as_the_largest_of_its_moments() -> None:
@@ -89,15 +86,14 @@ def test_a_phase_is_as_large_as_the_largest_of_its_moments() -> None:
         persistent = Persistent(stored, sizes.dropped, (), sizes.buffers, 0, 0, 0, 0, Reserving(0, 0, 0, 0, (), 0, False))
         adamw = LastPeak(sizes.made_matrix, sizes.made_other, sizes.made_scratch, sizes.cast)
         init = InitPeak(empty, sizes.buffers, sizes.padding, "a short shard")
-        muon = MatrixPeaks(sizes.scratch, sizes.first_momenta, sizes.first_scratch, sizes.momenta)
-        updates = Updates(sizes.matrix, sizes.other, adamw, muon)
+        updates = Updates(sizes.matrix, sizes.other, adamw, sizes.momenta, sizes.scratch)
         cells, where = rank_cells(persistent, StepPeak(0, "step", NO_BYTES.copy(), 0), init, updates)
         found = {phase: sum(columns.values()) - columns[Column.OVERHEAD] for phase, columns in cells.items()}
         moments = sizes.matrix + sizes.other
         assert (found[Phase.INIT], where[Phase.INIT]) == (sizes.buffers + sizes.padding, "a short shard")
         assert found[Phase.OPTIMIZER] == sizes.buffers + moments + sizes.shards + max(sizes.cast, sizes.scratch - sizes.dropped)
         by_adamw = moments - sizes.momenta - sizes.made_matrix - sizes.made_other + sizes.made_scratch
-        by_muon = moments - sizes.momenta - sizes.dropped + sizes.first_momenta + sizes.first_scratch
+        by_muon = moments - sizes.dropped + sizes.scratch
         assert found[Phase.FIRST_OPTIMIZER] == sizes.buffers + sizes.shards + max(by_adamw, by_muon)
         assert found[Phase.FORWARD_BACKWARD] - found[Phase.FIRST_FORWARD_BACKWARD] == moments
         if by_adamw == by_muon:

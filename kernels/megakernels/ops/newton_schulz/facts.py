@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megakernels.facts import SMALLEST_DOT, block_of, ceil_div
+from megakernels.facts import DESCRIPTOR_BYTES, SMALLEST_DOT, block_of, ceil_div
 
 SYMMETRIC_TILE = {2: 128, 4: 64}
 """Rows and columns of a tile, by bytes of an element."""
@@ -10,8 +10,6 @@ SYMMETRIC_DEPTH = {2: 64, 4: 32}
 """Columns of the operands per step."""
 SYMMETRIC_BAND = 256
 """Columns of a tile of a kernel with tensor descriptors: two tiles of the plain kernel."""
-DESCRIPTOR_BYTES = 16
-"""Bytes at whose multiples the rows of a descriptor's tensor begin."""
 REFERENCE_BYTES = 4
 """Bytes of an element of x xᵀ that the reference needs at once."""
 LONGEST_SEGMENT, LONGEST_FIRST = 3, 2

@@ -10,7 +10,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megakernels._common.tiles import dot, narrow, num_multiprocessors, on_device_of
-from megakernels.ops.newton_schulz.facts import DESCRIPTOR_BYTES, SYMMETRIC_BAND, SYMMETRIC_DEPTH, num_bands, tile_side, uses_descriptors
+from megakernels.facts import DESCRIPTOR_BYTES
+from megakernels.ops.newton_schulz.facts import SYMMETRIC_BAND, SYMMETRIC_DEPTH, num_bands, tile_side, uses_descriptors
 from megakernels.ops.newton_schulz.iteration import iterate
 
 

@@ -8,11 +8,10 @@ Newton-Schulz runs there, and every rank gets its rows of the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from megaplan.inventory.matrices import MatrixRound
-from megaplan.tuples import new
 
 
 class Uneven(NamedTuple):
@@ -90,35 +89,6 @@ class MatrixScratch(NamedTuple):
         sent = together * share if self.round.degree > 1 else part
         side = min(self.rows, self.round.elements // self.rows)
         return max((sent + part) * self.iteration, matrices * (2 * self.round.elements * self.iteration + side**2 * self.squares))
-
-
-class MatrixPeaks(NamedTuple):
-    """Peaks of Muon's steps.
-
-    Attributes:
-        scratch_bytes: The largest scratch of a round: a later step's peak.
-        first_momenta_bytes: Momenta that exist at the peak of the first step: all, because they are made before its first round.
-        first_scratch_bytes: The scratch at that point.
-        momenta_bytes: All momenta.
-    """
-
-    scratch_bytes: int = 0
-    first_momenta_bytes: int = 0
-    first_scratch_bytes: int = 0
-    momenta_bytes: int = 0
-
-
-def matrix_peaks(tensors: Mapping[MatrixScratch, int], momenta_bytes: int, dense_index: int, expert_index: int) -> MatrixPeaks:
-    """The peaks of a rank's updates.
-
-    Args:
-        tensors: Number of tensors of each kind.
-        momenta_bytes: All momenta.
-        dense_index: The rank's place among those that share dense tensors.
-        expert_index: Place among ranks that share expert banks.
-    """
-    scratch = max([kind.at(number, dense_index, expert_index) for kind, number in tensors.items()], default=0)
-    return new(MatrixPeaks, (scratch, momenta_bytes, scratch, momenta_bytes))
 
 
 class Cast(NamedTuple):

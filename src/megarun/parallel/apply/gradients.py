@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.apply.whole import whole_state
+from megarun.parallel.groups.local import gradient_of
 
 
 def keep_gradient_dtype(stage: nn.Module, spec: Spec) -> None:
@@ -66,9 +67,7 @@ def groups_of(module: FSDPModule) -> list[Any]:
 @contextmanager
 def in_parameter_dtype(parameter: Tensor) -> Iterator[None]:
     """Cast a parameter's gradient to the parameter's dtype for an update, then restore the gradient."""
-    gradient, kept = parameter.grad, parameter.grad_dtype
-    if gradient is None:
-        raise RuntimeError(f"a parameter of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")
+    gradient, kept = gradient_of(parameter), parameter.grad_dtype
     _set_gradient(parameter, gradient.to(parameter.dtype), parameter.dtype)
     try:
         yield

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from megaplan.layout.values import Layout
 from megarun.parallel.groups.context import ContextParallel
+from megarun.parallel.groups.local import local
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.tensor import TensorParallel
 
@@ -94,4 +94,4 @@ def local_gradient(parameter: nn.Parameter, name: str) -> Tensor:
     gradient = parameter.grad
     if gradient is None:
         raise RuntimeError(f"{name} has no gradient to share; backward did not reach it")
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return local(gradient)
