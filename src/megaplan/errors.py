@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from megaplan.foreign import one_line, printable
 
@@ -41,6 +41,17 @@ class Diagnostic:
     detail: str = ""
     location: Location = field(default_factory=Location)
     hints: tuple[str, ...] = ()
+
+    def as_document(self) -> dict[str, Any]:
+        """The finding as plain values, for JSON."""
+        return {
+            "code": self.code,
+            "severity": str(self.severity),
+            "summary": self.summary,
+            "detail": self.detail,
+            "location": self.location._asdict(),
+            "hints": list(self.hints),
+        }
 
 
 class MegaplanError(Exception):

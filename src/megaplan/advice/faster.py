@@ -6,17 +6,19 @@ among the best. The results fit, and are shorter than the spec's step by a notic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from megaplan.advice.changes import Edit, changed, moves, texts, together
 from megaplan.advice.pricing import Price, Pricer
 from megaplan.exploration.space import KINDS, SLOTS
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
+from megaplan.results import Result, Row
 from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
+from megaplan.wording import plural
 
 MOST = 4
 """Number of changes that are shown."""
@@ -42,6 +44,42 @@ class Faster(NamedTuple):
     price: Price
     step_ns: int
     gained: float
+
+
+class Advice(Result, tuple[Faster, ...]):
+    """Changes that shorten a step on as many GPUs, fastest first; empty if none does."""
+
+    __slots__ = ()
+
+    def _summary(self) -> Sequence[str]:
+        return (f"{plural(len(self), 'change')} for a faster step" if self else "no change that was tried makes the step faster",)
+
+    def _rows(self) -> Sequence[Row]:
+        return [
+            {
+                "set": " ".join(each["set"]),
+                "step_seconds": each["step_seconds"],
+                "change_share": each["change"],
+                "peak_bytes": each["peak_bytes"],
+                "headroom_bytes": each["headroom_bytes"],
+            }
+            for each in self.to_dict()["advice"]
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part `advice` of the document that `megaplan estimate --advice --json` prints."""
+        return {
+            "advice": [
+                {
+                    "set": list(change.overrides),
+                    "step_seconds": round(change.step_ns / 1e9, 9),
+                    "change": round(-change.gained, 6),
+                    "peak_bytes": change.price.peak_bytes,
+                    "headroom_bytes": -change.price.over_bytes,
+                }
+                for change in self
+            ]
+        }
 
 
 class _Candidate(NamedTuple):

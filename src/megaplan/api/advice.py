@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from megaplan.advice.faster import FASTER_WORK, Faster, faster
+from megaplan.advice.faster import FASTER_WORK, Advice, faster
 from megaplan.advice.fit import misfit
 from megaplan.advice.pricing import Pricer, Work
 from megaplan.api.load import read_costs_of
@@ -47,7 +47,7 @@ def advised(
     return misfit((job.spec, job.inventory, layout), budget, Pricer(kept, baseline, _measured(job)), of_cuts, severity)
 
 
-def faster_changes(job: LoadedJob, time: PlannedTime) -> tuple[Faster, ...]:
+def faster_changes(job: LoadedJob, time: PlannedTime) -> Advice:
     """Changes that shorten the step of a job that fits, fastest first.
 
     Args:
@@ -56,7 +56,7 @@ def faster_changes(job: LoadedJob, time: PlannedTime) -> tuple[Faster, ...]:
     """
     kept = job.spans if job.plan is not None else None
     pricer = Pricer(kept, None, _measured(job), Work(FASTER_WORK))
-    return tuple(faster(job.spec, round(time.seconds / NS), pricer))
+    return Advice(faster(job.spec, round(time.seconds / NS), pricer))
 
 
 def _measured(job: LoadedJob) -> Callable[[Spec, Inventory], MeasuredCosts | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,16 @@ from megaplan.budget.skew import RoutingRange, routing_range
 from megaplan.budget.values import Budget, Cells, RankBudget, ServingBudget
 from megaplan.columns import Column, Phase
 from megaplan.errors import Diagnostic
-from megaplan.layout.step_time import PlannedTime, planned_time
+from megaplan.layout.runs import runs_label, runs_of
+from megaplan.layout.step_time import PlannedTime, planned_time, time_text
+from megaplan.results import Picture, Result, Row, verdict_text
 
 if TYPE_CHECKING:
-    from megaplan.advice.faster import Faster
+    from megaplan.advice.faster import Advice
 
 
 @dataclass(frozen=True, repr=False)
-class Estimate:
+class Estimate(Result):
     """The memory of every rank and the time of a step. All sizes are bytes of one device.
 
     Attributes:
@@ -40,17 +43,22 @@ class Estimate:
     routing: RoutingRange | None
     step_time: PlannedTime | str
 
-    def __repr__(self) -> str:
-        """A summary of one or two lines: job, verdict, step."""
-        from megaplan.api.shown import summary  # noqa: PLC0415  (only where it is shown)
+    def _summary(self) -> Sequence[str]:
+        budget, worst = self.budget, self.worst
+        verdict = verdict_text(budget.fits, worst.peak_bytes, worst.headroom_bytes, runs_label(runs_of(worst.ranks)))
+        return (self.job.spec.described(budget.parameters), verdict, time_text(self.step_time))
 
-        return f"Estimate({summary(self)})"
-
-    def _repr_html_(self) -> str:
-        """The summary, and a table of the columns of distinct ranks, for notebooks."""
-        from megaplan.api.shown import html  # noqa: PLC0415
-
-        return html(self)
+    def _rows(self) -> Sequence[Row]:
+        return [
+            {
+                "ranks": runs_label(runs_of(rank.ranks)),
+                **{column.key: size for column, size in rank.columns.items()},
+                "peak_bytes": rank.peak_bytes,
+                "headroom_bytes": rank.headroom_bytes,
+                "fits": rank.fits,
+            }
+            for rank in self.ranks
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `megaplan estimate --json` prints: plain values, sizes in bytes."""
@@ -58,15 +66,15 @@ class Estimate:
 
         return estimate_document(self, self.ranks)
 
-    def to_frame(self) -> Any:
-        """A pandas DataFrame with a row for each group of equal ranks: columns of the budget in bytes, peak, headroom.
+    def plot(self) -> Picture:
+        """The timeline of a step with the memory of every pipeline rank over time.
 
         Raises:
-            ImportError: pandas is not installed.
+            MegaplanError: MP481, the step has more actions than a picture can show.
         """
-        from megaplan.api.shown import frame  # noqa: PLC0415
+        from megaplan.plan.timeline_svg import timeline_svg  # noqa: PLC0415
 
-        return frame(self)
+        return Picture(timeline_svg(self.job.spec, self.job.spans))
 
     @property
     def fits(self) -> bool:
@@ -141,16 +149,15 @@ class Estimate:
         return (*others, advised(job, job.layout, budget, job.diagnostics), *padding)
 
     @cached_property
-    def faster(self) -> tuple[Faster, ...]:
+    def faster(self) -> Advice:
         """Changes that shorten the step on the same number of GPUs, fastest first, each with the cuts, peak and step of its own estimate.
 
         Empty where the job does not fit, where its step is not timed, and where no tried change gains 1 %.
         """
-        if not self.fits or not isinstance(self.step_time, PlannedTime):
-            return ()
-        from megaplan.api.advice import faster_changes  # noqa: PLC0415  (only where it is asked for)
+        from megaplan.advice.faster import Advice  # noqa: PLC0415  (only where it is asked for)
+        from megaplan.api.advice import faster_changes  # noqa: PLC0415
 
-        return faster_changes(self.job, self.step_time)
+        return faster_changes(self.job, self.step_time) if self.fits and isinstance(self.step_time, PlannedTime) else Advice()
 
     @cached_property
     def largest_micro_batch(self) -> int | None:

@@ -7,9 +7,8 @@ from typing import Any
 
 from megaplan.budget.skew import RoutingRange
 from megaplan.budget.values import RankBudget
-from megaplan.layout.step_time import PlannedTime
+from megaplan.layout.step_time import time_document
 from megaplan.plan.estimates import device_record
-from megaplan.terminal import output
 
 FORMAT = "megaplan.estimate/1"
 
@@ -37,13 +36,8 @@ def estimate_document(found: Any, ranks: Sequence[RankBudget]) -> dict[str, Any]
         "ranks": [_rank(rank, found) for rank in ranks],
         "time": time_document(found.step_time),
         "serving": found.serving.as_document() if found.serving else None,
-        "diagnostics": [output.as_document(item) for item in found.diagnostics],
+        "diagnostics": [item.as_document() for item in found.diagnostics],
     }
-
-
-def time_document(time: PlannedTime | str) -> dict[str, Any]:
-    """The time of a step, or the reason that it cannot be modelled."""
-    return {"reason": time} if isinstance(time, str) else time.as_document()
 
 
 def _rank(rank: RankBudget, found: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from megaplan.diagnostics import refuse
 from megaplan.errors import Diagnostic, MegaplanError
@@ -17,6 +17,7 @@ from megaplan.layout.build import build_layout
 from megaplan.layout.spans import Spans
 from megaplan.layout.values import Layout
 from megaplan.plan.text import MAX_PLAN_BYTES
+from megaplan.results import Result
 from megaplan.spec.document import Document
 from megaplan.spec.hub import MAX_CONFIG_BYTES
 from megaplan.spec.load import LoadedSpec, check_document, load_spec_text
@@ -30,8 +31,17 @@ if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
 
 FilePath: TypeAlias = "str | os.PathLike[str]"
-Source: TypeAlias = "FilePath | Mapping[str, Any] | PlanDocument | LoadedJob"
-"""A file (`-` is standard input), a document as plain values, a plan, or a job that was loaded before."""
+
+
+class HasDict(Protocol):
+    """An object that gives its values as a mapping, as the config objects of transformers do."""
+
+    def to_dict(self) -> Mapping[str, Any]:
+        """The values."""
+
+
+Source: TypeAlias = "FilePath | Mapping[str, Any] | HasDict | Spec | PlanDocument | LoadedJob"
+"""A file (`-` is standard input), a document as plain values, a config object, a spec, a plan, or a job that was loaded before."""
 
 MAPPING_NAME = "<dict>"
 PLAN_NAME = "<plan>"
@@ -121,7 +131,8 @@ def load(
     earlier change of the same key.
 
     Args:
-        source: A path (YAML or JSON; `-` is standard input), the document as a mapping, a `PlanDocument`, or a `LoadedJob`.
+        source: A path (YAML or JSON; `-` is standard input), the document as a mapping, a config object of
+            transformers (anything with `to_dict()`), a `Spec`, a `PlanDocument`, or a `LoadedJob`.
         *changes: `KEY=VALUE` texts, as `--set` takes them: `"mesh.tp=8"`.
         costs: A costs file (`megaplan.costs/1`, times in ns) by which a spec is cut; without it modelled times and FLOPs.
         device_file: A file that `megaplan calibrate -o` wrote (`megaplan.calibration/1`): sets `device.reached`, unless a change does.
@@ -150,7 +161,9 @@ def load(
     if isinstance(source, (str, os.PathLike)):
         path = model_file(os.fspath(source))
         return _from_text(read_text(path, MAX_PLAN_BYTES), path, texts, costs)
-    if not isinstance(source, Mapping) and callable(to_dict := getattr(source, "to_dict", None)):
+    if isinstance(source, Spec):
+        source = source.as_document()
+    elif not isinstance(source, (Mapping, Result)) and callable(to_dict := getattr(source, "to_dict", None)):
         source = to_dict()  # a config object of transformers
     if isinstance(source, Mapping):
         return _from_text(json.dumps(source, default=_refuse_value, ensure_ascii=False), MAPPING_NAME, texts, costs)

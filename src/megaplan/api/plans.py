@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from megaplan.api.load import MAPPING_NAME, PLAN_NAME, FilePath, as_plan, load_to_split, read_costs_of
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.layout.step_time import planned_time, time_text
 from megaplan.plan.causes import diff_with_causes
 from megaplan.plan.check import Check, check_plan
 from megaplan.plan.diff import PlanDiff, changed_inputs
 from megaplan.plan.inputs import inputs_record
 from megaplan.plan.read import LoadedPlan, inspect_plan, parse_plan
+from megaplan.results import Result, Row
 
 if TYPE_CHECKING:
     from megaplan.layout.step_time import PlannedTime
@@ -30,8 +32,8 @@ PlanSource: TypeAlias = "FilePath | Mapping[str, Any] | PlanDocument"
 """A plan: a file (`-` is standard input), its document as plain values, or the plan itself."""
 
 
-@dataclass(frozen=True)
-class Diff:
+@dataclass(frozen=True, repr=False)
+class Diff(Result):
     """Changes from one plan to another.
 
     Attributes:
@@ -46,6 +48,21 @@ class Diff:
     changes: PlanDiff
     diagnostics: tuple[Diagnostic, ...]
 
+    def _summary(self) -> Sequence[str]:
+        return (" → ".join(dict.fromkeys(self.changes.names)), self.changes.verdict, " → ".join(map(time_text, self.step_times)))
+
+    def _rows(self) -> Sequence[Row]:
+        return [
+            {"column": str(each.column), "before_bytes": each.before, "after_bytes": each.after, "change_bytes": each.after - each.before}
+            for each in self.changes.growth
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `megaplan diff --json` prints."""
+        from megaplan.plan.diff_document import diff_document  # noqa: PLC0415
+
+        return diff_document(self.changes, self.step_times)
+
     @property
     def same(self) -> bool:
         """True if nothing differs."""
@@ -59,8 +76,6 @@ class Diff:
     @cached_property
     def step_times(self) -> tuple[PlannedTime | str, PlannedTime | str]:
         """The time of a step in seconds, before and after; the reason (text) where none is stated."""
-        from megaplan.layout.step_time import planned_time  # noqa: PLC0415
-
         before, after = self.before, self.after
         return planned_time(before.spec, before.spans, before.inventory), planned_time(after.spec, after.spans, after.inventory)
 

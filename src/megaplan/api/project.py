@@ -13,6 +13,7 @@ from megaplan.budget.build import build_budget
 from megaplan.diagnostics import refuse
 from megaplan.layout.calibrate import calibrations
 from megaplan.layout.step_time import planned_time
+from megaplan.results import Result, Row
 from megaplan.scalars import RecipeType
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class ProjectedPoint:
     headroom_bytes: int
 
 
-@dataclass(frozen=True)
-class Projection:
+@dataclass(frozen=True, repr=False)
+class Projection(Result):
     """A measured run and its projection.
 
     Attributes:
@@ -81,6 +82,25 @@ class Projection:
     share: float
     searched: bool
     points: tuple[ProjectedPoint, ...]
+
+    def _summary(self) -> Sequence[str]:
+        measured = f"measured step {self.measured_seconds:.3g} s; modelled {self.modelled_seconds:.3g} s"
+        how = "searched again at each size" if self.searched else "the data axis grows"
+        return (f"{self.name}: {self.devices:,} x {self.device}", measured, how)
+
+    def _rows(self) -> Sequence[Row]:
+        return [
+            {
+                "devices": each.devices,
+                "step_seconds": each.step_seconds,
+                "tokens_per_second_per_device": each.tokens_per_second_per_device,
+                "efficiency_share": each.efficiency,
+                "peak_bytes": each.peak_bytes,
+                "headroom_bytes": each.headroom_bytes,
+                "layout": " ".join(each.layout),
+            }
+            for each in self.points
+        ]
 
 
 def project(

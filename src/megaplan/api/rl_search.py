@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from time import perf_counter
@@ -13,6 +13,7 @@ from megaplan.errors import MegaplanError
 from megaplan.post_training.estimate import rl_estimate
 from megaplan.post_training.job import section_of, training_job
 from megaplan.post_training.values import RlEstimate
+from megaplan.results import Result, Row
 from megaplan.spec.post_training import PostTraining
 
 FORMAT = "megaplan.rl-search/1"
@@ -57,8 +58,8 @@ class RlRow:
     changes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class RlSearch:
+@dataclass(frozen=True, repr=False)
+class RlSearch(Result):
     """Plans on a number of devices, the shortest iteration first.
 
     Attributes:
@@ -82,6 +83,24 @@ class RlSearch:
     num_evaluated: int
     stopped: bool
     rows: tuple[RlRow, ...]
+
+    def _summary(self) -> Sequence[str]:
+        tried = f"{self.num_evaluated:,} of {self.num_plans:,} plans estimated{', ended by the time limit' if self.stopped else ''}"
+        best = f"best: iteration {self.rows[0].iteration_seconds:.3g} s, {self.rows[0].placement}" if self.rows else "nothing fits"
+        return (f"{self.name}: {self.num_devices:,} x {self.device}", best, tried)
+
+    def _rows(self) -> Sequence[Row]:
+        return [
+            {
+                "iteration_seconds": each.iteration_seconds,
+                "placement": each.placement,
+                "training_devices": each.training_devices,
+                "rollout_devices": each.rollout_devices,
+                "peak_bytes": each.peak_bytes,
+                "layout": ", ".join(each.layout),
+            }
+            for each in self.rows
+        ]
 
 
 class _Pool(NamedTuple):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from megaplan.results import Picture, Result, Row
 from megaplan.schedules import InFlight, Orders, Placement, SlotTimes, Timeline, actions, in_flight, placement, replay
 from megaplan.schedules.registry import SCHEDULES
 
+FORMAT = "megaplan.schedule/1"
 
-@dataclass(frozen=True)
-class Schedule:
+
+@dataclass(frozen=True, repr=False)
+class Schedule(Result):
     """A pipeline schedule on given degrees.
 
     Attributes:
@@ -29,6 +34,49 @@ class Schedule:
     orders: Orders
     in_flight: tuple[tuple[InFlight, ...], ...]
     timeline: Timeline
+
+    def _summary(self) -> Sequence[str]:
+        slots = f"pp {self.pp} x vpp {self.vpp}, {self.num_microbatches:,} microbatches"
+        idle = " to ".join(f"{each:,}" for each in dict.fromkeys((min(self.bubbles), max(self.bubbles))))
+        waits = f"{idle} units idle, at most {max(self.peak_in_flight):,} microbatches in flight"
+        return (f"{self.kind}: {slots}", f"{self.makespan:,} units a step", waits)
+
+    def _rows(self) -> Sequence[Row]:
+        inside = self.timeline.bubbles_inside
+        return [
+            {"pp_rank": rank, "peak_in_flight": peak, "bubble": self.bubbles[rank], "bubble_inside": inside[rank]}
+            for rank, peak in enumerate(self.peak_in_flight)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `megaplan schedule --json` prints; actions are written as torch writes them (`0F3`, `(0F3;3B1)OVERLAP_F_B`)."""
+        step = self.timeline
+        of_ranks = zip(self.orders, self.peak_in_flight, self.in_flight, step.bubbles, step.bubbles_inside, strict=True)
+        return {
+            "format": FORMAT,
+            "ranks": [
+                {
+                    "rank": rank,
+                    "actions": list(map(str, order)),
+                    "peak_inflight": peak,
+                    "inflight_vectors": [{"full": list(vector.full), "pending_weight": list(vector.pending_weight)} for vector in held],
+                    "bubble": bubble,
+                    "bubble_inside": inside,
+                }
+                for rank, (order, peak, held, bubble, inside) in enumerate(of_ranks)
+            ],
+            "makespan": self.makespan,
+        }
+
+    def plot(self) -> Picture:
+        """The timeline of a step.
+
+        Raises:
+            MegaplanError: MP481, the step has more actions than a picture can show.
+        """
+        from megaplan.plan.timeline_svg import schedule_svg  # noqa: PLC0415
+
+        return Picture(schedule_svg(self.kind, self.pp, self.vpp, self.num_microbatches, self.timeline))
 
     @property
     def placement(self) -> Placement:

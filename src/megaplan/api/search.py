@@ -21,6 +21,7 @@ from megaplan.exploration.robustness import Robustness, robustness
 from megaplan.exploration.space import DEFAULT_VARIED, FIXABLE, VARIED, Space
 from megaplan.exploration.values import Objective
 from megaplan.layout.build import build_layout
+from megaplan.results import Picture, Result, Row
 from megaplan.spec.read import STDIN, display_name
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ SECONDS = 20.0
 OBJECTIVES = ("time", "headroom", "tokens_per_second_per_device")
 
 
-@dataclass(frozen=True)
-class Search:
+@dataclass(frozen=True, repr=False)
+class Search(Result):
     """The best layouts, the reasons against the others, and a bound on any layout.
 
     Attributes:
@@ -64,6 +65,40 @@ class Search:
     basis: str
     _explored: Explored
     _evaluator: Evaluator
+
+    def _summary(self) -> Sequence[str]:
+        spec, state = self.job.spec, "" if self.complete else f"; the best so far ({self.stopped})"
+        tried = f"{self.num_layouts:,} meshes, {self.num_evaluated:,} exact evaluations{state}"
+        best = self.rows[0]._summary() if self.rows else ("nothing fits",)
+        proof = "" if self.gap is None else f", at most {100 * self.gap:.1f} % above the best"
+        return (f"{spec.name} on {self.devices:,} x {spec.device.name}", f"best: {best[0]}", *best[1:], f"{tried}{proof}")
+
+    def _rows(self) -> Sequence[Row]:
+        return [
+            {
+                "step_seconds": row.step_seconds,
+                "tokens_per_second_per_device": row.tokens_per_second_per_device,
+                "mfu_share": row.mfu,
+                "peak_bytes": row.peak_bytes,
+                "headroom_bytes": row.headroom_bytes,
+                "mesh": row.spec.mesh.degrees_text,
+                "micro_batch": row.exact.layout.micro_batch,
+                "schedule": row.exact.layout.kind,
+            }
+            for row in self.rows
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `megaplan search --json` prints without `-o`."""
+        from megaplan.api.search_json import search_document  # noqa: PLC0415
+
+        return search_document(self, ())
+
+    def plot(self) -> Picture:
+        """The rows by step and peak; rows that no other one matches in both are filled."""
+        from megaplan.api.search_picture import search_svg  # noqa: PLC0415
+
+        return Picture(search_svg(self._rows(), [row.pareto for row in self.rows]))
 
     @property
     def complete(self) -> bool:

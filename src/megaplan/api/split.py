@@ -16,18 +16,20 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.layout.build import build_layout
 from megaplan.layout.spans import cuts_of
-from megaplan.layout.step_time import PlannedTime, planned_time
+from megaplan.layout.step_time import PlannedTime, planned_time, time_document
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.costs import stack_costs
 from megaplan.partition.report import in_flight_lines, moved_lines
 from megaplan.plan.diff import stale_topics
 from megaplan.plan.make import make_plan, plan_text
 from megaplan.plan.read import read_plan
+from megaplan.results import Picture, Result, Row
 
 if TYPE_CHECKING:
     from megaplan.partition.values import CutObjective, Cuts, Mode
     from megaplan.plan.document import PlanDocument
 
+FORMAT = "megaplan.partition/1"
 INFEASIBLE = frozenset({"MP330", DOES_NOT_FIT})
 """Codes for a valid input that has no feasible split."""
 
@@ -36,8 +38,8 @@ class InfeasibleError(MegaplanError):
     """Raised for a valid spec if no split meets its constraints (MP330) or fits its devices (MP501)."""
 
 
-@dataclass(frozen=True)
-class Split:
+@dataclass(frozen=True, repr=False)
+class Split(Result):
     """Decided cuts and the plan that records them.
 
     Attributes:
@@ -55,6 +57,48 @@ class Split:
     step_time: PlannedTime | str
     stale: tuple[str, ...]
     diagnostics: tuple[Diagnostic, ...]
+
+    def _summary(self) -> Sequence[str]:
+        return self.plan._summary()
+
+    def _rows(self) -> Sequence[Row]:
+        parameters = {each.slot: each.parameters for each in self.plan.estimates.stages}
+        return [
+            {
+                "pp_rank": each.pp_rank,
+                "chunk": each.chunk,
+                "layers": f"{each.layers[0]}-{each.layers[1] - 1}" if each.layers[0] < each.layers[1] else "none",
+                "letters": each.letters,
+                "parameters": parameters[each.slot],
+                "owns": each.owns,
+            }
+            for each in self.plan.decisions.stages
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `megaplan split --json` prints without `-o`."""
+        return self.document(None)
+
+    def document(self, target: str | None) -> dict[str, Any]:
+        """The document of a split.
+
+        Args:
+            target: File to which the plan was written.
+        """
+        plan = self.plan
+        return {
+            "format": FORMAT,
+            "plan": target,
+            "digests": plan.digests.model_dump(),
+            "split": plan.decisions.split.model_dump(mode="json"),
+            "stages": [stage.model_dump(mode="json") for stage in plan.decisions.stages],
+            "time": time_document(self.step_time),
+            "diagnostics": [item.as_document() for item in self.diagnostics],
+        }
+
+    def plot(self) -> Picture:
+        """The timeline of a step with the memory of every pipeline rank over time, as `PlanDocument.plot`."""
+        return self.plan.plot()
 
     @property
     def text(self) -> str:

@@ -1,10 +1,10 @@
-"""Changes that would make a step faster, as lines and as JSON: `megaplan estimate --advice`."""
+"""Changes that would make a step faster, as lines: `megaplan estimate --advice`."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megaplan.layout.step_time import PlannedTime
 from megaplan.units import format_bytes, format_ns
@@ -31,17 +31,3 @@ def _line(change: Faster) -> str:
     options = " ".join(f"--set {shlex.quote(text)}" for text in change.overrides)
     peak, free = format_bytes(change.price.peak_bytes), format_bytes(-change.price.over_bytes)
     return f"  {options}   # step {format_ns(change.step_ns)} ({-100 * change.gained:+.1f} %), peak {peak}, headroom {free}"
-
-
-def advice_document(found: Estimate) -> list[dict[str, Any]]:
-    """`advice` of `megaplan.estimate/1`."""
-    return [
-        {
-            "set": list(change.overrides),
-            "step_seconds": round(change.step_ns / 1e9, 9),
-            "change": round(-change.gained, 6),
-            "peak_bytes": change.price.peak_bytes,
-            "headroom_bytes": -change.price.over_bytes,
-        }
-        for change in found.faster
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from megaplan.terminal.exit_status import ERROR
 if TYPE_CHECKING:
     from megaplan.plan.check import Check
 
-FORMAT, SEVERAL = "megaplan.check/1", "megaplan.checks/1"
+SEVERAL = "megaplan.checks/1"
 FAILS = 1
 
 
@@ -39,6 +38,7 @@ def check(
     from megaplan.cli.fail_on import FAILED_ON, met, parse_conditions  # noqa: PLC0415
     from megaplan.cli.files import expanded  # noqa: PLC0415
     from megaplan.diagnostics import refuse  # noqa: PLC0415
+    from megaplan.plan.check import FORMAT  # noqa: PLC0415
 
     conditions = parse_conditions(fail_on, compares=False)
     names = expanded(plans)
@@ -53,7 +53,7 @@ def check(
             if len(names) == 1:
                 raise
             status = ERROR
-            documents.append({"format": FORMAT, "passes": False, "diagnostics": [output.as_document(found) for found in error.diagnostics]})
+            documents.append({"format": FORMAT, "passes": False, "diagnostics": [found.as_document() for found in error.diagnostics]})
             if not as_json:
                 output.report(error.diagnostics)
                 output.write_styled([(f"{name}: cannot be checked", "bold red")])
@@ -61,7 +61,7 @@ def check(
         reasons = met(conditions, result.replanned.estimates, lambda result=result: (None, result.step_time))  # type: ignore[misc]
         passes = result.passes(strict=strict)
         if as_json:
-            documents.append(_document(result, reasons, strict=strict))
+            documents.append(result.document(strict=strict, failed_on=reasons))
         else:
             _write(name, result, passes=passes)
         output.note(reasons)
@@ -71,15 +71,6 @@ def check(
         several = {"format": SEVERAL, "checks": [{"plan": name, **found} for name, found in zip(names, documents, strict=True)]}
         output.write_json(documents[0] if len(documents) == 1 else several)
     return status
-
-
-def _document(result: Check, reasons: list[str], *, strict: bool) -> dict[str, Any]:
-    from megaplan.api.estimate_json import time_document  # noqa: PLC0415
-
-    findings = [output.as_document(found) for found in result.findings]
-    optimum = asdict(result.gain) if result.gain is not None else None
-    found = {"passes": result.passes(strict=strict), "strict": strict, "diagnostics": findings, "optimum": optimum, "failed_on": reasons}
-    return {"format": FORMAT, **found, "time": time_document(result.step_time)}
 
 
 def _write(name: str, result: Check, *, passes: bool) -> None:

@@ -65,9 +65,7 @@ def _written(found: Diff, shape: Format) -> dict[str, Any] | None:
     """Writes a difference; as JSON it is returned."""
     output.report(found.diagnostics)
     if shape is Format.JSON:
-        from megaplan.cli.diff_json import diff_document  # noqa: PLC0415
-
-        return diff_document(found.changes, found.step_times)
+        return found.to_dict()
     if shape is Format.MARKDOWN:
         from megaplan.cli.diff_markdown import diff_markdown  # noqa: PLC0415
 

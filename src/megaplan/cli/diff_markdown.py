@@ -8,17 +8,16 @@ from megaplan.cli.diff_text import (
     change_lines,
     column_rows,
     flip_texts,
-    host_lines,
     move_text,
     owner_text,
     rank_blocks,
     ranks_label,
-    verdict,
 )
 from megaplan.cli.time_text import change_line
 from megaplan.foreign import markdown
 from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.diff import PlanDiff, RankChange
+from megaplan.plan.diff_document import host_lines
 from megaplan.terminal.table import markdown_table
 from megaplan.units import format_gib
 
@@ -43,7 +42,7 @@ def diff_markdown(diff: PlanDiff, times: StepTimePair) -> str:
 def _lines(diff: PlanDiff, times: StepTimePair) -> Iterator[str]:
     before, after = diff.names
     yield MARKER
-    yield f"### megaplan: {verdict(diff)}"
+    yield f"### megaplan: {diff.verdict}"
     yield ""
     yield f"`{markdown(before)}` → `{markdown(after)}`, plan `{_short(diff.digests[0])}` → `{_short(diff.digests[1])}`"
     alarms = [f"**digest:** {markdown(file)}: {found.summary}" for file, found in diff.tampered]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from megaplan.cli.header import counted
 from megaplan.cli.time_text import change_line
 from megaplan.columns import Column
 from megaplan.foreign import one_line
-from megaplan.hosts.registry import HOSTS
 from megaplan.layout.runs import joined, runs_label
 from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.diff import CutMove, OwnerMove, Place, PlanDiff, RankChange, ValueChange
+from megaplan.plan.diff_document import host_lines
 from megaplan.plan.document import SpanField
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
@@ -29,7 +28,7 @@ _QUIET = {"split.certificate.costs", "split.certificate.optimal", "split.certifi
 
 def diff_lines(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str]) -> Iterator[StyledLine]:
     """Every line as (text, style); `times`: of a step, before and after."""
-    yield verdict(diff), "bold"
+    yield diff.verdict, "bold"
     for file, found in diff.tampered:
         yield f"digest: {file}: {found.summary}", "red"
     for text, is_loss in flip_texts(diff):
@@ -51,33 +50,6 @@ def diff_lines(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str
             yield title, "bold"
             yield from ((f"  {line}", "") for line in lines)
     yield from _memory(diff)
-
-
-def verdict(diff: PlanDiff) -> str:
-    """The result of the comparison in one sentence."""
-    if diff.same:
-        return "no difference"
-    lost = sum(rank.num_ranks for rank in diff.flips if rank.flip == (True, False))
-    won = sum(rank.num_ranks for rank in diff.flips if rank.flip == (False, True))
-    fits = {
-        (True, True): "fits before and after",
-        (False, False): "fits neither before nor after",
-        (True, False): "fits before, DOES NOT FIT after",
-        (False, True): "did not fit before, fits after",
-    }[diff.fits]
-    parts = [fits]
-    if lost and diff.fits != (True, False):
-        parts.append(f"{counted(lost, 'rank')} no longer fit")
-    if won and diff.fits != (False, True):
-        parts.append(f"{counted(won, 'rank')} now fit")
-    moved = sum(move.num_layers for move in diff.moves)
-    if moved:
-        parts.append(f"{counted(moved, 'layer')} moved")
-    if not diff.ranks:
-        parts.append("no rank's memory changes")
-    if not any((diff.moves, diff.owners, diff.decisions, diff.split, diff.inputs, diff.ranks, diff.tampered, diff.other)):
-        parts = ["only `training` differs: the same plan"]
-    return "; ".join(parts)
 
 
 def flip_texts(diff: PlanDiff) -> list[tuple[str, bool]]:
@@ -213,19 +185,6 @@ def _growth(diff: PlanDiff) -> Iterator[StyledLine]:
         yield f"  {column}", ""
         for side in sides:
             yield from ((line, "") for line in wrap(f"    {side}", indent="      "))
-
-
-def host_lines(diff: PlanDiff) -> list[tuple[str, str, str]]:
-    """Every column that differs, with what each of two hosts stores in it; empty if the host is the same."""
-    hosts = next(((change.before, change.after) for change in diff.inputs if change.key == "host.name"), None)
-    if hosts is None:
-        return []
-
-    def contents(host: Any, column: Column) -> str:
-        return f"{host}: {HOSTS[host].holds[column]}"
-
-    before, after = hosts
-    return [(str(growth.column), contents(before, growth.column), contents(after, growth.column)) for growth in diff.growth]
 
 
 def _signed_gib(num_bytes: int) -> str:

@@ -76,9 +76,7 @@ def estimate(
 
             document["compared"] = compare_document(compared, compare or ())
         if advice:
-            from megaplan.cli.advice_text import advice_document  # noqa: PLC0415
-
-            document["advice"] = advice_document(found)
+            document |= found.faster.to_dict()
         output.write_json(document)
     else:
         from megaplan.cli.estimate_text import estimate_lines  # noqa: PLC0415

@@ -9,8 +9,6 @@ from megaplan.spec.models import Spec
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
 
-_AXES = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
-
 
 def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_parameters: int) -> Iterator[StyledLine]:
     """Lines as (text, style): name, model, mesh and batch."""
@@ -22,7 +20,7 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
     if spec.lora is not None:
         chosen = ", ".join(spec.lora.families or ("all linears of layers",))
         yield f"  adapters of rank {spec.lora.rank:,}, alpha {spec.lora.alpha:g}, on {chosen}; the rest is frozen", ""
-    degrees = " ".join(f"{axis} {getattr(mesh, axis)}" for axis in _AXES if getattr(mesh, axis) > 1)
+    degrees = mesh.degrees_text
     yield f"  {counted(mesh.world_size, 'rank')}{f': {degrees}' if degrees else ''}", ""
     size = f"{counted(batch.micro_batch_size, 'sequence')} of {batch.seq_length:,} tokens"
     steps = f", {schedule.steps_per_update:,} times per update" if schedule.steps_per_update > 1 else ""

@@ -34,10 +34,7 @@ def project(
 
     found = projected(metrics, numbers(to), keep_layout=keep_layout, processes=processes)
     if as_json:
-        import json  # noqa: PLC0415
-        from dataclasses import asdict  # noqa: PLC0415
-
-        output.write_json(json.loads(json.dumps(asdict(found))))
+        output.write_json(found.to_dict())
     else:
         output.write_styled(_lines(found))
     return 0

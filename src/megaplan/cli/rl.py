@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -38,9 +37,7 @@ def rl(
 
     found = rl_of(subject, *changes, costs=costs, device_file=device_file)
     if as_json:
-        from dataclasses import asdict  # noqa: PLC0415
-
-        output.write_json(json.loads(json.dumps(asdict(found))))
+        output.write_json(found.to_dict())
     else:
         from megaplan.cli import rl_text  # noqa: PLC0415
 
@@ -57,9 +54,7 @@ def _searched(subject: str, changes: tuple[str, ...], gpus: int | None, top: int
 
     found = rl_search(subject, *changes, gpus=gpus, top=top, seconds=seconds)
     if as_json:
-        from dataclasses import asdict  # noqa: PLC0415
-
-        output.write_json(json.loads(json.dumps(asdict(found))))
+        output.write_json(found.to_dict())
     else:
         from megaplan.cli.rl_text import search_lines  # noqa: PLC0415
 

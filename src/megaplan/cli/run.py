@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -56,9 +55,7 @@ def run(
     named = [f"run.{key}={value}" for key, value in given.items() if value is not None]
     found = run_of(subject, *(overrides or ()), *named, costs=costs, device_file=device_file)
     if as_json:
-        from dataclasses import asdict  # noqa: PLC0415
-
-        output.write_json(json.loads(json.dumps(asdict(found))))
+        output.write_json(found.to_dict())
     else:
         from megaplan.cli.run_text import figure_lines, run_lines  # noqa: PLC0415
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from megaplan.api.schedule import Schedule
-
-FORMAT = "megaplan.schedule/1"
 
 
 def _known(kind: str) -> str:
@@ -64,7 +62,7 @@ def schedule(
     if as_csv:
         output.write("".join(",".join(map(str, order)) + "\n" for order in found.orders))
     elif as_json:
-        output.write_json(schedule_document(found))
+        output.write_json(found.to_dict())
     else:
         output.write_styled(_lines(found))
     return 0
@@ -77,27 +75,6 @@ def _in_own_words(problem: Problem) -> Diagnostic:
     """The problem with this command's options in its hints, where a spec would have keys."""
     hints = [f"{_OPTIONS[key]} {value}" for key, values in problem.remedies for value in values]
     return diagnostic(problem.code, problem.detail, Location(), hints)
-
-
-def schedule_document(found: Schedule) -> dict[str, Any]:
-    """The JSON document: actions are written as torch writes them (`0F3`, `1I0`, `(0F3;3B1)OVERLAP_F_B`)."""
-    step = found.timeline
-    of_ranks = zip(found.orders, found.peak_in_flight, found.in_flight, step.bubbles, step.bubbles_inside, strict=True)
-    return {
-        "format": FORMAT,
-        "ranks": [
-            {
-                "rank": rank,
-                "actions": list(map(str, order)),
-                "peak_inflight": peak,
-                "inflight_vectors": [{"full": list(vector.full), "pending_weight": list(vector.pending_weight)} for vector in held],
-                "bubble": bubble,
-                "bubble_inside": inside,
-            }
-            for rank, (order, peak, held, bubble, inside) in enumerate(of_ranks)
-        ],
-        "makespan": found.makespan,
-    }
 
 
 def _lines(found: Schedule) -> Iterator[StyledLine]:

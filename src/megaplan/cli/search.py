@@ -121,8 +121,9 @@ def _free_bytes(headroom: str) -> int:
 
 def _write(sizes: Sequence[Size], results: Sequence[Search], folder: str | None, *, as_json: bool) -> None:
     """Writes the plans, and the answer: that of one search, or a table of several."""
+    from megaplan.api.search_json import search_document  # noqa: PLC0415
     from megaplan.cli.search_sizes import sizes_document, sizes_lines  # noqa: PLC0415
-    from megaplan.cli.search_text import search_document, search_lines  # noqa: PLC0415
+    from megaplan.cli.search_text import search_lines  # noqa: PLC0415
 
     if len(results) == 1:
         written = _written(results[0], folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from megaplan.cli.search_text import billion_tokens, layout_text, search_document
+from megaplan.cli.search_text import billion_tokens, layout_text
 from megaplan.diagnostics import refuse
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
@@ -162,7 +162,7 @@ def _row(size: Size, found: Search, *, priced: bool) -> tuple[str, ...]:
 def sizes_document(sizes: Sequence[Size], results: Sequence[Search]) -> dict[str, Any]:
     """The JSON document: one search a size."""
     found = [
-        {"device": result.job.spec.device.name, "price_per_device_hour": size.price, **search_document(result, ())}
+        {"device": result.job.spec.device.name, "price_per_device_hour": size.price, **result.to_dict()}
         for size, result in zip(sizes, results, strict=True)
     ]
     return {"format": FORMAT, "searches": found}

@@ -1,9 +1,9 @@
-"""The result of a search as lines and as JSON."""
+"""The result of a search as lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megaplan.exploration.report import lines_of
 from megaplan.terminal.output import StyledLine
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from megaplan.api.search import Search
     from megaplan.exploration.report import LayoutRow
 
-FORMAT = "megaplan.search/1"
 HEAD = ("", "step", "tok/s/dev", "MFU", "peak GiB", "free", "bubble", "comm", "mesh", "")
 
 
@@ -97,65 +96,6 @@ def _small_batch(found: Search) -> str:
     kept = f"the search keeps the global batch of {plural(sequences, 'sequence')}"
     most = f"at most {sequences:,} of {devices:,} devices are data ranks"
     return f"{kept}, so {most}; a sequence for each: --set schedule.num_microbatches={enough}"
-
-
-def search_document(found: Search, written: Sequence[str]) -> dict[str, Any]:
-    """The JSON document."""
-    return {
-        "format": FORMAT,
-        "spec": found.job.spec.name,
-        "devices": found.devices,
-        "objective": found.objective,
-        "complete": found.complete,
-        "stopped": found.stopped or None,
-        "seconds": found.seconds,
-        "not_looked_at": {str(pp): count for pp, count in found.not_looked_at.items()} if not found.complete else {},
-        "basis": found.basis,
-        "candidates": {"meshes": found.num_layouts, "evaluated": found.num_evaluated},
-        "bound_seconds": round(found.bound_seconds, 6),
-        "gap": None if found.gap is None else round(found.gap, 6),
-        "gap_reason": found.gap_reason,
-        "robustness": {
-            "cases": len(found.robustness.cases),
-            "first_is_best": found.robustness.num_kept,
-            "lost": [
-                {"case": case.name, "best": case.best + 1, "loss": round(case.loss, 6)} for case in found.robustness.cases if case.best
-            ],
-        },
-        "best": [_row_document(found, row, written[index] if written else None) for index, row in enumerate(found.rows)],
-        "fewest": _fewest_document(found),
-        "why_not": [
-            {"class": one.name, "count": one.count, "reason": one.reason, "detail": one.detail, "example": one.example}
-            for one in found.why_not
-        ],
-    }
-
-
-def _fewest_document(found: Search) -> dict[str, Any] | None:
-    fewest = found.fewest
-    return None if fewest is None else {"devices": fewest.devices, "row": _row_document(found, fewest.row, None)}
-
-
-def _row_document(found: Search, row: LayoutRow, plan: str | None) -> dict[str, Any]:
-    layout, policy = row.exact.layout, row.exact.policy
-    return {
-        "plan": plan,
-        "step_seconds": round(row.step_seconds, 9),
-        "tokens_per_second_per_device": round(row.tokens_per_second_per_device, 1),
-        "mfu": round(row.mfu, 4),
-        "peak_bytes": row.peak_bytes,
-        "headroom_bytes": row.headroom_bytes,
-        "bubble_seconds": round(row.bubble_seconds, 6),
-        "exposed_communication_seconds": round(row.exposed_seconds, 6),
-        "terms": {name.replace(" ", "_"): round(seconds, 6) for name, seconds in row.terms.items()},
-        "pareto": row.pareto,
-        "mesh": {name: getattr(layout, name) for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")},
-        "schedule": {"kind": layout.kind, "num_microbatches": layout.num_microbatches, "micro_batch_size": layout.micro_batch},
-        "recompute": dict(policy.recompute),
-        "spans": [list(span) for span in row.exact.spans],
-        "set": list(row.changes),
-        "command": found.command(row),
-    }
 
 
 def _cells(number: int, row: LayoutRow) -> tuple[str, ...]:

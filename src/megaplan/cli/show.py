@@ -26,9 +26,6 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Show a plan: stages and owners, the schedule's timeline, and every rank's budget."""
-    import json  # noqa: PLC0415
-
-    from megaplan.plan.make import plan_text  # noqa: PLC0415
     from megaplan.plan.read import inspect_plan  # noqa: PLC0415
 
     loaded = inspect_plan(plan)
@@ -45,14 +42,14 @@ def show(
         warnings += found
     if svg is not None:
         from megaplan.cli.files import STDOUT, write_picture  # noqa: PLC0415
-        from megaplan.cli.svg import timeline_svg  # noqa: PLC0415
+        from megaplan.plan.timeline_svg import timeline_svg  # noqa: PLC0415
 
         write_picture(svg, timeline_svg(shown.spec, shown.spans))
         if svg == STDOUT:
             output.report(warnings)
             return 0
     if as_json:
-        output.write_json(json.loads(plan_text(shown)))
+        output.write_json(shown.to_dict())
     else:
         output.write_styled(_lines(shown, all_ranks=all_ranks))
         output.report(warnings)

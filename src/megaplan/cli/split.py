@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from megaplan.api.split import Split
 
-FORMAT = "megaplan.partition/1"
 NO_SPLIT = 1
 
 
@@ -73,7 +72,7 @@ def split(
     if target == STDOUT:
         output.report(found.diagnostics)
     elif as_json:
-        output.write_json(_document(found, target))
+        output.write_json(found.document(target))
     else:
         output.write_styled(_lines(found, target))
         output.report(found.diagnostics)
@@ -83,21 +82,6 @@ def split(
 def _value(choice: StrEnum | None) -> Any:
     """The choice as the library names it."""
     return None if choice is None else choice.value
-
-
-def _document(found: Split, target: str | None) -> dict[str, Any]:
-    from megaplan.api.estimate_json import time_document  # noqa: PLC0415
-
-    plan = found.plan
-    return {
-        "format": FORMAT,
-        "plan": target,
-        "digests": plan.digests.model_dump(),
-        "split": plan.decisions.split.model_dump(mode="json"),
-        "stages": [stage.model_dump(mode="json") for stage in plan.decisions.stages],
-        "time": time_document(found.step_time),
-        "diagnostics": [output.as_document(item) for item in found.diagnostics],
-    }
 
 
 def _lines(found: Split, target: str | None) -> Iterator[StyledLine]:

@@ -15,6 +15,7 @@ from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import HOST_KEYS
 from megaplan.exploration.values import Exact, LayoutChoice
 from megaplan.layout.build import build_layout
+from megaplan.results import Result, Row, verdict_text
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns
@@ -25,8 +26,8 @@ NAMES = {"micro_batch": "batch.micro_batch_size", "kind": "schedule.kind"}
 MAX_CLASSES = 24
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutRow:
+@dataclass(frozen=True, slots=True, repr=False)
+class LayoutRow(Result):
     """A layout of the result.
 
     Attributes:
@@ -54,6 +55,38 @@ class LayoutRow:
     exposed_seconds: float
     terms: dict[str, float]
     pareto: bool
+
+    def _summary(self) -> Sequence[str]:
+        fits = self.headroom_bytes >= 0
+        rate = f"{self.tokens_per_second_per_device:,.0f} tokens/s per device, MFU {100 * self.mfu:.1f} %"
+        return (
+            f"{self.spec.mesh.degrees_text or 'one device'}, micro-batch {self.exact.layout.micro_batch}",
+            verdict_text(fits, self.peak_bytes, self.headroom_bytes),
+            f"step {self.step_seconds:.3g} s, {rate}",
+        )
+
+    def _rows(self) -> Sequence[Row]:
+        return [{"term": name, "time_seconds": seconds} for name, seconds in self.terms.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as the document of a search has it, without its plan and command."""
+        layout, policy = self.exact.layout, self.exact.policy
+        return {
+            "step_seconds": round(self.step_seconds, 9),
+            "tokens_per_second_per_device": round(self.tokens_per_second_per_device, 1),
+            "mfu": round(self.mfu, 4),
+            "peak_bytes": self.peak_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "bubble_seconds": round(self.bubble_seconds, 6),
+            "exposed_communication_seconds": round(self.exposed_seconds, 6),
+            "terms": {name.replace(" ", "_"): round(seconds, 6) for name, seconds in self.terms.items()},
+            "pareto": self.pareto,
+            "mesh": {name: getattr(layout, name) for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")},
+            "schedule": {"kind": layout.kind, "num_microbatches": layout.num_microbatches, "micro_batch_size": layout.micro_batch},
+            "recompute": dict(policy.recompute),
+            "spans": [list(span) for span in self.exact.spans],
+            "set": list(self.changes),
+        }
 
     @property
     def changes(self) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from megaplan.results import Result, Row
 
 
 @dataclass(frozen=True)
@@ -173,8 +176,8 @@ class RunChange:
     note: str
 
 
-@dataclass(frozen=True)
-class RunEstimate:
+@dataclass(frozen=True, repr=False)
+class RunEstimate(Result):
     """A whole training run.
 
     Attributes:
@@ -236,3 +239,24 @@ class RunEstimate:
     checkpoints: Checkpoints
     gains: tuple[RunChange, ...]
     figures: tuple[NamedFigure, ...]
+
+    def _summary(self) -> Sequence[str]:
+        cost = "" if self.cost is None else f", cost {self.cost.value:,.0f}"
+        size = f"{self.tokens:,} tokens in {self.steps:,} steps of {self.step_seconds.value:.3g} s"
+        run = f"{self.days.value:.1f} days ({self.days.low:.1f} to {self.days.high:.1f}), goodput {100 * self.goodput:.1f} %{cost}"
+        fits = "fits" if self.fits else "DOES NOT FIT"
+        return (f"{self.name}: {self.num_devices:,} x {self.device}, {fits}", size, run)
+
+    def _rows(self) -> Sequence[Row]:
+        spreads = (
+            ("step, s", self.step_seconds),
+            ("days", self.days),
+            ("device hours", self.device_hours),
+            ("cost", self.cost),
+            ("cost per million tokens", self.cost_per_million_tokens),
+            ("energy, kWh", self.energy_kwh),
+            ("energy per token, J", self.joules_per_token),
+            ("carbon, kg CO2e", self.carbon_kg),
+            ("carbon per million tokens, g CO2e", self.carbon_grams_per_million_tokens),
+        )
+        return [{"quantity": name, "value": each.value, "low": each.low, "high": each.high} for name, each in spreads if each is not None]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.layout.step_time import planned_time, time_document, time_text
 from megaplan.partition.costs import stack_costs
 from megaplan.partition.values import StackCosts
 from megaplan.plan.diff import PlanDiff, diff_plans, stale_topics
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.make import replan
 from megaplan.plan.read import LoadedPlan
+from megaplan.results import Result, Row
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from megaplan.layout.step_time import PlannedTime
     from megaplan.partition.gain import Gain
 
+FORMAT = "megaplan.check/1"
 
-@dataclass(frozen=True)
-class Check:
+
+@dataclass(frozen=True, repr=False)
+class Check(Result):
     """Result of a check.
 
     Attributes:
@@ -42,9 +46,34 @@ class Check:
     @cached_property
     def step_time(self) -> PlannedTime | str:
         """The time of a step of `replanned`, or the reason that none is stated."""
-        from megaplan.layout.step_time import planned_time  # noqa: PLC0415
-
         return planned_time(self.replanned.spec, self.replanned.spans, self.replanned.inventory)
+
+    def _summary(self) -> Sequence[str]:
+        verdict = "up to date" if not self.findings else "passes, with warnings" if self.passes(strict=False) else "fails"
+        return (self.replanned.spec.name, verdict, time_text(self.step_time))
+
+    def _rows(self) -> Sequence[Row]:
+        return [{"code": each.code, "severity": str(each.severity), "summary": each.summary} for each in self.findings]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `megaplan check --json` prints without `--strict` and `--fail-on`."""
+        return self.document(strict=False, failed_on=())
+
+    def document(self, *, strict: bool, failed_on: Sequence[str]) -> dict[str, Any]:
+        """The document of a check.
+
+        Args:
+            strict: Warnings fail it too.
+            failed_on: Texts of `--fail-on` conditions that hold.
+        """
+        found = {
+            "passes": self.passes(strict=strict),
+            "strict": strict,
+            "diagnostics": [item.as_document() for item in self.findings],
+            "optimum": asdict(self.gain) if self.gain is not None else None,
+            "failed_on": list(failed_on),
+        }
+        return {"format": FORMAT, **found, "time": time_document(self.step_time)}
 
     def passes(self, *, strict: bool) -> bool:
         """True if nothing fails the check; `strict` makes warnings fail it too."""

@@ -15,6 +15,7 @@ from megaplan.errors import Diagnostic
 from megaplan.layout.runs import num_ranks
 from megaplan.plan.digests import OUTSIDE_DIGEST
 from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, SpanField, Stage
+from megaplan.wording import plural
 
 if TYPE_CHECKING:
     from megaplan.partition.values import StackCosts
@@ -116,7 +117,7 @@ class Growth:
     causes: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlanDiff:
     """All differences, in the order of importance."""
 
@@ -145,6 +146,35 @@ class PlanDiff:
         """True if the two plans are equal in every field."""
         changes = (self.tampered, self.stale, self.moves, self.owners, self.decisions, self.split, self.ranks, self.inputs, self.training)
         return not any(changes) and not self.other
+
+    @property
+    def verdict(self) -> str:
+        """The result of the comparison in one sentence."""
+        if self.same:
+            return "no difference"
+        lost, won = (sum(rank.num_ranks for rank in self.flips if rank.flip == flip) for flip in ((True, False), (False, True)))
+        fits = {
+            (True, True): "fits before and after",
+            (False, False): "fits neither before nor after",
+            (True, False): "fits before, DOES NOT FIT after",
+            (False, True): "did not fit before, fits after",
+        }[self.fits]
+        parts = [fits]
+        if lost and self.fits != (True, False):
+            parts.append(f"{plural(lost, 'rank')} no longer fit")
+        if won and self.fits != (False, True):
+            parts.append(f"{plural(won, 'rank')} now fit")
+        if moved := sum(move.num_layers for move in self.moves):
+            parts.append(f"{plural(moved, 'layer')} moved")
+        if not self.ranks:
+            parts.append("no rank's memory changes")
+        if not any((self.moves, self.owners, self.decisions, self.split, self.inputs, self.ranks, self.tampered, self.other)):
+            parts = ["only `training` differs: the same plan"]
+        return "; ".join(parts)
+
+    def __repr__(self) -> str:
+        """The verdict."""
+        return f"PlanDiff: {self.names[0]} and {self.names[1]}: {self.verdict}"
 
 
 def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[str, Diagnostic], ...] = ()) -> PlanDiff:

@@ -6,6 +6,8 @@ the runtime must follow. `estimates`: their expected cost. Decisions and inputs 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -14,8 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.runs import runs_label
+from megaplan.layout.step_time import planned_time, time_text
 from megaplan.layout.values import Layout, Placement
+from megaplan.plan.canonical import dumps, normalise
 from megaplan.plan.inputs import spec_values
+from megaplan.results import Picture, Result, Row, verdict_text
 from megaplan.spec.models import Spec
 
 FORMAT = "megaplan.plan/1"
@@ -196,7 +201,7 @@ class Estimates(Part):
     serving: dict[str, Any] | None
 
 
-class PlanDocument(Part):
+class PlanDocument(Result, Part):
     """A plan file; `read_plan` reads one, and `make_plan` makes one."""
 
     format: Literal["megaplan.plan/1"]
@@ -206,6 +211,39 @@ class PlanDocument(Part):
     inputs: dict[str, Any]
     decisions: Decisions
     estimates: Estimates
+
+    def _summary(self) -> Sequence[str]:
+        worst, decided, parameters = self.estimates.ranks[0], self.decisions, self.estimates.totals.parameters
+        cuts = f"{len(decided.stages)} stages, {decided.split.mode} split; " if len(decided.stages) > 1 else ""
+        verdict = verdict_text(self.estimates.fits, worst.peak_bytes, worst.headroom_bytes, worst.label)
+        return (self.spec.described(parameters), verdict, f"{cuts}{time_text(planned_time(self.spec, self.spans, self.inventory))}")
+
+    def _rows(self) -> Sequence[Row]:
+        return [
+            {
+                "ranks": rank.label,
+                **rank.columns,
+                "peak_bytes": rank.peak_bytes,
+                "headroom_bytes": rank.headroom_bytes,
+                "fits": rank.fits,
+            }
+            for rank in self.estimates.ranks
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of the plan file, as `megaplan show --json` prints it."""
+        found: dict[str, Any] = json.loads(dumps(normalise(self.model_dump(mode="json"))))
+        return found
+
+    def plot(self) -> Picture:
+        """The timeline of a step with the memory of every pipeline rank over time.
+
+        Raises:
+            MegaplanError: MP481, the step has more actions than a picture can show.
+        """
+        from megaplan.plan.timeline_svg import timeline_svg  # noqa: PLC0415
+
+        return Picture(timeline_svg(self.spec, self.spans))
 
     @cached_property
     def spec(self) -> Spec:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaplan.goodput.values import NamedFigure, Spread
+from megaplan.results import Result, Row, verdict_text
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,8 @@ class EngineShape:
     tokens_per_second: float
 
 
-@dataclass(frozen=True)
-class RlEstimate:
+@dataclass(frozen=True, repr=False)
+class RlEstimate(Result):
     """A post-training plan: memory by phase, time of an iteration, and idle devices.
 
     Attributes:
@@ -178,3 +180,27 @@ class RlEstimate:
     microbatches: int
     sync_bytes: int
     figures: tuple[NamedFigure, ...]
+
+    def _summary(self) -> Sequence[str]:
+        fullest = max(self.memory, key=lambda phase: phase.total_bytes)
+        seconds = self.iteration_seconds
+        return (
+            f"{self.name}: {self.num_devices:,} x {self.device}, {self.placement}",
+            verdict_text(self.fits, fullest.total_bytes, fullest.headroom_bytes, self.peak_phase),
+            f"iteration {seconds.value:.3g} s ({seconds.low:.3g} to {seconds.high:.3g}), "
+            f"{self.tokens_per_second_per_device:,.0f} tokens/s per device",
+        )
+
+    def _rows(self) -> Sequence[Row]:
+        seconds = {(each.pool, each.name): each.seconds.value for each in self.times}
+        return [
+            {
+                "phase": each.name,
+                "pool": each.pool,
+                "seconds": seconds.get((each.pool, each.name)),
+                "device_bytes": each.total_bytes,
+                "headroom_bytes": each.headroom_bytes,
+                "host_bytes": each.host_total_bytes,
+            }
+            for each in self.memory
+        ]

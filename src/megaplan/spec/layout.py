@@ -31,6 +31,12 @@ class Mesh(Section):
     vocab_parallel: StrictBool = False
 
     @property
+    def degrees_text(self) -> str:
+        """Degrees above 1: `pp 2 tp 8`; empty for one rank."""
+        axes = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+        return " ".join(f"{axis} {degree}" for axis in axes if (degree := getattr(self, axis)) > 1)
+
+    @property
     def num_slots(self) -> int:
         """Stage slots of all ranks together."""
         return self.pp * self.vpp

@@ -62,6 +62,7 @@ from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.run import Run
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
+from megaplan.units import short_count
 
 if TYPE_CHECKING:
     from megaplan.spec.post_training import PostTraining
@@ -337,6 +338,12 @@ class Spec(OptionsSection):
         """Upper bound on the actions of all ranks in one run of the schedule; 0 without a pipeline."""
         mesh = self.mesh
         return num_actions(mesh.pp, mesh.vpp, self.schedule.num_microbatches) if mesh.is_pipelined else 0
+
+    def described(self, parameters: int) -> str:
+        """`nam56r, 4.73 B parameters: 8 x h200, pp 2 tp 4`."""
+        degrees = self.mesh.degrees_text
+        size = f"{self.mesh.world_size:,} x {self.device.name}"
+        return f"{self.name}, {short_count(parameters)} parameters: {size}{f', {degrees}' if degrees else ''}"
 
     def as_document(self) -> dict[str, Any]:
         """The spec as plain JSON values with all defaults."""

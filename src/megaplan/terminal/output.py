@@ -134,22 +134,9 @@ def note(lines: Iterable[str]) -> None:
 def fail(diagnostics: Sequence[Diagnostic], *, as_json: bool) -> None:
     """Report a failure: one error document on stdout with `--json`, else text on stderr."""
     if as_json:
-        write_json({"format": ERROR_FORMAT, "diagnostics": [as_document(found) for found in diagnostics]})
+        write_json({"format": ERROR_FORMAT, "diagnostics": [found.as_document() for found in diagnostics]})
     else:
         report(diagnostics)
-
-
-def as_document(found: Diagnostic) -> dict[str, Any]:
-    """A diagnostic as JSON."""
-    place = found.location
-    return {
-        "code": found.code,
-        "severity": str(found.severity),
-        "summary": found.summary,
-        "detail": found.detail,
-        "location": {"file": place.file, "line": place.line, "column": place.column, "key": place.key},
-        "hints": list(found.hints),
-    }
 
 
 def coloured(stream: TextIO | None) -> bool:

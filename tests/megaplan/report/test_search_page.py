@@ -7,7 +7,6 @@ import pytest
 
 from megaplan import search
 from megaplan.cli.main import run
-from megaplan.cli.search_text import search_document
 from megaplan.errors import MegaplanError
 from megaplan.report.page import report_html
 from megaplan.report.search import is_search, search_report
@@ -18,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def result():
     found = search(str(ROOT / "plans/tiny-hybrid-pp2.yaml"), devices=2, top=3, vary=["schedule"], processes=1)
-    return json.loads(json.dumps(search_document(found, ())))
+    return json.loads(json.dumps(found.to_dict()))
 
 
 def data_of(text):

@@ -7,7 +7,6 @@ from megatron_hybrid import DENSE_GPT, WHOLE, spec_of
 
 from megaplan.budget.build import build_budget
 from megaplan.budget.values import Budget
-from megaplan.cli.diff_text import host_lines
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megatron.chunks import backward_excess, chunk, forward_excess
 from megaplan.hosts.megatron.peak import in_flight_counts, memory
@@ -20,6 +19,7 @@ from megaplan.partition.choose import choose_cuts
 from megaplan.partition.megatron_bytes import megatron_limits
 from megaplan.plan.causes import diff_with_causes
 from megaplan.plan.diff import column_totals
+from megaplan.plan.diff_document import host_lines
 from megaplan.plan.make import make_plan
 from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import megarun_refuses

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.api.estimate_json import time_document
-from megaplan.cli.diff_text import host_lines, verdict
-from megaplan.layout.step_time import PlannedTime
+from megaplan.columns import Column
+from megaplan.hosts.registry import HOSTS
+from megaplan.layout.step_time import PlannedTime, time_document
 from megaplan.plan.diff import Place, PlanDiff, RankChange, ValueChange
 from megaplan.plan.document import RankEstimate, SpanField
-from megaplan.terminal import output
 
 FORMAT = "megaplan.diff/1"
 
@@ -20,11 +19,11 @@ def diff_document(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | 
     return {
         "format": FORMAT,
         "same": diff.same,
-        "verdict": verdict(diff),
+        "verdict": diff.verdict,
         "fits": _pair(*diff.fits),
         "time": _pair(*map(time_document, times)),
         "digests": _pair(*diff.digests),
-        "tampered": [{"file": file, "diagnostic": output.as_document(found)} for file, found in diff.tampered],
+        "tampered": [{"file": file, "diagnostic": found.as_document()} for file, found in diff.tampered],
         "stale": list(diff.stale),
         "moves": [
             {"layers": [move.start, move.stop], "letters": move.letters, "before": _place(move.before), "after": _place(move.after)}
@@ -49,6 +48,19 @@ def diff_document(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | 
             for growth in diff.growth
         ],
     }
+
+
+def host_lines(diff: PlanDiff) -> list[tuple[str, str, str]]:
+    """Every column that differs, with what each of two hosts stores in it; empty if the host is the same."""
+    hosts = next(((change.before, change.after) for change in diff.inputs if change.key == "host.name"), None)
+    if hosts is None:
+        return []
+
+    def contents(host: Any, column: Column) -> str:
+        return f"{host}: {HOSTS[host].holds[column]}"
+
+    before, after = hosts
+    return [(str(growth.column), contents(before, growth.column), contents(after, growth.column)) for growth in diff.growth]
 
 
 def _pair(before: Any, after: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from megaplan.budget.build import build_budget
@@ -43,11 +43,12 @@ class Picture:
 
     Attributes:
         title: The plan's name and schedule.
-        step: The replayed schedule, in ns.
+        step: The replayed schedule, in ns unless `clock` has other units.
         owners: (pp rank, chunk) of every slot.
         chunks: Chunks per rank.
         levels: Memory of every pp rank over time.
         usable_bytes: Bytes of the device that torch's allocator may use.
+        clock: Text of a time.
     """
 
     title: str
@@ -56,6 +57,7 @@ class Picture:
     chunks: int
     levels: tuple[tuple[Level, ...], ...]
     usable_bytes: int
+    clock: Callable[[int], str] = format_ns
 
 
 def timeline_svg(spec: Spec, spans: Spans) -> str:
@@ -69,13 +71,7 @@ def timeline_svg(spec: Spec, spans: Spans) -> str:
         MegaplanError: MP481, it has more actions than a picture can show.
     """
     mesh, schedule = spec.mesh, spec.schedule
-    if (total := num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches)) > MAX_DRAWN:
-        detail = (
-            f"--svg draws at most {MAX_DRAWN:,} actions, and {mesh.pp * mesh.vpp} slots with {schedule.num_microbatches:,} microbatches "
-        )
-        fewer = MAX_DRAWN // (3 * mesh.pp * mesh.vpp) // mesh.pp * mesh.pp
-        hints = (f"--set schedule.num_microbatches={fewer} draws fewer microbatches",) if fewer >= 2 * mesh.pp else ()
-        raise refuse("MP481", f"{detail}have up to {total:,}", *hints, key="schedule.num_microbatches")
+    _check_size(mesh.pp, mesh.vpp, schedule.num_microbatches)
     inventory = build_inventory(spec)
     layout = build_layout(spec, inventory, spans)
     step = planned_step(spec, inventory, spans)
@@ -93,17 +89,45 @@ def timeline_svg(spec: Spec, spans: Spans) -> str:
     )
 
 
+def schedule_svg(kind: str, pp: int, vpp: int, num_microbatches: int, step: Timeline) -> str:
+    """The picture of a schedule alone, without memory.
+
+    Args:
+        kind: The schedule.
+        pp: Pipeline ranks.
+        vpp: Slots of each rank.
+        num_microbatches: Microbatches.
+        step: The replayed schedule; its times have no unit.
+
+    Raises:
+        MegaplanError: MP481, it has more actions than a picture can show.
+    """
+    _check_size(pp, vpp, num_microbatches)
+    where = placement(kind)
+    title = f"{kind}, pp {pp} × vpp {vpp}, {num_microbatches} microbatches"
+    return render(Picture(title, step, tuple(slot_owner(where, slot, pp) for slot in range(pp * vpp)), vpp, (), 0, str))
+
+
+def _check_size(pp: int, vpp: int, num_microbatches: int) -> None:
+    if (total := num_actions(pp, vpp, num_microbatches)) > MAX_DRAWN:
+        detail = f"--svg draws at most {MAX_DRAWN:,} actions, and {pp * vpp} slots with {num_microbatches:,} microbatches "
+        fewer = MAX_DRAWN // (3 * pp * vpp) // pp * pp
+        hints = (f"--set schedule.num_microbatches={fewer} draws fewer microbatches",) if fewer >= 2 * pp else ()
+        raise refuse("MP481", f"{detail}have up to {total:,}", *hints, key="schedule.num_microbatches")
+
+
 def render(picture: Picture) -> str:
     """The SVG document."""
     step = picture.step
     lengths = sorted(item.stop - item.start for rank in step.ranks for item in rank)
     width = min(WIDEST, max(NARROWEST, step.makespan * TYPICAL // max(1, lengths[len(lengths) // 4])))
     scale = width / max(1, step.makespan)
-    rank_height = picture.chunks * LANE + MEMORY + GAP
+    with_memory = bool(picture.levels)
+    rank_height = picture.chunks * LANE + (MEMORY if with_memory else 0) + GAP
     height = TOP + rank_height * len(step.ranks) + BOTTOM
     total = LEFT + width + RIGHT
-    idle = f"idle {format_ns(min(step.bubbles))} to {format_ns(max(step.bubbles))} per rank" if step.ranks else ""
-    about = f"modelled step time {format_ns(step.makespan)}, {idle}; memory over time below every rank"
+    idle = f"idle {picture.clock(min(step.bubbles))} to {picture.clock(max(step.bubbles))} per rank" if step.ranks else ""
+    about = f"modelled step time {picture.clock(step.makespan)}, {idle}{'; memory over time below every rank' if with_memory else ''}"
     peak = max([size for rank in picture.levels for _, size in rank], default=1)
     highest = max(peak, picture.usable_bytes) if 2 * picture.usable_bytes <= 3 * peak else peak  # keep the curves legible
     lines = [
@@ -120,8 +144,8 @@ def render(picture: Picture) -> str:
         f'<text x="12" y="22" font-size="15" font-weight="bold" fill="#10243a">{xml(picture.title)}</text>',
         f'<text x="12" y="40" font-size="11" fill="#45566a">{xml(about)}</text>',
         *_legend(step),
-        *_memory_legend(picture, highest),
-        *_axis(step.makespan, scale, TOP, height - BOTTOM),
+        *(_memory_legend(picture, highest) if with_memory else ()),
+        *_axis(picture, scale, TOP, height - BOTTOM),
     ]
     for rank in range(len(step.ranks)):
         lines += _rank(picture, rank, TOP + rank * rank_height, scale, highest)
@@ -138,20 +162,21 @@ def _rank(picture: Picture, rank: int, top: int, scale: float, highest: int) -> 
         yield f'<rect x="{LEFT}" y="{y}" width="{scale * picture.step.makespan:.1f}" height="{LANE - 3}" fill="#f1f3f5"/>'
     for item in picture.step.ranks[rank]:
         for part in item.action.parts:
-            yield from _box(part, item.start, item.stop, top + picture.owners[part.slot][1] * LANE, scale)
+            yield from _box(picture, part, item.start, item.stop, top + picture.owners[part.slot][1] * LANE, scale)
     bubble, inside = picture.step.bubbles[rank], picture.step.bubbles_inside[rank]
     x = LEFT + scale * picture.step.makespan + 8
-    yield f'<text x="{x:.1f}" y="{top + 14}" fill="#45566a">idle {format_ns(bubble)},</text>'
-    yield f'<text x="{x:.1f}" y="{top + 27}" fill="#45566a">{format_ns(inside)} mid-step</text>'
-    yield from _memory(picture, rank, top + picture.chunks * LANE, scale, highest)
+    yield f'<text x="{x:.1f}" y="{top + 14}" fill="#45566a">idle {picture.clock(bubble)},</text>'
+    yield f'<text x="{x:.1f}" y="{top + 27}" fill="#45566a">{picture.clock(inside)} mid-step</text>'
+    if picture.levels:
+        yield from _memory(picture, rank, top + picture.chunks * LANE, scale, highest)
     yield "</g>"
 
 
-def _box(part: Action, start: int, stop: int, y: int, scale: float) -> Iterator[str]:
+def _box(picture: Picture, part: Action, start: int, stop: int, y: int, scale: float) -> Iterator[str]:
     width, x = (stop - start) * scale, LEFT + start * scale
     label, what = str(part.microbatch), f"{NAMES[part.kind]} of microbatch {part.microbatch}, slot {part.slot}"
     yield (
-        f'<g class="action"><title>{what}: {format_ns(stop - start)} from {format_ns(start)}</title>'
+        f'<g class="action"><title>{what}: {picture.clock(stop - start)} from {picture.clock(start)}</title>'
         f'<rect x="{x:.2f}" y="{y}" width="{max(width, 0.3):.2f}" height="{LANE - 3}" fill="{FILLS[part.kind]}" '
         'stroke="#ffffff" stroke-width="0.6"/>'
     )
@@ -214,14 +239,15 @@ def _memory_legend(picture: Picture, highest: int) -> Iterator[str]:
     yield f'<text x="{x}" y="82" fill="#45566a">{scale}</text>'
 
 
-def _axis(makespan: int, scale: float, top: int, bottom: int) -> Iterator[str]:
+def _axis(picture: Picture, scale: float, top: int, bottom: int) -> Iterator[str]:
     """Vertical lines at round times, labelled above and below."""
+    makespan = picture.step.makespan
     unit = _round_step(makespan, max(2, int(makespan * scale) // 120))
     for time in range(0, makespan + 1, unit):
         x = LEFT + time * scale
         yield f'<path d="M{x:.1f},{top - 6}V{bottom}" stroke="#dde3e9" stroke-width="1"/>'
         for y in (top - 10, bottom + 14):
-            yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle" fill="#45566a">{format_ns(time)}</text>'
+            yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle" fill="#45566a">{picture.clock(time)}</text>'
     for y in (top - 10, bottom + 14):
         yield f'<text x="12" y="{y}" fill="#45566a">time</text>'
 
