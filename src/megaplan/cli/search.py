@@ -79,12 +79,12 @@ def search(
     The first answer takes seconds. It is improved until a time limit, until it is within 1 % of a bound of all layouts, or the proof.
     """
     from megaplan.api.search import search as searched  # noqa: PLC0415
-    from megaplan.cli.search_sizes import host_changes, sizes_of  # noqa: PLC0415
+    from megaplan.cli.search_sizes import sizes_of, with_host  # noqa: PLC0415
 
     free = _free_bytes(headroom)
     words = [word.strip() for word in vary.split(",") if word.strip()]
     sizes = sizes_of(devices, device, price)
-    changes = [*(overrides or ()), *host_changes(spec, overrides or (), host)]
+    changes = with_host(spec, overrides or (), host)
 
     def one(size: Size) -> Search:
         return searched(

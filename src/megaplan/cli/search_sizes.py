@@ -86,14 +86,16 @@ def _prices(text: str | None) -> dict[str, float]:
     return found
 
 
-def host_changes(source: str, overrides: Sequence[str], host: str | None) -> tuple[str, ...]:
-    """Changes that move a spec to another host with the same model and global batch; its mesh and recompute are the search's.
+def with_host(source: str, overrides: Sequence[str], host: str | None) -> tuple[str, ...]:
+    """Changes, followed by those that move the spec to another host with the same model and global batch.
+
+    Mesh, schedule, recompute and cuts are the search's; changes of them only decide the global batch.
 
     Raises:
         MegaplanError: MP489, the host is unknown.
     """
     if host is None:
-        return ()
+        return tuple(overrides)
     from megaplan.api.load import load_to_split  # noqa: PLC0415
     from megaplan.hosts.registry import HOSTS  # noqa: PLC0415
 
@@ -101,16 +103,17 @@ def host_changes(source: str, overrides: Sequence[str], host: str | None) -> tup
         raise refuse("MP489", f"--host {host}: hosts are {', '.join(HOSTS)}", *(f"--host {name}" for name in HOSTS))
     spec = load_to_split(source, overrides, None).spec
     if spec.host.kind is HOSTS[host]:
-        return ()
+        return tuple(overrides)
     letters = spec.model.pattern
     model = "gpt" if set(letters[1::2]) <= set("DE") and set(letters[::2]) == {"A"} else "hybrid"
     section = MEGATRON.replace("MODEL", model) if host == "megatron" else f"{{name: {host}}}"
     count = spec.global_batch_size // spec.batch.micro_batch_size
-    return (
-        f"host={section}",
-        *("mesh={}", "recompute={}", "split={}", "sharding={reshard_after_forward: false}"),
-        f"schedule={{kind: 1f1b, num_microbatches: {count}}}",
-    )
+    sections = {
+        **{"host": section, "mesh": "{}", "recompute": "{}", "split": "{}", "sharding": "{reshard_after_forward: false}"},
+        "schedule": f"{{kind: 1f1b, num_microbatches: {count}}}",
+    }
+    kept = [text for text in overrides if text.partition("=")[0].partition(".")[0].strip().lower() not in sections]
+    return (*kept, *(f"{name}={value}" for name, value in sections.items()))
 
 
 def sizes_lines(sizes: Sequence[Size], results: Sequence[Search]) -> Iterator[StyledLine]:

@@ -27,6 +27,10 @@ class AnyFloors:
         """A smaller and cheaper bound, over several policies and any schedule."""
         return 0
 
+    def stored_bytes(self, spec: Spec) -> int:  # noqa: ARG002
+        """Lower bound on the bytes that the ranks of any layout store together; `spec` has one rank."""
+        return 0
+
     def kept_bytes(self, spec: Spec) -> int:  # noqa: ARG002
         """Bytes by which policies are ordered, least memory first."""
         return 0

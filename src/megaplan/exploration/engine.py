@@ -185,18 +185,29 @@ def explore(task: SearchTask, processes: int, report: Callable[[Progress], None]
     """
     started = monotonic()
     deadline = None if task.seconds is None else started + task.seconds
-    own = task.evaluator()
-    meshes, found = task.space.meshes(), Explored(task, [])
+    own, found = task.evaluator(), Explored(task, [])
     try:
-        if len(meshes) > ALONE:
+        if (over := own.fits_on_no_mesh()) > 0:
+            return _nothing_fits(found, own, task.space.meshes(), over)
+        if task.space.has_more_meshes(ALONE):
             for outcome in first_outcomes(own, limited=task.seconds is not None):
                 found.add([outcome])
                 report(found.progress)
         own.deadline = deadline  # the first answer has its own limits
+        meshes = task.space.meshes()
         with _workers(task, own, processes if len(meshes) > ALONE else 1) as run:
             _decide(found, own, meshes, run, lambda: _stops(found, started, report))
     except KeyboardInterrupt:
         found.stopped = "interrupt"
+    return found
+
+
+def _nothing_fits(found: Explored, own: Evaluator, meshes: Sequence[LayoutChoice], over_bytes: int) -> Explored:
+    """Decides every mesh at once, if the model's state alone exceeds the memory of all devices together."""
+    for mesh in meshes:
+        for layout in own.space.layouts_of(mesh):
+            found.add([Outcome(layout, None, 0, len(own.space.policies(layout)), UNLIMITED, proven=True, over_bytes=over_bytes)])
+    found.bounds, found.num_refined, found.stopped = [(UNLIMITED, mesh) for mesh in meshes], len(meshes), ""
     return found
 
 

@@ -35,6 +35,7 @@ HOPELESS = 20
 LIKELY = 1.5
 """Ratio of available memory to the lower bound from which cuts are likely to fit."""
 UNLIMITED = 1 << 62
+ONE_RANK = LayoutChoice(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
 Policies = list[tuple[int, MemoryPolicy]]
 """Policies of a layout, each with a lower bound on its step."""
 
@@ -98,10 +99,9 @@ class Evaluator:
 
     def side(self, spec: Spec) -> Side:
         """Values that specs like this one share."""
-        key = spec.mesh.vocab_parallel
-        if key not in self._sides:
-            self._sides[key] = Side(spec)
-        return self._sides[key]
+        if spec.mesh.vocab_parallel not in self._sides:
+            self._sides[spec.mesh.vocab_parallel] = Side(spec)
+        return self._sides[spec.mesh.vocab_parallel]
 
     def side_of(self, layout: LayoutChoice, policy: MemoryPolicy) -> Side:
         """The same for the spec of a layout with a policy."""
@@ -120,13 +120,12 @@ class Evaluator:
     def _keep_chain(self) -> None:
         """Reduce many recompute policies to those of `exploration.recompute`, by bytes and times of one sequence on one rank."""
         options, space = self.space.recomputes, self.space
-        plain = LayoutChoice(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
-        own = space.policies(plain)[0]
-        plain_spec = space.spec_of(plain, own)
+        own = space.policies(ONE_RANK)[0]
+        plain_spec = space.spec_of(ONE_RANK, own)
 
         def spec_with(letter: str, policy: str) -> Spec:
-            recompute = tuple((each, policy if each == letter else "none") for each, _ in options[0])
-            return space.spec_of(plain, own._replace(recompute=recompute))
+            policies = tuple((each, policy if each == letter else "none") for each, _ in options[0])
+            return space.spec_of(ONE_RANK, own._replace(recompute=policies))
 
         def saved(letter: str, policy: str) -> int:
             return -self.side(plain_spec).floors.kept_bytes(spec_with(letter, policy))
@@ -172,6 +171,12 @@ class Evaluator:
         sides = [(self.side_of(mesh, policies[0]), policies) for policies in by_side.values()]
         most = self.usable_bytes - self.headroom_bytes
         return min(side.floors.least_on(mesh, policies, self.space.spec_of) for side, policies in sides) - most
+
+    def fits_on_no_mesh(self) -> int:
+        """Excess of a mean rank over the memory if all ranks store the model and its state together; 0 or less if a layout may fit."""
+        specs = (self.space.spec_of(ONE_RANK, policy) for policy in self.space.policies(ONE_RANK))
+        stored = min(self.side(spec).floors.stored_bytes(spec) for spec in specs)
+        return -(-stored // self.space.devices) - self.usable_bytes + self.headroom_bytes
 
     def exact(self, layout: LayoutChoice, policy: MemoryPolicy, limit_ns: int = UNLIMITED) -> Exact | Fitting | None:
         """The best cuts that fit, or the excess of the closest that were tried; None if their step is longer than a limit."""

@@ -60,5 +60,7 @@ def _fitting(task: SearchTask, devices: int) -> FewestDevices | None:
     """The first layout on a number of devices that fits."""
     space = Space(task.space.base, devices, task.space.fixed, tuple(task.space.varied))
     own = Evaluator(space, task.headroom_bytes)
+    if own.fits_on_no_mesh() > 0:
+        return None
     best: Exact | None = next((outcome.best for outcome in first_outcomes(own, limited=True) if outcome.best is not None), None)
     return None if best is None else FewestDevices(devices, row_of(best, own))

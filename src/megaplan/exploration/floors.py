@@ -58,6 +58,10 @@ class Floors(AnyFloors):
         """A smaller bound that examines no schedule: some rank of a pipeline has at least the mean of all ranks' bytes."""
         return -(-(self._whole(spec).static_bytes + self.kept_bytes(spec)) // spec.mesh.pp)
 
+    def stored_bytes(self, spec: Spec) -> int:
+        """Parameters and optimizer state of the whole model: other meshes pad shards and have copies."""
+        return self._whole(spec).static_bytes
+
     def peak_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """See `peak_bytes`."""
         return self.peak_bytes(spec_of(layout, policy))

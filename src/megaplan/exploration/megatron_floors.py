@@ -95,6 +95,11 @@ class MegatronFloors(AnyFloors):
             found.append(needs.fixed + (needs.static + ends) // mesh.pp)
         return self._with_fragments(min(found))
 
+    def stored_bytes(self, spec: Spec) -> int:
+        """Parameters, gradients and state of the whole model."""
+        needs = self._needs(*_asked(spec))
+        return needs.static + needs.ends[0].static + needs.ends[1].static
+
     def kept_bytes(self, spec: Spec) -> int:
         """Key by which policies are ordered: more recompute gives less."""
         host = spec.host

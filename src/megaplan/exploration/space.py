@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from megaplan.dtypes import DType
@@ -76,6 +76,13 @@ class Space:
     def meshes(self) -> list[LayoutChoice]:
         """All meshes and micro-batches, in a fixed order; each represents the layouts that differ in schedule."""
         return sorted(self._meshes())
+
+    def has_more_meshes(self, number: int) -> bool:
+        """True if there are more meshes than a number; only as many are listed."""
+        before = dict(self.illegal)  # counts are those of all meshes
+        found = next(islice(self._meshes(), number, None), None) is not None
+        self.illegal = before
+        return found
 
     def usual_meshes(self) -> list[LayoutChoice]:
         """Meshes that most runs have, from which a first answer is taken.

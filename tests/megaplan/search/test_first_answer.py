@@ -8,14 +8,14 @@ import shlex
 import pytest
 
 import megaplan
-from megaplan.cli.search_sizes import sizes_of
+from megaplan.cli.search_sizes import sizes_of, with_host
 from megaplan.cli.search_text import search_lines
 from megaplan.exploration.engine import SearchTask, explore
 from megaplan.exploration.space import Space
 from megaplan.exploration.start import TRIED, first_outcomes
 from megaplan.spec.load import load_spec
 
-TINY = "plans/tiny-hybrid-pp2.yaml"
+TINY, LLAMA = "plans/tiny-hybrid-pp2.yaml", "plans/llama-3.1-8b.yaml"
 MOE = {
     "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
     "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
@@ -79,6 +79,30 @@ def test_where_nothing_fits_the_smallest_number_that_does_is_named():
     assert none.fewest is None or none.fewest.devices > 1
     text = "\n".join(line for line, _ in search_lines(none, ()))
     assert re.search(r"devices are enough|nor on more devices", text)
+
+
+@pytest.mark.parametrize("host", ["megarun", "megatron"])
+def test_a_model_whose_state_exceeds_all_devices_is_refused_without_an_evaluation(host):
+    """And the numbers of devices that are too few for its state are not tried either."""
+    changes = with_host(LLAMA, ["device.name=h100-sxm", "batch.micro_batch_size=1"], host)
+    found = megaplan.search(LLAMA, *changes, devices=1, vary=["recompute", "batch"], processes=1, seconds=None)
+    assert (found.complete, found.rows, found.num_evaluated) == (True, (), 0)
+    over = found._evaluator.fits_on_no_mesh()
+    assert over > 0
+    lost = [one for one in found.why_not if one.reason != "illegal"]
+    assert all(one.reason == "out of memory" for one in lost)
+    assert found.fewest is not None
+    assert found.fewest.devices * found._evaluator.usable_bytes >= over + found._evaluator.usable_bytes
+    assert found.fewest.row.headroom_bytes >= 0
+
+
+def test_changes_of_a_mesh_decide_only_the_batch_of_another_host():
+    changes = with_host(LLAMA, ["schedule.num_microbatches=8", "mesh.pp=1", "mesh.dp_shard=2", "batch.seq_length=2048"], "megatron")
+    assert [text for text in changes if text.startswith("batch.")] == ["batch.seq_length=2048"]
+    moved = megaplan.load(LLAMA, *changes).spec
+    assert moved.host.name == "megatron"
+    given = megaplan.load(LLAMA, "schedule.num_microbatches=8", "mesh.pp=1", "mesh.dp_shard=2").spec
+    assert moved.global_batch_size == given.global_batch_size == 8 * 2 * given.batch.micro_batch_size
 
 
 def test_sizes_are_every_number_with_every_device():
