@@ -15,7 +15,7 @@ from megaplan.diagnostics import refuse
 from megaplan.terminal import output
 
 if TYPE_CHECKING:
-    from megaplan.importers.megatron.recording.record import Recording
+    from megaplan.importers.megatron.recording.rows import Recording
 
 
 def import_megatron(
@@ -23,7 +23,7 @@ def import_megatron(
         list[str],
         typer.Argument(
             metavar="FILE [-- ARGS]",
-            help="Plain launch script, YAML of arguments, training log or Megatron-Bridge configuration, - for stdin; then arguments that "
+            help="Launch script, YAML of arguments, training log or Megatron-Bridge configuration, - for stdin; then arguments that "
             "follow its own. Without a file: arguments alone. With --record: a command, as -- bash launch.sh ARGS.",
         ),
     ],
@@ -39,7 +39,7 @@ def import_megatron(
         bool,
         typer.Option("--record", help="Run the command with stubs for every launcher, in a temporary folder, and read its launch."),
     ] = False,
-    number: Annotated[int | None, typer.Option("--launch", metavar="N", min=1, help="With --record: which of several launches.")] = None,
+    number: Annotated[int | None, typer.Option("--launch", metavar="N", min=1, help="Which of several launches.")] = None,
     unconfined: Annotated[
         bool, typer.Option("--unconfined", help="With --record: run it without the confinement by the kernel, which some systems lack.")
     ] = False,
@@ -67,7 +67,7 @@ def import_megatron(
     else:
         name, text = ("arguments", "") if alone else (display_name(launch[0]), read_text(launch[0]))
         words = launch if alone else launch[1:]
-        imported = read_launch(text, name, overrides or (), gpus, environment=variables, argv=words, policy=policy)
+        imported = read_launch(text, name, overrides or (), gpus, environment=variables, argv=words, policy=policy, number=number)
     found = imported.loaded.diagnostics
     comments = [f"Imported from {name}, launch arguments of Megatron-LM."]
     comments += [f"Not imported: {line}" for item in found if item.code == "MP915" for line in item.detail.splitlines()]

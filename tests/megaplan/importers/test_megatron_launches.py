@@ -216,18 +216,14 @@ def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
-        ("if [ $A = 1 ]; then\n  B=1\nfi\ntorchrun x.py --num-layers 2", 1, "'[ $A = 1 ]; then'"),
-        ('torchrun x.py --num-layers 2 "$@"', 1, "'\"$@\"'"),
-        ("torchrun x.py --num-layers `nproc`", 1, "'`nproc`'"),
-        ("#!/bin/bash\n#SBATCH --nodes=2\nsrun python x.py --num-layers 2", 2, "#SBATCH lines"),
-        ("torchrun x.py --num-layers 2\nray stop", 2, "a second command, ray"),
-        ("for N in 1 2; do\ntorchrun x.py --num-layers $N\ndone", 1, "for"),
-        ("O='--data *'\ntorchrun x.py $O", 2, "$O, a variable whose words bash makes from '--data *'"),
-        ("torchrun x.py --num-layers 2 || exit 1", 1, "'|| exit 1'"),
-        ("torchrun x.py $(cat args.txt)", 1, "'$(cat args.txt)'"),
-        ("printf -v N '%05.2f' 2\ntorchrun x.py --num-layers 2", 1, "printf '%05.2f'"),
+        ("torchrun x.py --num-layers 2\nfor N in 1 2; do\necho", 3, "no 'done' at its end"),
+        ("if true; then\ntorchrun x.py --num-layers 2\n", 3, "no 'fi' at its end"),
         ('torchrun pretrain_gpt.py "--num-layers 2', 1, "'\"--num-layers 2'"),
         ("torchrun ${NAME --num-layers", 1, "'${NAME --num-layers'"),
+        ("A=$((1 +* 2))\ntorchrun x.py --num-layers 2", 1, "$((1 +* 2))"),
+        ("while true; do A=1; done", 1, "loops of more than 20,000 commands"),
+        ("f() { f; }\nf", 1, "f, a function that calls itself"),
+        ("A=aa\nwhile true; do A=$A$A; done", 2, "a value of A with more than 1,048,576 characters"),
     ],
 )
 def test_a_script_that_bash_alone_can_read_is_refused_with_the_command_that_records_it(text: str, line: int, what: str) -> None:
@@ -402,7 +398,7 @@ def test_the_command_takes_variables_and_arguments(
 SHELLS = {
     "array": 'ARGS=(--num-layers 2  # of them\n  --hidden-size 128)\nARGS+=(--num-attention-heads 4)\ntorchrun x.py "${ARGS[@]}" $REST',
     "text": 'ARGS="\n  --num-layers 2 \\\n  --hidden-size 128 --num-attention-heads 4\n"\ntorchrun x.py $ARGS $REST',
-    "sum": "A=1\ntorchrun x.py --num-layers $((A * 2)) --hidden-size $((2 ** 1 * 0 + 64 * (1 + A))) --num-attention-heads 4 $REST",
+    "sum": "A=1\ntorchrun x.py --num-layers $((A * 2)) --hidden-size $((2 ** 1 * 0 + 64 * (1 + $A))) --num-attention-heads 4 $REST",
     "printf": "printf -v ARGS '%s ' --num-layers 2 --hidden-size 128\ntorchrun x.py ${ARGS} --num-attention-heads 4 $REST",
     "pipe": "FEW='--num-layers 2 --hidden-size 128'\nmkdir -p log && cd log; torchrun x.py $FEW --num-attention-heads 4 $REST"
     " > a.txt 2>&1 | tee \\\n log &",
@@ -410,15 +406,11 @@ SHELLS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in SHELLS if name != "sum"])
+@pytest.mark.parametrize("name", SHELLS)
 def test_straight_lines_of_bash_are_read(name: str) -> None:
     rest = PLAIN.replace("--num-layers 2 --hidden-size 64 --num-attention-heads 4", "")
     spec = import_megatron(f"REST='{rest}'\n{SHELLS[name]}", "x.sh").loaded.spec
     assert (spec.model.num_layers, spec.model.hidden_size) == (4, 128)
-
-
-def test_a_sum_that_is_no_sum_of_integers_needs_bash() -> None:
-    assert errors(SHELLS["sum"], "x.sh")[0].code == "MP922"
 
 
 def test_a_sourced_file_is_read_or_named(tmp_path: Path) -> None:
@@ -435,7 +427,7 @@ def test_a_sourced_file_is_read_or_named(tmp_path: Path) -> None:
         import_megatron(f"source absent.sh\ntorchrun x.py $MODEL_ARGS {rest}", "x.sh")
     found = caught.value.diagnostics
     assert found[0].detail == "--num-layers, --hidden-size are missing"
-    assert "absent.sh is sourced, and was not read: it is no file here" in [each.detail for each in found]
+    assert "absent.sh does not exist" in [each.detail for each in found]
 
 
 def test_an_unknown_argument_is_a_note_unless_its_name_decides_a_tensor() -> None:

@@ -124,7 +124,7 @@ def test_an_argument_whose_variable_is_set_nowhere_is_named(capsys: pytest.Captu
 
 @pytest.mark.usefixtures("folder")
 def test_a_script_without_the_flag_is_not_run(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("launch.sh").write_text(f"touch ran; for B in 4; do {RUN} $B; done\n")
+    Path("launch.sh").write_text(f"touch ran; for B in $(nproc); do {RUN} $B; done\n")
     assert run(["import", "megatron", "launch.sh"]) == 2
     assert "hint: megaplan import megatron --record -- bash launch.sh" in capsys.readouterr().err
     assert not Path("ran").exists()

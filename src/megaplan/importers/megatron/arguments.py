@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -108,8 +109,22 @@ class Arguments:
         return found if found is not None else None if default == REQUIRED else default
 
     def _unset(self, key: str, names: list[str]) -> None:
-        said = f"{flag(key)} {_shown(self.values[key])}, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} set nowhere"
-        self._refuse(key, diagnostic("MP918", said, self.at(key), [f"--env {name}=…" for name in names]))
+        """Reports a value that lacks variables, arguments of the script, or outputs of programs."""
+        said, run = (
+            f"{flag(key)} {_shown(self.values[key])}",
+            shlex.join(["megaplan", "import", "megatron", "--record", "--", "bash", self._name]),
+        )
+        programs = [name.strip("()") for name in names if name.startswith("(")]
+        if programs:
+            said += f", and only a run of the script gives the output of {', '.join(programs)}"
+            return self._refuse(
+                key, diagnostic("MP922", said, self.at(key), [f"megaplan import megatron {self._name} -- {flag(key)} …", run])
+            )
+        said += f", and {', '.join(names)} {'is' if len(names) == 1 else 'are'} set nowhere"
+        places = [int(name) for name in names if name.isdecimal()]
+        hints = [f"--env {name}=…" for name in names if not name.isdecimal()]
+        hints += [f"megaplan import megatron {self._name} -- {' '.join(f'ARG{at}' for at in range(1, max(places) + 1))}"] if places else []
+        return self._refuse(key, diagnostic("MP918", said, self.at(key), hints))
 
     def _refuse(self, key: str, found: Diagnostic) -> None:
         if key not in self._faulty:
@@ -290,8 +305,7 @@ class Arguments:
 
     def _is_settled(self, key: str) -> bool:
         """True for an argument that was read, that is off, or that changes nothing."""
-        known = key in self._read or key in IGNORED or key in OLDER or key in OLDER_IGNORED
-        return known or key.startswith(IGNORED_PREFIXES) or self.values[key] in (None, False)
+        return key in self._read or key in OLDER or changes_nothing(key) or self.values[key] in (None, False)
 
     def _unread(self, key: str) -> Diagnostic:
         """MP913 for an unknown argument; MP914 for one that has a meaning only with other arguments."""
@@ -332,6 +346,11 @@ class Arguments:
 def name_of(key: str) -> str:
     """`tensor_model_parallel_size` for `--tensor-model-parallel-size`."""
     return str(key).lstrip("-").replace("-", "_")
+
+
+def changes_nothing(key: str) -> bool:
+    """True for an argument, known by its name, on which nothing of a spec depends."""
+    return key in IGNORED or key in OLDER_IGNORED or key.startswith(IGNORED_PREFIXES)
 
 
 def typed(value: Any) -> Any:

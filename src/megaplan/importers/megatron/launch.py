@@ -10,9 +10,9 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Arguments, Given, Policy, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge
+from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import has_table, read_table
-from megaplan.importers.megatron.script import read_script, read_words, substituted
-from megaplan.importers.megatron.shell import Field
+from megaplan.importers.megatron.script import Field, read_words, substituted
 from megaplan.spec.document import parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
@@ -28,6 +28,7 @@ def read_arguments(
     argv: Sequence[str] = (),
     vocab_size: int | None = None,
     policy: Policy | None = None,
+    number: int | None = None,
 ) -> Arguments:
     """The arguments of a launch.
 
@@ -38,20 +39,21 @@ def read_arguments(
         argv: Arguments of the script; with other forms they replace the text's own.
         vocab_size: The padded vocabulary, if it is known from elsewhere.
         policy: Policy for arguments that the importer does not know.
+        number: Number of a script's launch among several, from 1.
 
     Raises:
         MegaplanError: MP916, it is none of them.
     """
-    return Arguments(_given(text, name, environment or {}, argv), name, vocab_size, policy)
+    return Arguments(_given(text, name, environment or {}, argv, number), name, vocab_size, policy)
 
 
-def _given(text: str, name: str, environment: Mapping[str, str], argv: Sequence[str]) -> Given:
+def _given(text: str, name: str, environment: Mapping[str, str], argv: Sequence[str], number: int | None) -> Given:
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if has_table(text):
         return _with(read_table(text), argv)
     if lines and (_YAML_KEY.match(lines[0]) or lines[0].strip() == "---"):
         return _with(_yaml(text, name, environment), argv)
-    return read_script(text, name, environment, argv)
+    return read_script(text, name, environment, argv, number)
 
 
 def _with(given: Given, argv: Sequence[str]) -> Given:

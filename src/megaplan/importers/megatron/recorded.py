@@ -14,12 +14,11 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.hosts.megatron.argument import Kind, flag
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given
-from megaplan.importers.megatron.script import read_command, read_words
-from megaplan.importers.megatron.shell import Field
+from megaplan.importers.megatron.script import Field, read_command, read_words
 from megaplan.importers.megatron.unset import unset
 
 if TYPE_CHECKING:
-    from megaplan.importers.megatron.recording.record import Recording, RecordLine
+    from megaplan.importers.megatron.recording.rows import Recording, RecordLine
 
 LAUNCH_ARGUMENTS = 8
 """Number of arguments from which a command counts as one of several launches."""
@@ -43,13 +42,15 @@ def read_recording(recording: Recording, name: str, number: int | None = None) -
         return _of_variables(recording, name)
     row = launches[number - 1] if number else max(launches, key=lambda each: (_count(each), launches.index(each)))
     line = row.line or 0
-    given = read_command([Field(word, line) for word in row.words], row.environment)
+    places = row.lines or (line,) * len(row.words)
+    given = read_command([Field(word, at) for word, at in zip(row.words, places, strict=True)], row.environment)
     values = {
         key: value for key, value in given.values.items() if value is not True or key not in ("nnodes", "nproc_per_node", "world_size")
     }
     values |= _processes(row.environment, values)
-    lines = dict.fromkeys(values, line) if line and row.file == name else {}
-    return Given(_with_unset(values, row, recording), lines, dict(row.environment), (*_several(launches, row), *_notes(recording)))
+    lines = {key: at for key, at in given.lines.items() if at} if row.file == name else {}
+    left_out = (*_several(launches, row), *given.left_out, *_notes(recording))
+    return Given(_with_unset(values, row, recording), lines, dict(row.environment), left_out)
 
 
 def unset_names(recording: Recording) -> list[str]:

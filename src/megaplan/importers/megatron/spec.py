@@ -24,7 +24,7 @@ from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.source import SourceMap
 
 if TYPE_CHECKING:
-    from megaplan.importers.megatron.recording.record import Recording
+    from megaplan.importers.megatron.recording.rows import Recording
 
 VOCABULARY = "model.vocab_size"
 REASON = "the stages of the Megatron launch"
@@ -52,23 +52,25 @@ def import_megatron(
     environment: Mapping[str, str] | None = None,
     argv: Sequence[str] = (),
     policy: Policy | None = None,
+    number: int | None = None,
 ) -> ImportedLaunch:
     """The spec of a launch.
 
     Args:
-        text: A plain launch script or arguments, YAML of arguments, a log with their table, or Megatron-Bridge's configuration.
+        text: A launch script or arguments, YAML of arguments, a log with their table, or Megatron-Bridge's configuration.
         name: Name of the file in diagnostics.
         overrides: `KEY=VALUE` texts, keys of the spec.
         gpus: GPUs of the job, overriding the text.
         environment: Environment variables of the launch.
         argv: Arguments of the script; with other forms they replace the text's own.
         policy: Policy for arguments that the importer does not know.
+        number: Number of a script's launch among several, from 1.
 
     Raises:
         MegaplanError: Every error found: MP910 … MP926, or those of the spec that results.
     """
     refuse_front_end(text, name)
-    launch = read_arguments(text, name, environment, argv, _vocab_size(overrides), policy)
+    launch = read_arguments(text, name, environment, argv, _vocab_size(overrides), policy, number)
     settings = settings_in_comments(text)
     if settings:
         launch.say(f"comments of an export: {', '.join(settings)}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import MutableMapping, Sequence
 
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 _SLURM = {
@@ -21,15 +20,15 @@ _SLURM = {
 JOB = {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NAME": "job"}
 
 
-def tasks(words: Sequence[str]) -> None:
+def tasks(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
     """Note the number of processes that an MPI launcher starts."""
     if words[0].rpartition("/")[2] in ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "prterun", "horovodrun", "jsrun", "aprun"):
         for place, word in enumerate(words[:-1]):
             if word in ("-n", "-np", "--np", "-c", "--n") and words[place + 1].isdigit():
-                os.environ["MEGAPLAN_TASKS"] = words[place + 1]
+                environment["MEGAPLAN_TASKS"] = words[place + 1]
 
 
-def slurm(words: Sequence[str]) -> None:
+def slurm(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
     """Set the variables of a job with these options."""
     for place, word in enumerate(words):
         key, equals, value = word.partition("=")
@@ -39,26 +38,22 @@ def slurm(words: Sequence[str]) -> None:
             value = words[place + 1] if place + 1 < len(words) else ""
         number = re.search(r"(\d+)$", value)
         if key in _SLURM and number is not None:
-            os.environ.update(dict.fromkeys(_SLURM[key], number[1]))
+            environment.update(dict.fromkeys(_SLURM[key], number[1]))
         if key == "--export":
-            os.environ.update({pair[0]: pair[2] for part in value.split(",") if (pair := part.partition("="))[1]})
-    nodes, each = os.environ.get("SLURM_NNODES"), os.environ.get("SLURM_NTASKS_PER_NODE")
+            environment.update({pair[0]: pair[2] for part in value.split(",") if (pair := part.partition("="))[1]})
+    nodes, each = environment.get("SLURM_NNODES"), environment.get("SLURM_NTASKS_PER_NODE")
     if nodes is not None and nodes.isdigit():
-        os.environ["SLURM_NODELIST"] = os.environ["SLURM_JOB_NODELIST"] = f"node[1-{nodes}]" if int(nodes) > 1 else "node1"
+        environment["SLURM_NODELIST"] = environment["SLURM_JOB_NODELIST"] = f"node[1-{nodes}]" if int(nodes) > 1 else "node1"
         if each is not None and each.isdigit():
-            os.environ.setdefault("SLURM_NTASKS", str(int(nodes) * int(each)))
+            environment.setdefault("SLURM_NTASKS", str(int(nodes) * int(each)))
 
 
-def directives(path: str) -> None:
-    """Set the variables of the job that the #SBATCH lines of a script describe; the environment's own values are kept."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            found = _DIRECTIVE.findall(file.read(1 << 20))
-    except OSError:
-        return
+def directives(text: str, environment: MutableMapping[str, str]) -> None:
+    """Set the variables of the job that the #SBATCH lines of a script describe; those that are set already are kept."""
+    found = _DIRECTIVE.findall(text)
     if found:
         for key, value in JOB.items():
-            os.environ.setdefault(key, value)
-        given = {key: value for key, value in os.environ.items() if key.startswith("SLURM_")}
-        slurm([word for line in found for word in line.partition(" #")[0].split()])
-        os.environ.update(given)
+            environment.setdefault(key, value)
+        given = {key: value for key, value in environment.items() if key.startswith("SLURM_")}
+        slurm([word for line in found for word in line.partition(" #")[0].split()], environment)
+        environment.update(given)

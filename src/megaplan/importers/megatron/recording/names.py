@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 _TOOLS = """
 awk basename bc cat cmp comm cut date df dirname expr egrep false fgrep find fold gawk getconf getopt grep head id jq ls mawk mktemp nl
 nproc numfmt od paste printenv printf pwd readlink realpath rev sed seq sort split stat sum tac tail test tr true tty uname uniq wc
@@ -33,3 +39,24 @@ OTHERS = frozenset(_OTHERS.split())
 STUBS = (
     FILE_TOOLS | {"sh", "zsh", "dash", "ksh"} | LAUNCHERS | BATCH | (WRAPPERS - {"exec", "command", "time"}) | ANSWERING | PYTHONS | OTHERS
 )
+
+
+def is_program(name: str) -> bool:
+    """True if a word names a program that a wrapper starts."""
+    return name in SHELLS | PYTHONS | LAUNCHERS | BATCH | WRAPPERS
+
+
+def inner_program(words: Sequence[str], is_file: Callable[[str], bool]) -> tuple[int | None, bool]:
+    """The place of the program that follows a wrapper's options, None if there is none, and True if the word is a whole command line.
+
+    Args:
+        words: The wrapper's command.
+        is_file: True for the path of a file.
+    """
+    for place, word in enumerate(words[1:], 1):
+        if re.match(r"[A-Za-z_]\w*=", word):
+            continue
+        within = " " in word and any(is_program(part.rpartition("/")[2]) for part in word.split())
+        if within or is_program(word.rpartition("/")[2]) or (word.endswith((".sh", ".py")) and is_file(word)):
+            return place, within
+    return None, False

@@ -14,13 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from megaplan.importers.megatron.recording import confine
 from megaplan.importers.megatron.recording.mirror import copy_up
 from megaplan.importers.megatron.recording.names import FILE_TOOLS, STUBS, TOOLS
+from megaplan.importers.megatron.recording.rows import Recording, RecordLine
 
 SECONDS = 60
 MAX_WRITTEN_BYTES, MAX_PROCESSES, MAX_RECORD_BYTES, MAX_SAID_BYTES = 2**28, 400, 2**22, 2**14
@@ -30,49 +30,6 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _OF_SHELLS = re.compile(r"(BASH.*|ENV|LD_.*|DYLD_.*|PYTHON.*|SHELLOPTS|PS4|PROMPT_COMMAND|IFS|CDPATH|GLOBIGNORE|MEGAPLAN_.*|OLDPWD|PWD|_)")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordLine:
-    """A line of the record.
-
-    Attributes:
-        kind: `launch`, `variable` (of a file that launches nothing), `unset` (variables), `absent` (a sourced file, a folder), `failed` (a
-            short program), `answered` (a question about the machine) or `other`.
-        words: The command; for a variable its name and words.
-        said: End of its error output.
-        file: Script that ran it.
-        line: Line in the script.
-        environment: Environment variables of the command.
-    """
-
-    kind: str
-    words: tuple[str, ...]
-    said: str
-    file: str
-    line: int | None
-    environment: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """Result of running a script.
-
-    Attributes:
-        rows: Commands that it started, in order.
-        status: Exit status; None if it was terminated.
-        ended: Reason that it was terminated; empty if it was not.
-        said: End of its error output.
-    """
-
-    rows: tuple[RecordLine, ...]
-    status: int | None
-    ended: str
-    said: str
-
-    def of_kind(self, *kinds: str) -> tuple[RecordLine, ...]:
-        """Rows of the given kinds."""
-        return tuple(row for row in self.rows if row.kind in kinds)
 
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,17 @@ import time
 
 from megaplan.importers.megatron.recording.jobs import JOB, directives, slurm, tasks
 from megaplan.importers.megatron.recording.mirror import FOLDER, TREE, copy_up, placed, target
-from megaplan.importers.megatron.recording.names import ANSWERING, BATCH, FILE_TOOLS, LAUNCHERS, PYTHONS, SHELLS, TOOLS, WRAPPERS
+from megaplan.importers.megatron.recording.names import (
+    ANSWERING,
+    BATCH,
+    FILE_TOOLS,
+    LAUNCHERS,
+    PYTHONS,
+    SHELLS,
+    TOOLS,
+    WRAPPERS,
+    inner_program,
+)
 
 TYPE_CHECKING = False  # a stub starts for every program of a script, so it imports little
 if TYPE_CHECKING:
@@ -97,8 +107,17 @@ def shell(words: Sequence[str]) -> int:
     place = next((index for index, word in enumerate(rest) if not word.startswith(("-", "+"))), None)
     if place is not None and not any(re.fullmatch(r"-[a-z]*c", word) for word in rest[:place]):
         rest[place] = placed(rest[place]) if rest[place].startswith("/") else rest[place]
-        directives(rest[place])
+        directives(head(rest[place]), os.environ)
     return replace([os.environ["MEGAPLAN_BASH"], *rest])
+
+
+def head(path: str) -> str:
+    """The beginning of a file; empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return ""
 
 
 def python(words: Sequence[str]) -> int:
@@ -138,7 +157,7 @@ def batch(words: Sequence[str]) -> int:
         os.environ.setdefault(key, value)
     wrap = next((word.partition("=")[2] or words[place + 1] for place, word in enumerate(words) if word.split("=")[0] == "--wrap"), None)
     if wrap is not None:
-        slurm(words[1:])
+        slurm(words[1:], os.environ)
         replace([os.environ["MEGAPLAN_BASH"], "-c", wrap])
     place = next(
         (place for place, word in enumerate(words) if place and os.path.isfile(placed(word)) and not word.startswith("-")), len(words)
@@ -147,35 +166,26 @@ def batch(words: Sequence[str]) -> int:
     if place == len(words):
         with open(path, "w", encoding="utf-8") as file:
             file.write(sys.stdin.read(1 << 20))
-    slurm(words[1:place])
-    directives(path)
+    slurm(words[1:place], os.environ)
+    directives(head(path), os.environ)
     return replace([os.environ["MEGAPLAN_BASH"], path, *words[place + 1 :]])
 
 
 def wrapped(words: Sequence[str]) -> int:
     """Run the program that follows a wrapper's options; `ssh` and similar wrappers take a command line in one word."""
-    for place, word in enumerate(words[1:], 1):
-        name = word.rpartition("/")[2]
-        if _VARIABLE.match(word):
-            key, _, value = word.partition("=")
-            if key not in ("PATH", "BASH_ENV") and not key.startswith("MEGAPLAN_"):
-                os.environ[key] = value
-            continue
-        is_file = os.path.isfile(placed(word))
-        within = " " in word and any(is_program(part.rpartition("/")[2]) for part in word.split())
-        if not (within or is_program(name) or (is_file and word.endswith((".sh", ".py")))):
-            continue
-        (slurm if words[0].rpartition("/")[2] in BATCH else tasks)(words[:place])
-        if within:
-            return shell(["bash", "-c", word])
-        return run([*(["bash"] if name.endswith(".sh") else ["python"] if name.endswith(".py") else []), *words[place:]])
-    write("other", words)
-    return 0
-
-
-def is_program(name: str) -> bool:
-    """True if a word names a program that a wrapper starts."""
-    return name in SHELLS | PYTHONS | LAUNCHERS | BATCH | WRAPPERS
+    place, is_line = inner_program(words, lambda word: os.path.isfile(placed(word)))
+    for word in words[1:place]:
+        key, equals, value = word.partition("=")
+        if equals and _VARIABLE.match(word) and key not in ("PATH", "BASH_ENV") and not key.startswith("MEGAPLAN_"):
+            os.environ[key] = value
+    if place is None:
+        write("other", words)
+        return 0
+    (slurm if words[0].rpartition("/")[2] in BATCH else tasks)(words[:place], os.environ)
+    if is_line:
+        return shell(["bash", "-c", words[place]])
+    name = words[place].rpartition("/")[2]
+    return run([*(["bash"] if name.endswith(".sh") else ["python"] if name.endswith(".py") else []), *words[place:]])
 
 
 def file_tool(words: Sequence[str]) -> int:

@@ -1,0 +1,133 @@
+"""Launch arguments from a text: arguments alone, or a script, which is followed without running anything."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, MegaplanError
+from megaplan.hosts.megatron.argument import flag
+from megaplan.hosts.megatron.vocabulary import ARGUMENTS
+from megaplan.importers.megatron.arguments import Given, changes_nothing
+from megaplan.importers.megatron.recorded import read_recording
+from megaplan.importers.megatron.script import OF_LAUNCHER, Field, read_words
+from megaplan.importers.megatron.shell.follow import Shell
+from megaplan.importers.megatron.shell.scan import NeedsBashError
+from megaplan.spec.read import STDIN_NAME
+
+MOST_CONDITIONS = 12
+"""Most conditions whose other outcome is followed too."""
+_TAKES_ALL = re.compile(r"\$[@*#]|\$\{[@*#]|\bshift\b|\bgetopts\b")
+
+
+def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequence[str], number: int | None = None) -> Given:
+    """The arguments of a text.
+
+    Args:
+        text: A script, or arguments alone.
+        name: Name of the text in diagnostics.
+        environment: Environment variables of the script.
+        argv: The script's arguments; those that it does not take are added to its launch.
+        number: Number of the launch among several, from 1; None for the one with most arguments.
+
+    Raises:
+        MegaplanError: MP922 if only bash can read it; MP923 if it launches nothing; MP916 if arguments are truncated.
+    """
+    if _first(text).startswith("--") or not text:
+        alone = read_words([*_alone(text, name), *(Field(word, 0) for word in argv)])
+        return Given(alone.values, alone.lines, dict(environment), alone.left_out)
+    own, added = _own(text, argv)
+    folder = Path(name).parent if name != STDIN_NAME else None
+    script = _Script(text, name, environment, own, folder)
+    file = "launch.sh" if name == STDIN_NAME else name
+    given = [word for pair in environment.items() for word in ("--env", "=".join(pair))]
+    again = shlex.join(["megaplan", "import", "megatron", "--record", *given, "--", "bash", file, *argv])
+    try:
+        found, errors = script.read(number)
+    except NeedsBashError as error:
+        detail = f"{name} has {error.what}, which bash alone can read"
+        raise MegaplanError([diagnostic("MP922", detail, Location(name, error.line), (again,))]) from None
+    except MegaplanError as error:
+        raise MegaplanError([replace(each, hints=(*each.hints, again)) for each in error.diagnostics]) from None
+    if errors:
+        raise MegaplanError([replace(each, hints=(again,)) for each in errors])
+    more = read_words([Field(word, 0) for word in added])
+    return replace(found, values={**found.values, **more.values})
+
+
+class _Script:
+    """A script and what it is given."""
+
+    def __init__(self, text: str, name: str, environment: Mapping[str, str], argv: Sequence[str], folder: Path | None) -> None:
+        self._text, self._name, self._environment, self._argv, self._folder = text, name, environment, argv, folder
+
+    def _follow(self, decisions: Mapping[int, bool]) -> Shell:
+        shell = Shell(self._name, self._environment, self._argv, self._folder, decisions)
+        shell.follow(self._text)
+        return shell
+
+    def read(self, number: int | None) -> tuple[Given, list[Diagnostic]]:
+        """The launch, with notes on conditions that the script does not decide, and errors on those that decide a tensor."""
+        decisions: dict[int, bool] = {}
+        shell = self._follow(decisions)
+        for place in reversed(range(min(len(shell.undecided), MOST_CONDITIONS)) if not shell.launches else ()):
+            if (other := self._follow({place: True})).launches:
+                shell, decisions = other, {place: True}
+                break
+        given = read_recording(shell.recording(), self._name, number)
+        notes, errors = list[tuple[int, str]](), list[Diagnostic]()
+        for place, condition in enumerate(shell.undecided[:MOST_CONDITIONS]):
+            keys = self._changed({**decisions, place: not decisions.get(place, False)}, given, number)
+            outcome = "holds" if decisions.get(place, False) else "does not hold"
+            if keys and all(map(_changes_no_tensor, keys)):
+                said = f"{condition.text} is not known, and is read as if it {outcome}; it decides {', '.join(map(flag, keys))}"
+                notes.append((condition.line, said))
+            elif keys:
+                said = f"{self._name} decides {', '.join(map(flag, keys[:8]))} by {condition.text!r}, which only running it answers"
+                errors.append(diagnostic("MP922", said, Location(self._name, condition.line)))
+        return replace(given, left_out=(*given.left_out, *notes)), errors
+
+    def _changed(self, decisions: Mapping[int, bool], given: Given, number: int | None) -> list[str]:
+        """Arguments that have another value with other decisions; none if nothing is launched then."""
+        try:
+            shell = self._follow(decisions)
+            other = read_recording(shell.recording(), self._name, number).values if shell.launches else given.values
+        except (MegaplanError, NeedsBashError):
+            return []
+        keys = dict.fromkeys((*given.values, *other))
+        return [key for key in keys if given.values.get(key) != other.get(key) and not changes_nothing(key)]
+
+
+def _changes_no_tensor(key: str) -> bool:
+    """True for an argument of training alone, and for counts of processes, which `--gpus` states."""
+    return key in OF_LAUNCHER.values() or key == "world_size" or (key in ARGUMENTS and ARGUMENTS[key].key.startswith("training."))
+
+
+def _own(text: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arguments of the script, and those that are added to its launch."""
+    if _TAKES_ALL.search(text):
+        return list(argv), []
+    first = next((place for place, word in enumerate(argv) if word.startswith("--")), len(argv))
+    return list(argv[:first]), list(argv[first:])
+
+
+def _first(text: str) -> str:
+    """The first line that is not empty or a comment."""
+    return next((line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+
+
+def _alone(text: str, name: str) -> Iterator[Field]:
+    """Words of bare arguments, on one line or several; only quotation marks have a meaning in them.
+
+    Raises:
+        MegaplanError: MP916 if a quotation is not closed.
+    """
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            yield from (Field(word, number) for word in shlex.split(line.rstrip().removesuffix("\\"), comments=True))
+        except ValueError as error:
+            raise MegaplanError([diagnostic("MP916", f"{name}: {str(error).lower()}", Location(name, number))]) from None

@@ -1,0 +1,1 @@
+"""A reader of launch scripts in bash: it follows variables, conditions, loops and functions, and runs nothing."""

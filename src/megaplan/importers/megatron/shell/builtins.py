@@ -1,0 +1,172 @@
+"""Commands of bash and tools of text whose output a script's text gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from megaplan.importers.megatron.shell.words import Value, Words, formatted
+from megaplan.importers.megatron.unset import UNSET, unset
+
+MAX_FILE_BYTES, MOST_NUMBERS = 2**20, 20_000
+
+
+class Builtins(Words):
+    """Variables of a script, its folders, and what its commands read and print.
+
+    Args:
+        variables: Variables of the environment.
+        name: Name of the script.
+        argv: Arguments of the script.
+        folder: Folder of the script; None for a text without a file.
+    """
+
+    def __init__(self, variables: dict[str, Value], name: str, argv: Sequence[str], folder: Path | None) -> None:
+        super().__init__(variables, name, argv)
+        self._folder, self._current = folder, Path.cwd()
+        self._out: list[str] = []
+        self._line, self._given = 0, ""
+
+    def _path(self, name: str) -> Path | None:
+        tried = [self._current / name, *([self._folder / name] if self._folder is not None else [])]
+        return next((path for path in tried if path.exists()), None)
+
+    def _read(self, name: str) -> str | None:
+        path = None if UNSET.search(name) else self._path(name)
+        if path is None or not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+            return None
+        return path.read_text(encoding="utf-8", errors="replace")
+
+    def _echo(self, words: list[str]) -> bool:
+        escapes = ends = False
+        while words and re.fullmatch(r"-[neE]+", words[0]):
+            ends, escapes = ends or "n" in words[0], escapes or "e" in words[0]
+            words = words[1:]
+        text = " ".join(words)
+        self._out.append((formatted(text.replace("%", "%%"), []) if escapes else text) + ("" if ends else "\n"))
+        return True
+
+    def _printf(self, words: list[str]) -> bool:
+        if words[:1] == ["-v"] and len(words) > 2:
+            self.set(words[1], formatted(words[2], words[3:]))
+        elif words:
+            self._out.append(formatted(words[0], words[1:]))
+        return True
+
+    def _read_words(self, words: list[str]) -> bool:
+        names, is_list, whole = list[str](), False, False
+        rest = iter(words)
+        for word in rest:
+            if re.fullmatch(r"-[a-zA-Z]+", word):
+                is_list, whole = is_list or "a" in word, whole or "d" in word
+                if word[-1] in "dpntuN":
+                    next(rest, None)
+            else:
+                names.append(word)
+        text = self._given if whole else self._given.split("\n", 1)[0]
+        if not self._given:
+            return False
+        if not whole:
+            self._given = self._given.partition("\n")[2]
+        separators = self.text_of("IFS")
+        parts = re.split(f"[{re.escape(separators)}]", text) if separators and separators.strip() else text.split()
+        if is_list:
+            self.set(names[0] if names else "REPLY", parts)
+            return True
+        for index, name in enumerate(names or ["REPLY"]):
+            last = index == len(names or ["REPLY"]) - 1
+            self.set(
+                name, text.strip() if len(names) < 2 else " ".join(parts[index:]) if last else parts[index] if index < len(parts) else ""
+            )
+        return True
+
+    def _map(self, words: list[str]) -> bool:
+        names = [word for word in words if not word.startswith("-")]
+        self.set(names[-1] if names else "MAPFILE", self._given.rstrip("\n").split("\n") if self._given else [])
+        return True
+
+    def _shift(self, words: list[str]) -> bool:
+        count = int(words[0]) if words and words[0].isdigit() else 1
+        if count > len(self.positional):
+            return False
+        self.positional = self.positional[count:]
+        return True
+
+    def _set(self, words: list[str]) -> bool:
+        if "--" in words:
+            self.positional = words[words.index("--") + 1 :]
+        return True
+
+    def _unset(self, words: list[str]) -> bool:
+        for word in words:
+            self.variables.pop(word, None)
+        return True
+
+    def _change_folder(self, words: list[str]) -> bool:
+        path = next((word for word in reversed(words) if not word.startswith("-")), None)
+        if path is not None and not UNSET.search(path):
+            self._current = self._path(path) or self._current / path
+        return True
+
+    def _put(self, text: str | None, program: str) -> bool | None:
+        self._out.append(unset(f"({program})") if text is None else f"{text}\n")
+        return None if text is None else True
+
+    def _files(self, words: list[str]) -> bool | None:
+        named = [word for word in words if not word.startswith("-")]
+        texts = [self._read(word) for word in named]
+        if any(text is None for text in texts):
+            return self._put(None, "cat")
+        self._out.append("".join(text or "" for text in texts) if named else self._given)
+        return True
+
+    def _sum_words(self, words: list[str]) -> bool | None:
+        return (
+            self._put(self.sum(" ".join(words), self._line), "expr")
+            if all(re.fullmatch(r"[\w()*/%+-]+|\0.*\0", word) for word in words)
+            else self._put(None, "expr")
+        )
+
+    def _bc(self, _: list[str]) -> bool | None:
+        text = self._given.strip().rpartition(";")[2]
+        return self._put(self.sum(text, self._line) if re.fullmatch(r"[\d\s()*/%+-]+", text) else None, "bc")
+
+    def _counted(self, words: list[str]) -> bool | None:
+        if UNSET.search(self._given):
+            return self._put(None, "wc")
+        return self._put(str(len(self._given.split()) if "-w" in words else self._given.count("\n")), "wc")
+
+    def _sequence(self, words: list[str]) -> bool | None:
+        numbers = [int(word) for word in words if re.fullmatch(r"-?\d{1,6}", word)]
+        if len(numbers) != len(words) or not numbers or (len(numbers) == 3 and not numbers[1]):
+            return self._put(None, "seq")
+        first, step, last = (1, 1, numbers[0]) if len(numbers) == 1 else (numbers[0], 1, numbers[1]) if len(numbers) == 2 else numbers
+        return self._put("\n".join(map(str, list(range(first, last + (1 if step > 0 else -1), step))[:MOST_NUMBERS])), "seq")
+
+    def _base_name(self, words: list[str]) -> bool | None:
+        name, *end = [*(word for word in words if not word.startswith("-")), "", ""][:2]
+        return self._put(name.rstrip("/").rpartition("/")[2].removesuffix(*end), "basename")
+
+    def _folder_name(self, words: list[str]) -> bool | None:
+        head, slash, _ = next((word for word in words if not word.startswith("-")), "").rstrip("/").rpartition("/")
+        return self._put(head or slash or ".", "dirname")
+
+    def _real(self, words: list[str]) -> bool | None:
+        named = [word for word in words if not word.startswith("-")]
+        return self._put(
+            None if not named or UNSET.search(named[-1]) else str(self._path(named[-1]) or self._current / named[-1]), "realpath"
+        )
+
+    builtins: ClassVar[dict[str, Callable[[Builtins, list[str]], bool | None]]] = {
+        **dict.fromkeys(("true", ":", "trap", "ulimit", "shopt", "wait", "hash", "umask", "alias", "pushd", "popd"), lambda _, __: True),
+        **dict.fromkeys(("mkdir", "rm", "cp", "mv", "ln", "chmod", "touch", "sleep", "tee", "module", "conda"), lambda _, __: None),
+        **{"echo": _echo, "printf": _printf, "read": _read_words, "mapfile": _map, "readarray": _map, "shift": _shift, "set": _set},
+        **{"unset": _unset, "cd": _change_folder, "cat": _files, "expr": _sum_words, "bc": _bc, "wc": _counted, "seq": _sequence},
+        **{"realpath": _real, "readlink": _real, "basename": _base_name, "dirname": _folder_name},
+        "pwd": lambda shell, _: shell._put(str(shell._current), "pwd"),
+        "false": lambda _, __: False,
+        "let": lambda shell, words: shell.sum(",".join(words), shell._line) != "0",
+    }
+    """Functions of the commands by their names, each with the words that follow and the command's status, None if it is not known."""
