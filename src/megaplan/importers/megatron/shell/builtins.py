@@ -138,6 +138,20 @@ class Builtins(Words):
             return self._put(None, "wc")
         return self._put(str(len(self._given.split()) if "-w" in words else self._given.count("\n")), "wc")
 
+    def _grep(self, words: list[str]) -> bool | None:
+        named = [word for word in words if word == "--" or not word.startswith("-")]
+        named = words[words.index("--") + 1 :] if "--" in named else named
+        known = (
+            len(named) == 1
+            and not UNSET.search(self._given + named[0])
+            and len(named[0]) < 80
+            and not re.search(r"[)\]*+}][*+{]", named[0])
+        )
+        quiet = any(re.fullmatch(r"-[a-zA-Z]*q[a-zA-Z]*", word) for word in words)
+        if not known or not quiet:
+            return self._put(None, "grep")
+        return re.search(named[0] if "-E" in words else re.escape(named[0]), self._given) is not None
+
     def _sequence(self, words: list[str]) -> bool | None:
         numbers = [int(word) for word in words if re.fullmatch(r"-?\d{1,6}", word)]
         if len(numbers) != len(words) or not numbers or (len(numbers) == 3 and not numbers[1]):
@@ -163,7 +177,16 @@ class Builtins(Words):
         **dict.fromkeys(("true", ":", "trap", "ulimit", "shopt", "wait", "hash", "umask", "alias", "pushd", "popd"), lambda _, __: True),
         **dict.fromkeys(("mkdir", "rm", "cp", "mv", "ln", "chmod", "touch", "sleep", "tee", "module", "conda"), lambda _, __: None),
         **{"echo": _echo, "printf": _printf, "read": _read_words, "mapfile": _map, "readarray": _map, "shift": _shift, "set": _set},
-        **{"unset": _unset, "cd": _change_folder, "cat": _files, "expr": _sum_words, "bc": _bc, "wc": _counted, "seq": _sequence},
+        **{
+            "unset": _unset,
+            "cd": _change_folder,
+            "cat": _files,
+            "expr": _sum_words,
+            "bc": _bc,
+            "wc": _counted,
+            "grep": _grep,
+            "seq": _sequence,
+        },
         **{"realpath": _real, "readlink": _real, "basename": _base_name, "dirname": _folder_name},
         "pwd": lambda shell, _: shell._put(str(shell._current), "pwd"),
         "false": lambda _, __: False,

@@ -6,6 +6,8 @@ import re
 from bisect import bisect_left
 from typing import NamedTuple
 
+from megaplan.importers.megatron.unset import unset
+
 
 class NeedsBashError(Exception):
     """A construct that bash alone can read, with its line."""
@@ -49,8 +51,10 @@ class Word(NamedTuple):
         return self.start if len(self.pieces) == 1 else ""
 
 
-_PLAIN = re.compile(r"[^\s'\"\\$`;&|<>()]+")
+_PLAIN = re.compile("(?:\0[^\0]*\0|[^\0\\s'\"\\\\$`;&|<>()])+")
 _LOOSE = re.compile(r"[^'\"\\$`]+")
+_BLANK_VALUE = re.compile(r"<([\w ,./:-]*)>")
+"""A value that the script's user is asked to fill in."""
 _PARAMETER = re.compile(r"\$([A-Za-z_]\w*|\d|[@*#?$!-])")
 CLOSES = {"(": ")", "{": "}"}
 
@@ -109,6 +113,9 @@ class Scanner:
             elif text[self._at] == '"' or text.startswith('$"', self._at):
                 self._at += 2 if text[self._at] == "$" else 1
                 pieces += self._double('"') or [Piece("text", "", quoted=True)]
+            elif pieces and pieces[-1].text.endswith("=") and (blank := _BLANK_VALUE.match(text, self._at)) is not None:
+                pieces.append(Piece("text", unset(blank[1])))
+                self._at = blank.end()
             elif text.startswith(("<(", ">("), self._at):
                 end = self._closing(self._at + 1)
                 pieces.append(Piece("program", text[self._at + 2 : end - 1], quoted=True))
