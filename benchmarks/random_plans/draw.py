@@ -140,6 +140,15 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
         own = stream(name)
         if own.chance(share) and (name != "run" or seed >= FIRST_RUN):
             sections[name] = section(own)
+    if seed >= FIRST_RUN and sections["host"].get("name") != "megatron":
+        _add_copies(stream("copies"), sections)
+
+
+def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:
+    """`sharding.mode`, of plans that reduce gradients in the dtype in which they accumulate."""
+    precision = sections["precision"]
+    if draw.chance(0.3) and precision.get("reduce", "fp32") == precision.get("grads", "fp32"):
+        sections["sharding"] = {"mode": "ddp", **sections.get("sharding", {})}
 
 
 def _add_post_training(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:

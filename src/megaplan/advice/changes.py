@@ -22,7 +22,7 @@ EXPERT_AXES = ("dp_shard", "cp", "tp")
 KEYS = (
     *(f"mesh.{name}" for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "vocab_parallel")),
     *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
-    *("sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
+    *("sharding.mode", "sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
     *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer", "host.kernels"),
     "host.expandable_segments",
 )
@@ -150,6 +150,8 @@ def _divide_batch(spec: Spec, values: dict[str, Any]) -> bool:
 
 def _policies(spec: Spec) -> Iterator[Edit]:
     host, mesh = spec.host.kind, spec.mesh
+    if spec.sharding.copies:
+        yield Edit("shard", (("sharding.mode", "fsdp"),))
     if host.reshards and not spec.sharding.reshard_after_forward:
         yield Edit("reshard", (("sharding.reshard_after_forward", True),))
     if not host.vocab_with_tp and mesh.tp > 1 and not mesh.vocab_parallel:

@@ -39,11 +39,11 @@ AXES: dict[str, Axis] = {
         "data parallel, replicated",
         "Sequences of the global batch.",
         "Any byte of parameters, gradients or optimizer: every replica holds them all.",
-        "One all-reduce of gradient shards a step.",
+        "One all-reduce of gradient shards a step; under `sharding.mode: ddp` of whole gradients, during the last backward.",
     ),
     "dp_shard": Axis(
         "data parallel, sharded (FSDP2)",
-        "Resident parameters, gradient shards and optimizer state; sequences of the global batch.",
+        "Resident parameters, gradient shards and optimizer state, unless `sharding.mode` is ddp; sequences of the global batch.",
         "Activations of a sequence, and the gathered parameters: whole blocks are gathered to run.",
         "All-gathers of parameters, reduce-scatters of gradients, their buffers.",
     ),

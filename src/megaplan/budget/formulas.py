@@ -56,7 +56,7 @@ FORMULAS: dict[str, ColumnFormula] = {
         "Whole gradients while microbatches accumulate under a pipeline, gradient shards after their reduction, and the gradients of the"
         " block whose backward runs.",
         "pipeline: Σ elements · bytes(precision.grads) from a chunk's first backward to its last, then padded shards;"
-        " without one: padded shards; with one data rank whole gradients always;"
+        " without one: padded shards; with one data rank, or sharding.mode ddp, whole gradients always;"
         " plus elements · bytes(precision.params) of the running block",
         "bytes",
         "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `post_backward`; torch/distributed/pipelining/stage.py",

@@ -79,7 +79,13 @@ def _lines(plan: PlanDocument, *, all_ranks: bool) -> Iterator[StyledLine]:
     yield from _section(
         f"timeline: {decided.schedule.kind}, {decided.schedule.num_microbatches} microbatches", timeline_lines(plan.spec, plan.spans)
     )
-    yield from _section("order", [f"build: {' → '.join(decided.code_order)}", f"fully_shard: {' → '.join(decided.wrap_order)}"])
+    yield from _section(
+        "order",
+        [
+            f"build: {' → '.join(decided.code_order)}",
+            f"{'groups' if plan.spec.sharding.copies else 'fully_shard'}: {' → '.join(decided.wrap_order)}",
+        ],
+    )
     verdict = "fits" if estimates.fits else "DOES NOT FIT"
     views = [view_of_estimate(rank) for rank in estimates.ranks]
     yield from _section(f"memory on {estimates.device.name}: {verdict}", rank_table(views, all_ranks=all_ranks))

@@ -51,7 +51,7 @@ class Matrices(NamedTuple):
 
     def degree(self, spec: Spec) -> int:
         """Ranks that share them."""
-        return spec.mesh.efsdp if self.in_bank else spec.mesh.dp_shard
+        return spec.shard_degrees[self.in_bank]
 
     def rounds(self, spec: Spec) -> tuple[MatrixRound, int, int]:
         """The rounds, the number of rounds on all pipeline ranks together, and the matrices of a rank in one of them."""

@@ -2,8 +2,9 @@
 
 Megarun's FSDP2 gathers parameters and reduces gradients beside the layers. Without a pipeline it does both for every microbatch, and once
 more gathers for backward where parameters are freed after forward. torch's pipeline schedules keep what they gathered and reduce once, at
-the end of the step. What is exposed: without a pipeline the gather before the first layer, the reduction after the last, and what all of
-it takes beyond the layers' own time; under a pipeline the reduction, and what gathers take beyond the forwards beside which they run.
+the end of the step. Under `sharding.mode: ddp` nothing is gathered, and gradients are all-reduced once a step. What is exposed: without a
+pipeline the gather before the first layer, the reduction after the last, and what all of it takes beyond the layers' own time; under a
+pipeline the reduction, and what gathers take beyond the forwards beside which they run.
 
 Parameters are those of a mean pipeline rank, so that no figure here depends on the cuts. Each of Muon's matrices is sent to one of the
 ranks that share it, orthogonalised there, and sent back.
@@ -143,11 +144,13 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     """Bytes of gradients that FSDP2 reduces and of parameters that it gathers in a step, each payload once per collective.
 
     Without a pipeline it does both for every microbatch, and gathers again for backward if parameters are freed after forward; a pipeline
-    does both once.
+    does both once. Under `sharding.mode: ddp` gradients are reduced once.
     """
     mesh, precision = spec.mesh, spec.precision
     if mesh.dp_replicate * mesh.dp_shard * mesh.cp == 1:
         return 0, 0
+    if spec.sharding.copies:
+        return inventory.trained_parameters * precision.grads.bytes, 0
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
     gathered = inventory.parameters * precision.params.bytes * gathers if mesh.dp_shard > 1 else 0
@@ -165,14 +168,19 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     mesh, precision = spec.mesh, spec.precision
     dense, experts = local.dense // mesh.pp, local.experts // mesh.pp
     trained, trained_experts = local.trained // mesh.pp, local.trained_experts // mesh.pp
-    shards, banks = Ranks(mesh.dp_shard, mesh.cp * mesh.tp), Ranks(mesh.efsdp, mesh.ep * mesh.etp)
-    replicas = Ranks(mesh.dp_replicate, mesh.dp_shard * mesh.cp * mesh.tp)
+    (dense_degree, bank_degree), dense_stride, bank_stride = spec.shard_degrees, mesh.cp * mesh.tp, mesh.ep * mesh.etp
+    shards, banks = Ranks(dense_degree, dense_stride), Ranks(bank_degree, bank_stride)
     sent, summed = precision.params.bytes, precision.reduce.bytes
     gather = gather_ns(rates, spec, shards, dense * sent) + gather_ns(rates, spec, banks, experts * sent)
     reduced = gather_ns(rates, spec, shards, trained * summed) + gather_ns(rates, spec, banks, trained_experts * summed)
-    shard = trained // mesh.dp_shard + trained_experts // mesh.efsdp
-    reduced += 2 * gather_ns(rates, spec, replicas, shard * summed)
-    reduced += 2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), trained // mesh.dp_shard * summed)
+    own, banked = trained // dense_degree, trained_experts // bank_degree
+    shard = own + banked
+    if spec.sharding.copies:
+        reduced += 2 * gather_ns(rates, spec, Ranks(mesh.data_ranks, dense_stride), own * summed)
+        reduced += 2 * gather_ns(rates, spec, Ranks(mesh.efsdp * mesh.dp_replicate, bank_stride), banked * summed)
+    else:
+        reduced += 2 * gather_ns(rates, spec, Ranks(mesh.dp_replicate, mesh.dp_shard * dense_stride), shard * summed)
+    reduced += 2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed)
     held, pp = held_of(spec, local), mesh.pp
     exchange = 0
     if spec.optimizer.uses_muon:
@@ -240,12 +248,12 @@ def exchanges(spec: Spec) -> tuple[int, int]:
 
 def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
     """The parameters of all pipeline ranks together."""
-    mesh = spec.mesh
+    dense, banks = spec.shard_degrees
     return StoredParameters(
         local.dense + local.experts,
         local.trained + local.trained_experts,
-        local.trained // mesh.dp_shard + local.trained_experts // mesh.efsdp,
-        local.dense_matrices // mesh.dp_shard + local.expert_matrices // mesh.efsdp,
+        local.trained // dense + local.trained_experts // banks,
+        local.dense_matrices // dense + local.expert_matrices // banks,
         local.tensors,
         local.trained_tensors,
         local.groups,
@@ -281,6 +289,8 @@ def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) ->
     """
     mesh, reshard = spec.mesh, spec.sharding.reshard_after_forward
     count = spec.schedule.microbatches_per_update
+    if spec.sharding.copies and not mesh.is_pipelined:  # in the last microbatch's backward
+        return times.reduce_ns // spec.model.num_layers + max(0, times.reduce_ns - (layers_ns - forward_ns))
     if not mesh.is_pipelined:
         moved = count * (times.gather_ns * (2 if reshard else 1) + times.reduce_ns)
         return (times.gather_ns + times.reduce_ns) // spec.model.num_layers + max(0, moved - count * layers_ns)

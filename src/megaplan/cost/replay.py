@@ -279,6 +279,7 @@ class ReplayTimer:
             mesh.cp,
             mesh.dp_replicate,
             mesh.dp_shard,
+            spec.sharding.mode,
             spec.host.kernels,
             spec.precision.reduce.bytes,
             spec.precision.grads.bytes,

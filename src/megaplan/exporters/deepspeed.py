@@ -65,14 +65,14 @@ def _stage(source: Source) -> tuple[dict[str, Any], list[Loss]]:
     """ZeRO stage: under a pipeline optimizer states only; parameters if they are freed after forward; else gradients and states."""
     spec, losses = source.spec, []
     mesh, reshard = spec.mesh, spec.sharding.reshard_after_forward
-    if mesh.dp_replicate > 1:
+    if mesh.dp_replicate > 1 and not spec.sharding.copies:
         detail = f"mesh.dp_replicate = {mesh.dp_replicate}, mesh.dp_shard = {mesh.dp_shard}: ZeRO shards over all data ranks"
         losses.append(Loss("mesh.dp_replicate", detail, f"mesh: {{dp_replicate: 1, dp_shard: {source.spec.mesh.data_ranks}}}"))
-    if mesh.pp > 1 and reshard:
+    if mesh.pp > 1 and reshard and not spec.sharding.copies:
         detail = "sharding.reshard_after_forward = true: DeepSpeed's pipeline takes ZeRO 1 and no more"
         losses.append(Loss("sharding.reshard_after_forward", detail, "reshard_after_forward: false"))
     level = 1 if mesh.pp > 1 else 3 if reshard else 2
-    if source.spec.mesh.data_ranks == 1:
+    if source.spec.mesh.data_ranks == 1 or spec.sharding.copies:
         level = 0
     return {"stage": level}, losses
 

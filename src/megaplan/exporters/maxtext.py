@@ -5,6 +5,7 @@ Source: the published schema of `maxtext/configs/base.yml`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -12,7 +13,7 @@ import yaml
 from megaplan.exporters.modules import TORCH_DTYPES
 from megaplan.exporters.transformers import transformer_layers, uneven_stages
 from megaplan.exporters.values import Exported, Loss, Source, complete
-from megaplan.spec.models import GroupedQueryAttention
+from megaplan.spec.models import GroupedQueryAttention, Spec
 from megaplan.spec.training import ConstantRate, StableRate, warm_up_steps
 
 CARRIED = frozenset({
@@ -155,12 +156,20 @@ def _losses(source: Source) -> list[Loss]:
         found.append(
             Loss("recompute", f"recompute is {said}: XLA's nearest policy is minimal, which saves matrix products", "default: full")
         )
-    if spec.sharding.reshard_after_forward is False and mesh.dp_shard > 1:
-        detail = "sharding.reshard_after_forward = false: XLA decides when gathered parameters are freed"
-        found.append(Loss("sharding.reshard_after_forward", detail))
+    found += _sharding(spec)
     rate = spec.training.rate_schedule
     if isinstance(rate, StableRate) and rate.decay == "sqrt":
         found.append(Loss("training.rate_schedule.decay", "training.rate_schedule.decay = sqrt: MaxText decays linearly", "decay: linear"))
     if spec.model.attention is not None and not spec.model.attention.rope_theta.is_integer():
         found.append(Loss("model.attention.rope_theta", f"model.attention.rope_theta = {spec.model.attention.rope_theta} is written whole"))
     return found
+
+
+def _sharding(spec: Spec) -> Iterator[Loss]:
+    degree = spec.mesh.dp_shard
+    if spec.sharding.copies and degree > 1:
+        detail = f"sharding.mode = ddp, mesh.dp_shard = {degree}: it is written as ici_fsdp_parallelism, which shards"
+        yield Loss("sharding.mode", detail, "mesh: {dp_shard: 1}, with as many dp_replicate")
+    elif spec.sharding.reshard_after_forward is False and degree > 1:
+        detail = "sharding.reshard_after_forward = false: XLA decides when gathered parameters are freed"
+        yield Loss("sharding.reshard_after_forward", detail)

@@ -297,10 +297,12 @@ def _rate(training: Training) -> Values:
 
 def _state(spec: Spec) -> Values:
     found: Values = {
-        "no_use_layer_wise_param_layout": spec.optimizer.matrix == "muon" and spec.host.distributed_optimizer,
+        "no_use_layer_wise_param_layout": spec.optimizer.matrix == "muon" and spec.host.distributed_optimizer and not spec.sharding.copies,
         "use_megatron_fsdp": spec.sharding.reshard_after_forward,
     }
     host, precision = spec.host, spec.precision
+    if spec.sharding.copies:
+        found |= {"use_distributed_optimizer": False, "num_distributed_optimizer_instances": None, "overlap_param_gather": False}
     if host.precision_aware_optimizer:
         first, second = map(str, state_dtypes(spec))
         main = precision.grads if precision.grads is not DType.FP16 else DType.FP32

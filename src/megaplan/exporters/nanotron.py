@@ -76,7 +76,7 @@ def export_nanotron(source: Source) -> Exported:
             "batch_accumulation_per_replica": spec.schedule.microbatches_per_update,
         },
         "optimizer": {
-            "zero_stage": int(mesh.dp_shard > 1),
+            "zero_stage": int(mesh.dp_shard > 1 and not spec.sharding.copies),
             "weight_decay": training.weight_decay,
             "clip_grad": training.gradient_clip,
             "accumulate_grad_in_fp32": spec.precision.grads is DType.FP32,
@@ -118,7 +118,7 @@ def _losses(source: Source, attention: GroupedQueryAttention) -> list[Loss]:
 
 
 def _mesh_losses(source: Source) -> Iterator[Loss]:
-    mesh, schedule = source.spec.mesh, source.spec.schedule
+    mesh, schedule, shards = source.spec.mesh, source.spec.schedule, not source.spec.sharding.copies
     if mesh.pp > 1:
         detail = f"mesh.pp = {mesh.pp}: nanotron cuts by its own costs of blocks, and takes no cuts"
         yield Loss("split", detail, "mesh: {pp: 1}")
@@ -126,10 +126,10 @@ def _mesh_losses(source: Source) -> Iterator[Loss]:
         yield Loss("mesh.vpp", f"mesh.vpp = {mesh.vpp}: nanotron runs one stage per rank", "vpp: 1")
     if schedule.kind not in ("1f1b", "gpipe"):
         yield Loss("schedule.kind", f"schedule.kind = {schedule.kind}: nanotron runs 1F1B or all forwards first", "schedule: {kind: 1f1b}")
-    if mesh.dp_replicate > 1 and mesh.dp_shard > 1:
+    if mesh.dp_replicate > 1 and mesh.dp_shard > 1 and shards:
         detail = f"mesh.dp_replicate = {mesh.dp_replicate}, mesh.dp_shard = {mesh.dp_shard}: ZeRO-1 shards over all data ranks"
         yield Loss("mesh.dp_replicate", detail)
-    if mesh.dp_shard > 1:
+    if mesh.dp_shard > 1 and shards:
         yield Loss("sharding", f"mesh.dp_shard = {mesh.dp_shard}: nanotron shards optimizer state alone, and every rank has all parameters")
     if mesh.tp > 1 and not mesh.vocab_parallel:
         yield Loss("mesh.vocab_parallel", "mesh.vocab_parallel = false: nanotron shards embedding and head over tp", "vocab_parallel: true")

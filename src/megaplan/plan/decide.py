@@ -20,7 +20,8 @@ def code_order(spec: Spec, letters: str) -> tuple[str, ...]:
         "pipeline_split": spec.mesh.pp > 1,
         "tensor_parallel": spec.mesh.tp > 1,
         "recompute": policies != {"none"},
-        "fsdp2_bottom_up": True,
+        "fsdp2_bottom_up": not spec.sharding.copies,
+        "ddp": spec.sharding.copies,
         "expert_parallel": spec.mesh.ep * spec.mesh.etp > 1,
         "optimizer": True,
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from megaplan.scalars import Degree, MicrobatchCount, PositiveInt, ScheduleKind, Section, StrictBool
+from typing import ClassVar, Literal
+
+from megaplan.scalars import Degree, MicrobatchCount, OptionsSection, PositiveInt, ScheduleKind, Section, StrictBool
 
 
 class Mesh(Section):
@@ -12,7 +14,7 @@ class Mesh(Section):
         pp: Pipeline ranks.
         vpp: Stage slots of each pipeline rank.
         dp_replicate: Copies of the sharded state (HSDP).
-        dp_shard: Ranks over which state is sharded (FSDP2).
+        dp_shard: Ranks over which state is sharded (FSDP2); under `sharding.mode: ddp` data ranks of which ep may borrow.
         cp: Ranks over which every sequence is cut.
         tp: Ranks over which heads and widths are sharded; sequence parallelism is on exactly when it is above 1.
         ep: Ranks over which routed experts are spread; ep · etp divides dp_shard · cp · tp.
@@ -62,14 +64,23 @@ class Mesh(Section):
         return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
 
 
-class Sharding(Section):
-    """FSDP2's policy.
+class Sharding(OptionsSection):
+    """Parameters, gradients and optimizer state on data ranks.
 
     Attributes:
+        mode: `fsdp` shards them over dp_shard; under `ddp` every data rank has all of them, and gradients are all-reduced once a step.
         reshard_after_forward: Free gathered parameters after forward and gather them again in backward.
     """
 
+    options: ClassVar[frozenset[str]] = frozenset({"mode"})
+
+    mode: Literal["fsdp", "ddp"] = "fsdp"
     reshard_after_forward: StrictBool = False
+
+    @property
+    def copies(self) -> bool:
+        """True if no data rank shares its state with another one."""
+        return self.mode == "ddp"
 
 
 class ScheduleSection(Section):

@@ -319,9 +319,14 @@ class Spec(OptionsSection):
 
     @property
     def has_whole_state(self) -> bool:
-        """True if every rank has all parameters of its tensor, expert and pipeline ranks whole, so that nothing is gathered or reduced."""
+        """True if every rank has all parameters of its tensor, expert and pipeline ranks whole, so that FSDP2 has nothing to do."""
         mesh = self.mesh
-        return mesh.dp_shard == mesh.dp_replicate == 1 and (mesh.efsdp == 1 or self.model.moe is None)
+        return self.sharding.copies or (mesh.dp_shard == mesh.dp_replicate == 1 and (mesh.efsdp == 1 or self.model.moe is None))
+
+    @property
+    def shard_degrees(self) -> tuple[int, int]:
+        """Ranks that share dense tensors, and those that share expert banks."""
+        return (1, 1) if self.sharding.copies else (self.mesh.dp_shard, self.mesh.efsdp)
 
     @property
     def global_batch_size(self) -> int:

@@ -86,6 +86,12 @@ def _recipe_split(spec: Spec) -> object | None:
     return kind if recipe is not None and kind in SPLIT_BACKWARD and spec.mesh.is_pipelined else None
 
 
+def _other_reduction(spec: Spec) -> object | None:
+    """Copies of gradients are summed where they are."""
+    reduce, grads = spec.precision.reduce, spec.precision.grads
+    return f"{reduce}, precision.grads = {grads}, sharding.mode = ddp" if spec.sharding.copies and reduce is not grads else None
+
+
 def _other_host(spec: Spec) -> object | None:
     return None if spec.host.kind.trained else spec.host.kind.name
 
@@ -98,6 +104,7 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("mesh.etp", _above_one("etp"), "1"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
+    ("precision.reduce", _other_reduction, "precision.grads"),
     ("precision.families", _families, "{}"),
     ("precision.recipe.name", _recipe, " or ".join(sorted(TRAINED))),
     ("precision.recipe.param_gather", _recipe_gather, "false"),

@@ -118,6 +118,8 @@ class Trainer:
         self._owned: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []
         self._dense: list[tuple[str, nn.Parameter]] = []
+        copies = spec.sharding.copies
+        first, first_bank = (not copies or mesh.coordinate["dp_shard"] == 0), (not copies or mesh.expert_coordinate["efsdp"] == 0)
         owners = {name: tensor.owner for name, tensor in job.inventory.tensors()}
         for stage, slot in zip(self.stages, job.slots(mesh.coordinate["pp"]), strict=True):
             for name, parameter in stage.named_parameters():
@@ -125,7 +127,9 @@ class Trainer:
                     continue
                 replicated = owners[name] is Owner.REPLICATED
                 dense = owners[name] is not Owner.EXPERT_PARALLEL
-                counted = not (replicated and self._tp.index > 0) and not (dense and self._cp.index > 0)
+                counted = (
+                    not (replicated and self._tp.index > 0) and (not dense or self._cp.index == 0) and (first if dense else first_bank)
+                )
                 copied = any(name.startswith(f"{block}.") for block in slot.copies) or not counted
                 if not copied:
                     self._owned.append(parameter)

@@ -12,7 +12,7 @@ ORDERS = {
     # what divides a parameter, one after another (`parallel.groups`, then FSDP2's cut of what is left)
     "ownership_order": ("tp", "pp", "fsdp2", "ep"),
     # `engine.trainer`: stages with their part of each tensor, then what is applied to them from outside
-    "code_order": ("pipeline_split", "tensor_parallel", "recompute", "fsdp2_bottom_up", "expert_parallel", "optimizer"),
+    "code_order": ("pipeline_split", "tensor_parallel", "recompute", "fsdp2_bottom_up", "ddp", "expert_parallel", "optimizer"),
     # `parallel.apply.fsdp`
     "wrap_order": ("experts", "blocks", "stage"),
 }

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._meta_registrations import create_fakework
 from torch.distributed.pipelining import _utils
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.library import _scoped_library
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megarun.trace.replaced import replaced
@@ -26,7 +28,12 @@ def lone_rank(rank: int, world_size: int) -> Iterator[None]:
     """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
-        with replaced(torch.cuda, is_available=lambda: False), replaced(torch.accelerator, current_accelerator=_no_accelerator):
+        with (
+            replaced(torch.cuda, is_available=lambda: False),
+            replaced(torch.accelerator, current_accelerator=_no_accelerator),
+            _scoped_library("c10d", "IMPL") as library,
+        ):
+            library.impl("allreduce_coalesced_", _completed, "Meta")  # the one collective of megarun that torch has no fake of
             yield
     finally:
         dist.destroy_process_group()
@@ -35,6 +42,11 @@ def lone_rank(rank: int, world_size: int) -> Iterator[None]:
 
 def _no_accelerator(check_available: bool = False) -> None:
     """No device, as `torch.accelerator.current_accelerator` returns it."""
+
+
+def _completed(*_: Any) -> Any:
+    """A collective's work that is done."""
+    return create_fakework((), return_first_arg=False)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -42,3 +42,25 @@ def test_a_second_rank_brings_fsdp2_back(hybrid: Callable[..., Spec]) -> None:
     assert hybrid({"mesh": alone, "model.features": {}}).has_whole_state
     for mesh in ({"dp_shard": 2}, {"dp_replicate": 2}, {**alone, "ep": 2}):
         assert not hybrid({"mesh": mesh, "model.features": {}}).has_whole_state
+
+
+@pytest.mark.parametrize(
+    ("mesh", "alone"),
+    [
+        ({"dp_shard": 4}, {}),
+        ({"dp_replicate": 3, "dp_shard": 2}, {}),
+        ({"pp": 2, "dp_replicate": 2}, {"pp": 2}),
+        ({"dp_shard": 2, "cp": 2, "ep": 2}, {"cp": 2, "ep": 2}),
+    ],
+)
+def test_copies_need_what_one_data_rank_needs(
+    mesh: dict[str, int], alone: dict[str, int], hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]
+) -> None:
+    """Sums are made in place; a bank that no other rank of its EP group shares is whole, however many ranks have it."""
+    rest: dict[str, Any] = {"precision": MIXED, "model.features": {}, "schedule": {"kind": "1f1b", "num_microbatches": 4}}
+    copied = hybrid({"mesh": mesh, "sharding": {"mode": "ddp"}, **rest})
+    assert copied.has_whole_state
+    assert copied.shard_degrees == (1, 1)
+    found, expected = budget_of(copied), budget_of(hybrid({"mesh": alone, **rest}))
+    assert [rank.cells for rank in found.ranks] == [rank.cells for rank in expected.ranks]
+    assert sorted(each for rank in found.ranks for each in rank.ranks) == list(range(copied.mesh.world_size))

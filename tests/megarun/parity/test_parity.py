@@ -7,6 +7,7 @@ import pytest
 from block_cells import BLOCK_CELLS
 from choice_cells import CHOICE_CELLS
 from context_cells import CONTEXT_CELLS
+from copied_cells import COPIED_CELLS
 from feature_cells import FEATURE_CELLS
 from linear_cells import LINEAR_CELLS
 from lora_cells import LORA_CELLS
@@ -18,7 +19,17 @@ from parity_world import Worlds
 from megaplan.schedules import KINDS
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
-ALL_CELLS = (*CELLS, *FEATURE_CELLS, *CONTEXT_CELLS, *LINEAR_CELLS, *BLOCK_CELLS, *CHOICE_CELLS, *LORA_CELLS, *LOW_PRECISION_CELLS)
+ALL_CELLS = (
+    *CELLS,
+    *FEATURE_CELLS,
+    *CONTEXT_CELLS,
+    *LINEAR_CELLS,
+    *BLOCK_CELLS,
+    *CHOICE_CELLS,
+    *LORA_CELLS,
+    *LOW_PRECISION_CELLS,
+    *COPIED_CELLS,
+)
 
 
 def _marked(cell: Cell) -> object:

@@ -7,12 +7,7 @@ from typing import NamedTuple
 from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
-from megaplan.spec.models import Mesh, Spec
-
-
-def shard_degrees(mesh: Mesh) -> tuple[int, int]:
-    """Ranks that share dense tensors, and those that share expert banks."""
-    return mesh.dp_shard, mesh.efsdp
+from megaplan.spec.models import Spec
 
 
 class Sizes(NamedTuple):
@@ -97,7 +92,7 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         params=precision.params,
         families=tuple(precision.families.items()),
         low=_gathered_low(spec),
-        degrees=shard_degrees(mesh),
+        degrees=spec.shard_degrees,
         whole=mesh.tp == mesh.ep == mesh.etp == 1,
         masters=precision.master,
         master=precision.master.bytes,

@@ -270,6 +270,9 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
     if mesh.tp > 1 and not mesh.vocab_parallel:
         detail = f"mesh.tp = {mesh.tp}, mesh.vocab_parallel = false: Megatron shards embedding and head over the vocabulary wherever tp > 1"
         yield Limit("mesh.vocab_parallel", detail, "--set mesh.vocab_parallel=true")
+    if spec.sharding.copies:
+        detail = "sharding.mode = ddp: under Megatron host.distributed_optimizer = false copies optimizer state"
+        yield Limit("sharding.mode", detail, "host: {distributed_optimizer: false}")
     if spec.sharding.reshard_after_forward:
         yield from _fsdp(spec)
     if spec.model.mamba is not None and isinstance(spec.model.mamba, Mamba2) and mesh.tp > 1 and spec.model.mamba.num_groups % mesh.tp:

@@ -33,7 +33,7 @@ from megarun.parallel.groups.mesh import RankMesh
 def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     """Wrap a meta stage in place, layers and prediction depths in model order, then the stage."""
     if spec.has_whole_state:
-        WholeState(stage, spec)
+        WholeState(stage, spec, mesh)
         return
     precision = spec.precision
     policy = MixedPrecisionPolicy(

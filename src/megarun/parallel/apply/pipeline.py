@@ -19,6 +19,7 @@ from megarun.model.stage import Stage
 from megarun.model.step_sums import start_sums
 from megarun.parallel.apply.order import check_order
 from megarun.parallel.apply.pipeline_stage import pipeline_stage
+from megarun.parallel.apply.whole import whole_state
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.tensor import TensorParallel, tensor_parallel
 from megarun.parallel.groups.tensor_vocabulary import summed_cross_entropy
@@ -122,8 +123,12 @@ class AccumulatingRunner:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if batch.packed is not None:
             self.loss.num_tokens = batch.packed.num_targets
+        whole = whole_state(self.stage)
         for index in range(self.num_microbatches):
+            if whole is not None and index == self.num_microbatches - 1:
+                whole.sum_next()
             total += self.microbatch(batch.part(index, self.num_microbatches))
+        end_sums([self.stage])
         return total
 
     def begin(self) -> None:
@@ -181,7 +186,16 @@ class PipelineRunner:
             self._schedule.step(*inputs, target=part.labels, losses=reported, return_outputs=False, **part.keyword_inputs())
             for loss in losses:
                 total += loss.detach()
+        end_sums(self._modules)
         return total
+
+
+def end_sums(stages: Sequence[Stage]) -> None:
+    """Make the device wait for the sums of gradients over data ranks."""
+    for stage in stages:
+        whole = whole_state(stage)
+        if whole is not None:
+            whole.end_sums()
 
 
 def leave_gathering_to_fsdp(schedule: Any) -> None:

@@ -67,6 +67,7 @@ class FullBackwardStage(PipelineStage):
             whole = whole_state(self.submod)
             if whole is not None:
                 whole.release()
+                whole.start_sums()
 
 
 class SplitStage(FullBackwardStage):

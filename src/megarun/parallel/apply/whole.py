@@ -8,6 +8,12 @@ Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank
 copies are filled before its forward and, if `sharding.reshard_after_forward` freed them after it, before its backward. When its backward is
 done, its gradients are cast into the stored parameters' first gradients, all in one launch, or added to them; without a pipeline its copies
 are then freed, with one they stay until the step ends.
+
+Under `sharding.mode: ddp` every data rank has its parameters whole, and the gradients of a group are a bucket: one all-reduce sums them, in
+place and in `precision.grads`, so a bucket has no bytes of its own. Without a pipeline it starts when the group's backward of the last
+microbatch is done, during the backward of the groups before it; with one, when a stage's last backward is done.
+
+Source: torch/nn/parallel/distributed.py (`gradient_as_bucket_view`, `no_sync`).
 """
 
 from __future__ import annotations
@@ -16,14 +22,17 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.distributed import AllreduceCoalescedOptions
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.moe import banks_of
 from megarun.model.stage import Stage
+from megarun.parallel.groups.mesh import RankMesh
 
 
 class Lent(NamedTuple):
@@ -77,10 +86,16 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 class WholeGroup:
-    """The parameters of a module, and of those below it that are in no other group."""
+    """The parameters of a module, and of those below it that are in no other group.
 
-    def __init__(self, names: list[tuple[nn.Module, str]], spec: Spec) -> None:
+    Attributes:
+        due: True if the next backward's end sums the gradients over the ranks with copies of the parameters.
+    """
+
+    def __init__(self, names: list[tuple[nn.Module, str]], spec: Spec, copies: dist.ProcessGroup | None) -> None:
         """Start without copies: parameters have no storage yet."""
+        self.due, self._copies = False, copies
+        self._work: dist.Work | None = None
         self._names = names
         self._used, self._made = (TORCH_DTYPES[dtype] for dtype in (spec.precision.params, spec.precision.grads))
         self._frees_after_forward, self._keeps = spec.sharding.reshard_after_forward, spec.mesh.is_pipelined
@@ -149,11 +164,34 @@ class WholeGroup:
             for member, gradient in zip(first, made, strict=True):
                 member.stored.grad, member.used.grad = gradient, None
 
+    @property
+    def is_followed(self) -> bool:
+        """True if something is to do when a backward is done."""
+        return bool(self.members) or self._copies is not None
+
     def end_backward(self) -> None:
         """Called when all gradients of a backward are made."""
         if not self._keeps:
             self.release()
         self.collect()
+        self.start_sum()
+
+    def start_sum(self) -> None:
+        """Sum the gradients over the ranks with copies of the parameters, if that is due; the device continues meanwhile."""
+        if self._copies is None or not self.due:
+            return
+        self.due = False
+        gradients = [gradient for module, name in self._names if (gradient := module.get_parameter(name).grad) is not None]
+        if gradients:
+            options = AllreduceCoalescedOptions()
+            options.asyncOp = True
+            self._work = self._copies.allreduce_coalesced(gradients, options)
+
+    def end_sum(self) -> None:
+        """Make the device wait for the sum."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
 
     def end_forward(self) -> None:
         """Called after a forward; a backward that runs a module again leaves its parameters lent."""
@@ -164,34 +202,36 @@ class WholeGroup:
 class WholeState:
     """The groups of a stage."""
 
-    def __init__(self, stage: Stage, spec: Spec) -> None:
+    def __init__(self, stage: Stage, spec: Spec, mesh: RankMesh) -> None:
         """Make the groups of a meta stage, and have its modules call them."""
         taken: set[nn.Module] = set()
         self.groups: list[WholeGroup] = []
+        dense, banked = (mesh.copies_group(bank=bank) if spec.sharding.copies else None for bank in (False, True))
         for block in stage.wrapped():
-            for module in (*banks_of(block), block):
-                self._watch(module, self._group(module, taken, spec))
-        self._root = self._group(stage, taken, spec)
+            for bank in banks_of(block):
+                self._watch(bank, self._group(bank, taken, spec, banked))
+            self._watch(block, self._group(block, taken, spec, dense))
+        self._root = self._group(stage, taken, spec, dense)
         self._root._frees_after_forward = False  # its backward follows at once
         self._watch(stage, self._root)
         self._awaited = False
         self._lent: dict[Tensor, Lent] = {}
         stage.whole_state = self  # type: ignore[assignment]  # no module
 
-    def _group(self, module: nn.Module, taken: set[nn.Module], spec: Spec) -> WholeGroup:
+    def _group(self, module: nn.Module, taken: set[nn.Module], spec: Spec, copies: dist.ProcessGroup | None) -> WholeGroup:
         own = [each for each in module.modules() if each not in taken]
         taken.update(own)
-        self.groups.append(WholeGroup([(each, name) for each in own for name, _ in each.named_parameters(recurse=False)], spec))
+        self.groups.append(WholeGroup([(each, name) for each in own for name, _ in each.named_parameters(recurse=False)], spec, copies))
         return self.groups[-1]
 
     def _watch(self, module: nn.Module, group: WholeGroup) -> None:
         def before(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             group.fill()
-            return _followed(group, inputs, keywords) if group.members and torch.is_grad_enabled() else (inputs, keywords)
+            return _followed(group, inputs, keywords) if group.is_followed and torch.is_grad_enabled() else (inputs, keywords)
 
         def after(_: nn.Module, __: Any, output: Any) -> None:
             group.end_forward()
-            if group.members and torch.is_grad_enabled():
+            if group.is_followed and torch.is_grad_enabled():
                 for tensor in _needing_gradients(output):
                     tensor.register_hook(start)  # type: ignore[no-untyped-call]
 
@@ -217,6 +257,22 @@ class WholeState:
         for group in self.groups:
             group.release()
             group.collect()
+
+    def sum_next(self) -> None:
+        """Have every group sum its gradients over data ranks when its next backward is done: the last one of a step."""
+        for group in self.groups:
+            group.due = True
+
+    def start_sums(self) -> None:
+        """Start the sums of gradients over data ranks, the last layer's first."""
+        for group in reversed(self.groups):
+            group.due = True
+            group.start_sum()
+
+    def end_sums(self) -> None:
+        """Make the device wait for the sums of gradients over data ranks."""
+        for group in self.groups:
+            group.end_sum()
 
     def abandon(self) -> None:
         """Give all parameters back after a forward or backward that has failed, whose gradients are dropped."""

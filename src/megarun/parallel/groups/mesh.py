@@ -67,6 +67,15 @@ class RankMesh:
         shards = "dp_shard" if self.experts is self.axes else "efsdp"
         return self.experts["dp_replicate", shards] if self.size("dp_replicate") > 1 else self.experts[shards]
 
+    def copies_group(self, *, bank: bool) -> dist.ProcessGroup | None:
+        """The ranks with copies of this rank's dense tensors, or of its expert banks, under `sharding.mode: ddp`; None if there is one."""
+        axes = self.experts if bank else self.axes
+        names = [name for name in ("dp_replicate", "efsdp" if bank and axes is not self.axes else "dp_shard") if axes[name].size() > 1]
+        if not names:
+            return None
+        mesh = axes[tuple(names)] if len(names) > 1 else axes[names[0]]
+        return (mesh._flatten() if len(names) > 1 else mesh).get_group()
+
     def sum(self, value: torch.Tensor, *axes: str) -> torch.Tensor:
         """`value` summed in place over the named axes."""
         for axis in axes:
