@@ -23,7 +23,12 @@ report() {  # NAME SOURCE [OPTION ...]
   .venv/bin/python -m megaplan report "$2" -o "$MEGAPLAN_REPORTS/$1.html" "${@:3}" >/dev/null 2>&1
   .venv/bin/python -m megaplan estimate "$2" --json "${@:3}" >"$MEGAPLAN_REPORTS/$1.json" || [ $? = 1 ]
 }
+run=(--tokens 2T --price 2.5)
 report plan plans/nam56r-8xh200.json
+.venv/bin/python -m megaplan report plans/nam56r-8xh200.json "${run[@]}" -o "$MEGAPLAN_REPORTS/plan.html" >/dev/null
+.venv/bin/python -m megaplan run plans/nam56r-8xh200.json "${run[@]}" --json >"$MEGAPLAN_REPORTS/run.json"
+report post-training plans/llama-3.1-8b-rl.yaml
+.venv/bin/python -m megaplan rl plans/llama-3.1-8b-rl.yaml --json >"$MEGAPLAN_REPORTS/rl.json"
 report one-rank plans/tiny-hybrid.yaml
 report megatron plans/llama-3.1-8b.yaml --set host.name=megatron
 report hostile "$MEGAPLAN_REPORTS/<img src=x onerror=alert(1)>.yaml"

@@ -14,6 +14,8 @@ def report(
     subject: SpecOrPlan,
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = "report.html",
+    tokens: Annotated[str | None, typer.Option("--tokens", metavar="N", help="Tokens of the run, for its days and cost: 2T, 300B.")] = None,
+    price: Annotated[str | None, typer.Option("--price", metavar="N", help="Price of a device for an hour.")] = None,
     costs: CostsFile = None,
     overrides: Overrides = None,
 ) -> int:
@@ -29,18 +31,27 @@ def report(
     if (result := _search_result(subject)) is not None:
         from megaplan.report.search import search_report  # noqa: PLC0415
 
-        if overrides or costs is not None:
-            raise refuse("MP492", f"{subject} is the result of a search, which --set and --costs do not change", file=subject)
+        if overrides or costs is not None or tokens is not None or price is not None:
+            raise refuse("MP492", f"{subject} is the result of a search, which takes no option but --output", file=subject)
         write_page(target, report_html(search_report(result, subject)))
         if target != STDOUT:
             output.write(f"wrote {target}\n")
         return 0
-    found = estimate(load(subject, *(overrides or ()), costs=costs))
+    found = estimate(load(subject, *(overrides or ()), *_run_keys(tokens, price), costs=costs))
     write_page(target, report_html(report_document(found, estimate_document(found, found.ranks))))
     if target != STDOUT:
         output.write(f"wrote {target}\n")
     output.report(found.diagnostics)
     return 0
+
+
+def _run_keys(tokens: str | None, price: str | None) -> list[str]:
+    """Changes of the section `run`; the price is the project's if a run is given without one."""
+    from megaplan.spec.settings import find_settings  # noqa: PLC0415
+
+    if tokens is not None and price is None and (known := find_settings().price) is not None:
+        price = str(known)
+    return [f"run.{key}={value}" for key, value in (("tokens", tokens), ("price", price)) if value is not None]
 
 
 def _search_result(subject: str) -> str | None:

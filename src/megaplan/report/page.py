@@ -15,8 +15,11 @@ MAX_BYTES = 1_000_000
 SCRIPTS = (
     "dom",
     "format",
+    "labels",
     "dialog",
     "table",
+    "run",
+    "post_training",
     "header",
     "bars",
     "timeline_data",

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import megaplan
 from megaplan import estimate, load
 from megaplan.api.estimate_json import estimate_document
 from megaplan.cli.main import run
@@ -209,6 +211,27 @@ def test_the_licence_is_in_the_package_and_in_every_page():
     text, _ = page_of("plans/tiny-hybrid.yaml")
     assert "Leon Sorokin" in licence
     assert licence.strip() in text
+
+
+def test_the_whole_run_is_that_of_megaplan_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "megaplan.toml").write_text("price = 2.5\n")
+    source = str(ROOT / "plans/llama-3.1-8b.yaml")
+    assert run(["report", source, "--tokens", "1T", "-o", "-"]) == 0
+    data = Page(capsys.readouterr().out).data
+    expected = megaplan.run(source, tokens="1T", price=2.5)
+    assert data["run"] == json.loads(json.dumps(asdict(expected)))
+    assert Page(page_of("plans/llama-3.1-8b.yaml")[0]).data["run"] is None
+
+
+def test_a_run_that_cannot_be_planned_has_its_reason():
+    text, _ = page_of("plans/llama-3.1-8b.yaml", "run.tokens=1T", "run.mtbf=1s")
+    assert "interruption" in Page(text).data["run"]["reason"]
+
+
+def test_a_post_training_plan_is_that_of_megaplan_rl():
+    text, _ = page_of("plans/llama-3.1-8b-rl.yaml")
+    assert Page(text).data["post_training"] == json.loads(json.dumps(asdict(megaplan.rl(str(ROOT / "plans/llama-3.1-8b-rl.yaml")))))
 
 
 def test_the_command_replaces_reports_only(tmp_path, capsys, monkeypatch):

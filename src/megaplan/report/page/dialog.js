@@ -10,9 +10,9 @@ function explain(title, rows) {
 
 function explainCell(rank, phase, column) {
   const bytes = rank.cells[phase][data.columns.indexOf(column)], name = data.phases[phase];
-  explain(`${column}, ${rank.label}`, [
-    [`bytes at the peak of ${name}`, `${count(bytes)} (${size(bytes)})`],
-    ['where the peak is', rank.moments[name]],
-    ...Object.entries(data.formulas[column]),
+  explain(`${label(column)}, ${rank.label}`, [
+    [`Bytes at the peak of ${label(name).toLowerCase()}`, `${count(bytes)} (${size(bytes)})`],
+    ['Where the peak is', rank.moments[name]],
+    ...Object.entries(data.formulas[column]).map(([field, text]) => [capital(field), text]),
   ]);
 }

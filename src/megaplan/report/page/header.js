@@ -1,30 +1,36 @@
 // The name of the plan, whether it fits, and its main numbers.
 function header() {
-  const { estimate, mesh } = data, worst = estimate.ranks[0], step = estimate.time;
-  const axes = Object.entries(mesh).filter(([name, degree]) => degree > 1 && name !== 'world_size').map(([name, degree]) => `${name} ${degree}`);
-  const facts = [
-    ['largest peak', size(worst.peak_bytes)],
-    ['headroom', size(worst.headroom_bytes)],
-    ['usable', size(estimate.device.usable_bytes)],
-    ['parameters', count(estimate.totals.parameters)],
-    ['active parameters', count(estimate.totals.active_parameters)],
-    ['largest micro-batch that fits', estimate.largest_micro_batch === null ? 'none' : count(estimate.largest_micro_batch)],
-  ];
-  if (step.step_seconds !== undefined) {
-    facts.push(['predicted step', `${fixed(step.step_seconds, 3)} s`], ['tokens/s per device', count(step.tokens_per_second_per_device)], ['MFU', `${fixed(100 * step.mfu, 1)} %`]);
-  }
+  const { estimate, mesh } = data, worst = estimate.ranks[0];
   return [
-    el('h1', {}, data.name),
-    el('p', { class: 'soft' }, `${count(mesh.world_size)} × ${estimate.device.name}, host ${data.host}${axes.length ? `, ${axes.join(' ')}` : ''}, ${data.schedule.kind}, ${count(data.schedule.num_microbatches)} microbatches`),
-    el('p', { class: 'soft' }, `estimate of ${data.source}${data.changes.length ? ` with ${data.changes.join(', ')}` : ''}`),
-    el('p', { class: `verdict ${estimate.fits ? 'good' : 'bad'}`, id: 'verdict' }, estimate.fits ? 'fits' : 'does not fit', `: the largest peak is ${size(worst.peak_bytes)}, on ${worst.label}`),
-    el('dl', { class: 'facts' }, facts.map(([name, text]) => el('div', {}, el('dt', {}, name), el('dd', {}, text)))),
+    headline(data.name, 'Plan', estimate.fits, `the fullest rank holds ${size(worst.peak_bytes)} of ${size(estimate.device.usable_bytes)} usable, on ${worst.label}`),
+    el('p', { class: 'soft' }, `${count(mesh.world_size)} × ${deviceName(estimate.device.name)} · ${meshLabel(mesh)} · ${NAMES[data.schedule.kind] || label(data.schedule.kind)}, ${count(data.schedule.num_microbatches)} microbatches · host ${data.host}`),
+    el('p', { class: 'soft' }, `Source: ${data.source}${data.changes.length ? ` with ${data.changes.join(', ')}` : ''}`),
+    deck(cards(data)),
     diagnostics(estimate.diagnostics),
   ];
 }
 
+function headline(name, kind, fits, text) {
+  return el('div', { class: 'headline' }, el('div', {}, el('p', { class: 'kicker' }, `megaplan · ${kind}`), el('h1', {}, name)), verdict(fits, el('span', { class: 'why' }, `: ${text}`)));
+}
+
+function cards({ estimate, mesh, run }) {
+  const worst = estimate.ranks[0], { capacity_bytes: capacity, usable_bytes: usable } = estimate.device, step = estimate.time;
+  const left = worst.headroom_bytes, spare = left < 0 ? `${size(-left)} too much` : `${size(left)} free of ${size(usable)} usable`;
+  const found = [card('Peak of the fullest rank', size(worst.peak_bytes), `${percent(worst.peak_bytes / capacity, 0)} of ${size(capacity)}; ${spare}`, meter(worst.peak_bytes / usable, `${percent(worst.peak_bytes / usable)} of the usable memory`))];
+  if (step.step_seconds === undefined) found.push(card('Step time', 'not timed', step.reason));
+  else {
+    found.push(card('Step time', time(step.step_seconds * 1e9), `80 % interval ${time(step.interval[0] * 1e9)} – ${time(step.interval[1] * 1e9)}`),
+      card('Tokens/s per device', count(step.tokens_per_second_per_device), `${count(step.tokens_per_second_per_device * mesh.world_size)} of all devices`), card('MFU', percent(step.mfu), `${step.basis}, ${step.calibration}`));
+  }
+  found.push(card('Parameters', short(estimate.totals.parameters), `${short(estimate.totals.active_parameters)} active · ${count(estimate.totals.parameters)} in total`), card('Devices', `${count(mesh.world_size)} × ${deviceName(estimate.device.name)}`, meshLabel(mesh)));
+  if (run && run.days) found.push(...runCards(run));
+  found.push(card('Largest micro-batch', estimate.largest_micro_batch === null ? 'none' : count(estimate.largest_micro_batch), 'that fits, with all else unchanged'));
+  return found;
+}
+
 function diagnostics(found) {
   if (!found.length) return null;
-  return el('details', { open: true }, el('summary', {}, `${found.length} ${found.length === 1 ? 'diagnostic' : 'diagnostics'}`),
-    el('ul', {}, found.map((item) => el('li', {}, `${item.severity} ${item.code}: ${item.detail || item.summary}`, item.hints.map((hint) => el('p', { class: 'soft' }, hint))))));
+  const line = (item) => el('li', {}, el('span', { class: `tag ${item.severity}` }, item.severity), ` ${item.code}: ${item.detail || item.summary}`, item.hints.map((hint) => el('p', { class: 'soft hint' }, hint)));
+  return el('details', { class: 'notes', open: found.some((item) => item.severity === 'error') }, el('summary', {}, `${found.length} ${found.length === 1 ? 'note' : 'notes'} of the estimate`), el('ul', {}, found.map(line)));
 }

@@ -3,12 +3,13 @@ const PAGES = { plan: planPage, search: searchPage };
 
 function planPage() {
   const drawn = data.step.reason ? [[section('timeline', 'Timeline', el('p', {}, data.step.reason)), () => {}]] : [memoryOverTime(), timelineSection()];
-  return { header: header(), sections: [memoryByRank(), ...drawn.map(([made]) => made), layerMap(), stepTime()], draw: drawn.map(([, draw]) => draw) };
+  const sections = [memoryByRank(), stepTime(), ...drawn.map(([made]) => made), wholeRun(data.run), postTraining(data.post_training), layerMap()];
+  return { title: `${data.name}, ${meshLabel(data.mesh)}`, header: header(), sections: sections.filter(Boolean), draw: drawn.map(([, draw]) => draw) };
 }
 
 function main() {
   const page = PAGES[data.kind]();
-  document.title = `${data.name} · megaplan report`;
+  document.title = `${page.title} · megaplan`;
   document.getElementById('header').append(...page.header.filter(Boolean));
   document.getElementById('contents').append(...page.sections.map((made) => el('a', { href: `#${made.id}` }, made.querySelector('h2').textContent)));
   document.getElementById('content').append(...page.sections);

@@ -10,17 +10,17 @@ function memoryOverTime() {
     shown.plot = memoryPlot(box, curves, ranks);
     if (range) shown.plot.setScale('x', { min: range[0], max: range[1] });
   };
-  const each = curves.map((_, rank) => [String(rank), `pp ${rank}`]);
+  const each = curves.map((_, rank) => [String(rank), `PP ${rank}`]);
   const first = curves.length <= MOST_CURVES ? 'all' : String(worst);
-  const picker = choice('Ranks', curves.length <= MOST_CURVES ? [['all', 'all'], ...each] : each, draw);
+  const picker = choice('Ranks', curves.length <= MOST_CURVES ? [['all', 'All'], ...each] : each, draw);
   picker.querySelector('select').value = first;
   const rows = curves.map((curve, rank) => ({ rank, base: data.step.memory.ranks[rank].start, peak: peaks[rank], at: curve.times[curve.sizes.indexOf(peaks[rank])] }));
-  const shownBytes = (key) => ({ title: `${key}, GiB`, value: (row) => row[key], show: (row) => gib(row[key]) });
+  const shownBytes = (key) => ({ title: `${capital(key)}, GiB`, value: (row) => row[key], show: (row) => gib(row[key]) });
   const made = section('over-time', 'Memory over time',
     el('p', { class: 'soft' }, 'Microbatches come and go as the replayed schedule says; all else (states, gradients, gathered parameters, the running block) is drawn as constant, so that the highest point is the peak of forward and backward.'),
     el('div', { class: 'controls' }, picker, zoomControls()), box,
     behind('Table: memory over time', () => [table('Memory of the pipeline ranks', [
-      { title: 'pp', value: (row) => row.rank }, { ...shownBytes('base'), title: 'without microbatches, GiB' }, shownBytes('peak'), { title: 'first at', value: (row) => row.at, show: (row) => time(row.at) }], rows)]));
+      { title: 'PP', value: (row) => row.rank }, { ...shownBytes('base'), title: 'Without microbatches, GiB' }, shownBytes('peak'), { title: 'First at', value: (row) => row.at, show: (row) => time(row.at) }], rows)]));
   return [made, () => draw(first)];
 }
 
@@ -29,10 +29,10 @@ function memoryPlot(box, curves, ranks) {
   const tables = ranks.map((rank) => [curves[rank].times, curves[rank].sizes.map((bytes) => bytes / 2 ** 30)]);
   const values = uPlot.join([...tables, [[0, all], [usable, usable]]]);
   const shown = (_, value) => (value === null || value === undefined ? '' : `${fixed(value, 2)} GiB`);
-  const series = ranks.map((rank, at) => ({ label: `pp ${rank}`, stroke: () => colour(ranks.length === 1 ? 'held' : `c${(3 * rank) % 12}`), width: 2, paths: uPlot.paths.stepped({ align: 1 }), spanGaps: true, points: { show: false }, value: shown, dash: at > 3 ? [8, 3] : undefined }));
-  const limit = { label: 'usable', stroke: () => colour('bad'), dash: [6, 4], width: 1.5, spanGaps: true, points: { show: false }, value: shown };
+  const series = ranks.map((rank, at) => ({ label: `PP ${rank}`, stroke: () => colour(ranks.length === 1 ? 'held' : `c${(3 * rank) % 12}`), width: 2, paths: uPlot.paths.stepped({ align: 1 }), spanGaps: true, points: { show: false }, value: shown, dash: at > 3 ? [8, 3] : undefined }));
+  const limit = { label: 'Usable', stroke: () => colour('bad'), dash: [6, 4], width: 1.5, spanGaps: true, points: { show: false }, value: shown };
   return addPlot(box, {
-    height: 300, series: [{ label: 'time', value: (_, value) => (value === null ? '' : time(value)) }, ...series, limit],
+    height: 300, series: [{ label: 'Time', value: (_, value) => (value === null ? '' : time(value)) }, ...series, limit],
     scales: { y: { range: (_, low, high) => [0, high * 1.05] } }, axis: { values: (_, splits) => splits.map((value) => `${value} GiB`) },
   }, values);
 }

@@ -9,7 +9,7 @@ function timelineSection() {
       height: Math.min(900, Math.max(160, 60 + lanes * (lanes > 32 ? 12 : 24))), legend: { show: false },
       series: [{}, { points: { show: false }, paths: () => null }],
       scales: { y: { dir: -1, range: () => [0, lanes] } },
-      axis: { splits: () => Array.from({ length: lanes }, (_, lane) => lane + 0.5), values: (_, splits) => splits.map((at) => (vpp > 1 ? `pp ${Math.floor(at / vpp)} chunk ${Math.floor(at) % vpp}` : `pp ${Math.floor(at)}`)), grid: { show: false } },
+      axis: { splits: () => Array.from({ length: lanes }, (_, lane) => lane + 0.5), values: (_, splits) => splits.map((at) => (vpp > 1 ? `PP ${Math.floor(at / vpp)}.${Math.floor(at) % vpp}` : `PP ${Math.floor(at)}`)), grid: { show: false } },
       hooks: {
         draw: [(plot) => paint(plot, actions, chunkOf, vpp)],
         setCursor: [(plot) => {
@@ -22,12 +22,12 @@ function timelineSection() {
   };
   const made = section('timeline', 'Timeline',
     el('p', { class: 'soft' }, `One optimizer step of ${time(data.step.makespan)}, replayed with times from the device's peak rates. Drag to zoom, double-click for the whole step.`),
-    legend(kinds.map((kind) => [kind, KINDS[kind]])), zoomControls(), box, status, idleTable(), behind('Table: the actions of a rank', () => actionTables(actions)));
+    legend(kinds.map((kind) => [kind, capital(KINDS[kind])])), zoomControls(), box, status, idleTable(), behind('Table: the actions of a rank', () => actionTables(actions)));
   return [made, draw];
 }
 
 function described(action) {
-  return `${KINDS[action.kind]} of microbatch ${action.microbatch} on slot ${action.slot}: ${time(action.stop - action.start)} from ${time(action.start)}`;
+  return `${capital(KINDS[action.kind])} of microbatch ${action.microbatch} on slot ${action.slot}: ${time(action.stop - action.start)} from ${time(action.start)}`;
 }
 
 function finder(actions, chunkOf, vpp) {
@@ -67,15 +67,15 @@ function idleTable() {
   const rows = data.step.ranks.map((rank, pp) => ({ pp, ...rank }));
   const column = (title, key) => ({ title, value: (row) => row[key], show: (row) => time(row[key]) });
   return table('Busy and idle time of the pipeline ranks', [
-    { title: 'pp', value: (row) => row.pp }, column('busy', 'busy'), column('idle', 'idle'), column('idle between its actions', 'idle_inside'),
-    { title: 'idle share', value: (row) => row.idle / data.step.makespan, show: (row) => `${fixed((100 * row.idle) / data.step.makespan, 1)} %` }], rows);
+    { title: 'PP', value: (row) => row.pp }, column('Busy', 'busy'), column('Idle', 'idle'), column('Idle between its actions', 'idle_inside'),
+    { title: 'Idle share', value: (row) => row.idle / data.step.makespan, show: (row) => `${fixed((100 * row.idle) / data.step.makespan, 1)} %` }], rows);
 }
 
 function actionTables(actions) {
   const place = el('div');
-  const show = (rank) => place.replaceChildren(table(`Actions of pp ${rank}, in order`, [
-    { title: 'start', value: (row) => row.start, show: (row) => time(row.start) }, { title: 'length', value: (row) => row.stop - row.start, show: (row) => time(row.stop - row.start) },
-    { title: 'action', text: true, value: (row) => KINDS[row.kind] }, { title: 'slot', value: (row) => row.slot }, { title: 'microbatch', value: (row) => row.microbatch }], actions[rank]));
+  const show = (rank) => place.replaceChildren(table(`Actions of PP ${rank}, in order`, [
+    { title: 'Start', value: (row) => row.start, show: (row) => time(row.start) }, { title: 'Length', value: (row) => row.stop - row.start, show: (row) => time(row.stop - row.start) },
+    { title: 'Action', text: true, value: (row) => capital(KINDS[row.kind]) }, { title: 'Slot', value: (row) => row.slot }, { title: 'Microbatch', value: (row) => row.microbatch }], actions[rank]));
   show(0);
-  return [choice('Rank', actions.map((_, rank) => [rank, `pp ${rank}`]), (rank) => show(Number(rank))), place];
+  return [choice('Rank', actions.map((_, rank) => [rank, `PP ${rank}`]), (rank) => show(Number(rank))), place];
 }
