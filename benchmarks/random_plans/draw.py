@@ -12,7 +12,7 @@ from random_plans.layout import batch_section, draw_degrees, mesh_section, rando
 from random_plans.lora import add_lora
 from random_plans.low_precision import add_low_precision
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, model_section
-from random_plans.options import add_megatron_options, add_options, add_scores, add_values, with_layer_skew
+from random_plans.options import add_megatron_options, add_options, add_scores, add_values, add_windows, with_layer_skew
 from random_plans.settings import (
     add_allocator,
     add_framework,
@@ -142,6 +142,7 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
             sections[name] = section(own)
     if seed >= FIRST_RUN and sections["host"].get("name") != "megatron":
         _add_copies(stream("copies"), sections)
+        add_windows(stream("windows"), sections["model"])
 
 
 def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:

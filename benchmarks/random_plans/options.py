@@ -258,7 +258,25 @@ def _add_factors(draw: Draw, model: dict[str, Any], cuts: Collection[int]) -> No
         draw.maybe(model, 0.5, parallel_layers=lambda: draw.some(inside) or inside[:1])
 
 
+WINDOWS_SHARE = 0.2
 CHOICES_SHARE = 0.5
+
+
+def add_windows(draw: Draw, model: dict[str, Any]) -> None:
+    """Windows of single layers; none where layers share a choice of keys, which needs equal ones."""
+    attention = model.get("attention")
+    if attention is None or attention.get("indexer", {}).get("shared_layers") or not draw.chance(WINDOWS_SHARE):
+        return
+    letters = model["pattern"].upper().replace("|", "")
+    letters = (letters * model["num_layers"])[: model["num_layers"]]
+    free = [layer for layer, letter in enumerate(letters) if letter == "A" and layer not in attention.get("full_layers", [])]
+    windows = []
+    for _ in range(2):
+        if layers := draw.some(free):
+            windows.append({"size": draw.wide(2, 1500), "layers": layers})
+            free = [layer for layer in free if layer not in layers]
+    if windows:
+        attention["windows"] = windows
 
 
 def _add_choices(draw: Draw, model: dict[str, Any], cuts: Collection[int]) -> None:

@@ -109,6 +109,8 @@ def _fitting(spec: Spec) -> Spec:
     for owner, key in ((attention, "nope_layers"), (attention, "full_layers"), (indexer or {}, "layers")):
         if key in owner:
             owner[key] = [layer for layer in owner[key] if layer in places] or ([] if key != "layers" else places)
+    for window in attention.get("windows", []):
+        window["layers"] = [layer for layer in window["layers"] if layer in places]
     if indexer is not None and "shared_layers" in indexer:
         first, own = min(indexer["layers"], default=len(letters)), indexer["layers"]
         indexer["shared_layers"] = [layer for layer in indexer["shared_layers"] if layer in places and layer > first and layer not in own]

@@ -129,6 +129,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.attention.rotary_dim",
         "model.attention.sinks",
         "model.attention.softmax_scale",
+        "model.attention.windows",
         "model.mamba.bias",
         "model.mamba.gated_norm",
         "model.mamba.inner_norm",

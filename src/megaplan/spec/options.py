@@ -76,7 +76,7 @@ def _of(prefix: str, section: OptionsSection) -> Iterator[Option]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        listed = ", ".join(map(str, value[:8]))
+        listed = ", ".join(map(_shown, value[:8]))
         return f"[{listed}{', …' if len(value) > 8 else ''}]"
     if isinstance(value, Section):
         given = value.model_dump(exclude_defaults=True)

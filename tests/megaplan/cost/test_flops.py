@@ -73,12 +73,13 @@ LATENT = {
 def test_a_window_counts_on_the_layers_that_have_it(attention: dict[str, object]) -> None:
     """Layers are counted by global index: one layer without it costs what it does where no layer has one."""
     costs = []
-    for more in ({}, {"window_size": 5}, {"window_size": 5, "full_layers": [2]}):
+    for more in ({}, {"window_size": 5}, {"window_size": 5, "full_layers": [2]}, {"windows": [{"size": 5, "layers": [1]}]}):
         model = {"pattern": "AA", "num_layers": 4, "hidden_size": 32, "vocab_size": 64, "attention": attention | more}
         batch = {"micro_batch_size": 1, "seq_length": 64}
         costs.append(costs_of(Spec.model_validate({"format": "megaplan.spec/1", "name": "w", "model": model, "batch": batch})).layers)
-    full, narrow, mixed = costs
+    full, narrow, mixed, several = costs
     assert mixed == (narrow[0], narrow[1], full[2], narrow[3])
+    assert several == (full[0], narrow[1], full[2], full[3])
     assert narrow[2].total_flops < full[2].total_flops
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from megaplan.families.attention.section import LayerWindow
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention
 
 WINDOW = {"window_size": 5, "full_layers": (2, 4)}
@@ -20,5 +21,7 @@ WINDOW = {"window_size": 5, "full_layers": (2, 4)}
 def test_a_layer_by_its_global_index(attention: GroupedQueryAttention | LatentAttention) -> None:
     """Blocks past the layers, such as a prediction depth, have the window too."""
     assert [attention.window(layer) for layer in (0, 2, 3, 4, 99)] == [5, None, 5, None, 5]
+    several = attention.model_copy(update={"windows": (LayerWindow(size=9, layers=(0, 6)), LayerWindow(size=2, layers=(3,)))})
+    assert [several.window(layer) for layer in (0, 1, 2, 3, 6, 99)] == [9, 5, None, 2, 9, 5]
     everywhere = attention.model_copy(update={"window_size": None, "full_layers": ()})
     assert everywhere.window(2) is None

@@ -33,6 +33,8 @@ MTP_TOO = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
 SIDES_AHEAD = SIDES | {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40, "side_embeddings": True}}
 PLATFORM_AHEAD = PLATFORM | {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40, "side_embeddings": True}}
 SLIDING = {"window_size": 5, "full_layers": [2], "nope_layers": [0, 6]}
+SEVERAL = {"window_size": 5, "full_layers": [2], "windows": [{"size": 3, "layers": [4]}, {"size": 9, "layers": [6]}]}
+SEVERAL_WINDOWS = {"model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, **SEVERAL}}
 WINDOWED = {"model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, **SLIDING}}
 
 
@@ -180,6 +182,9 @@ FEATURE_CELLS = [
     Cell("sides-ahead-tp2-ep2-dp2", T2 | E2, spec=EXPERTS | ROUTED | SIDES_AHEAD),
     # windows and layers without rotation, by global index, whichever stage has them
     Cell("windows-interleaved-pp2-vpp2", V2, "interleaved_1f1b", DENSE | WINDOWED),
+    Cell("windows-several-pp2", {"pp": 2}, spec=DENSE | SEVERAL_WINDOWS),
+    Cell("windows-several-tp2-dp2", T2 | {"dp_shard": 2}, spec=DENSE | SEVERAL_WINDOWS),
+    Cell("windows-several-packed-cp2", C2, spec=DENSE | FEW_WORDS | SEVERAL_WINDOWS, ci=True),
     Cell("windows-zbv-pp2-tp2", V2 | T2, "zbv", DENSE | WINDOWED),
     Cell("windows-latent-mtp-pp4-dp2", {"pp": 4, "dp_shard": 2}, spec=pattern("AD", attention=MLA | SLIDING) | MTP_TOO, num_microbatches=8),
     # over a context group: tokens before and after a token are taken before rows are split

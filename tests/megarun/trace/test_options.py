@@ -33,7 +33,11 @@ MLA = {
     "nope_layers": [1],
 }
 ENDING = FALCON | TWO | {"model.parallel_layers": [2, 5], "mesh": {"pp": 2}, "batch": {"micro_batch_size": 2, "seq_length": 192}}
+WINDOWS = {
+    "model.attention": {**CAPS["model.attention"], "window_size": 9, "windows": [{"size": 3, "layers": [0]}, {"size": 40, "layers": [2]}]},
+}
 CASES = {
+    "windows-pp-kernels": ("ADAD", WINDOWS | TWO | {"mesh": {"pp": 2}, "precision": BF16, "host.kernels": "triton"}),
     "gate-alone-pp-selective": ("MDM", GATE_ALONE | TWO | {"mesh": {"pp": 2}, "recompute": {"default": "selective"}}),
     "gate-alone-tp-cp-kernels": ("MM", GATE_ALONE | {"mesh": {"tp": 2, "cp": 2}, "precision": BF16, "host.kernels": "triton"}),
     "caps-pp-tied": ("ADAD", CAPS | TWO | {"mesh": {"pp": 2}, "precision": BF16, "model.tie_embeddings": True}),

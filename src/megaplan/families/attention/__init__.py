@@ -34,9 +34,9 @@ def _served(
         width = attention.kv_lora_rank + attention.qk_rope_head_dim
         if attention.indexer is not None and variant.indexed:
             width += attention.indexer.head_dim
-        return ServingState(width, None if variant.full else attention.window_size)
-    width, window = 2 * attention.num_kv_heads * attention.head_dim, None if variant.full else attention.window_size
-    return ServingState(width, window, cache_parts=attention.num_kv_heads, cached_by=KEYS_AND_VALUES)
+        return ServingState(width, variant.window)
+    width = 2 * attention.num_kv_heads * attention.head_dim
+    return ServingState(width, variant.window, cache_parts=attention.num_kv_heads, cached_by=KEYS_AND_VALUES)
 
 
 def _rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:

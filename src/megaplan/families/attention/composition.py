@@ -49,8 +49,7 @@ def core_inside(
 
     The dtype of sinks is `parameters`.
     """
-    window = None if variant.full else attention.window_size
-    sizes = _of_rank(dims, attention)._replace(window=window, masked=variant.shares)
+    sizes = _of_rank(dims, attention)._replace(window=variant.window, masked=variant.shares)
     return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
 
 
@@ -83,10 +82,10 @@ def attention_work(
 
     Relation bias and NoPE change neither FLOPs nor, to first order, bytes of the ideal work, which does not count them.
     """
-    first, window = residual_work(load, PART, hidden_size), None if variant.full else attention.window_size
+    first = residual_work(load, PART, hidden_size)
     sequence = load.sequences, load.positions, load.seq_length
     core = core_sizes(attention, *sequence, load.itemsize, tp=load.tp, relations=load.relations)
-    core = core._replace(window=window, packed=load.packed)
+    core = core._replace(window=variant.window, packed=load.packed)
     if isinstance(attention, GroupedQueryAttention):
         return (first, *_grouped_query(load, attention, hidden_size, core))
     indexer = attention.indexer

@@ -90,10 +90,24 @@ def _layers(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAtten
         lists["model.attention.indexer.layers"] = attention.indexer.layers
         lists["model.attention.indexer.shared_layers"] = attention.indexer.shared_layers
         yield from _shared(checked, attention, attention.indexer)
-    for key, layers in lists.items():
+    yield from _twice(checked, attention)
+    listed = (*lists.items(), *(("model.attention.windows", window.layers) for window in attention.windows))
+    for key, layers in listed:
         yield from rising(checked, key, layers)
         if checked.letters is not None:
             yield from _not_attention(checked, key, layers, checked.letters)
+
+
+def _twice(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+    """Checks that no layer has two windows, or one and none."""
+    seen = dict.fromkeys(attention.full_layers, "attention.full_layers")
+    for window in attention.windows:
+        for layer in window.layers:
+            if layer in seen:
+                detail = f"layer {layer} is in attention.windows with size = {window.size}, and in {seen[layer]}"
+                yield checked.error("MP715", detail, "model.attention.windows", f"remove {layer} from one of them")
+                return
+        seen |= dict.fromkeys(window.layers, f"those with size = {window.size}")
 
 
 def _shared(checked: CheckedSpec, attention: LatentAttention, indexer: Indexer) -> Iterator[Diagnostic]:
@@ -113,8 +127,9 @@ def _shared(checked: CheckedSpec, attention: LatentAttention, indexer: Indexer) 
     for source, *others in indexer.groups:
         unequal = [layer for layer in others if attention.window(layer) != attention.window(source)]
         if unequal:
-            detail = f"layer {unequal[0]} shares the choice of layer {source}, and only one of them is in attention.full_layers"
-            yield checked.error("MP715", detail, key, "write both under attention.full_layers, or neither")
+            sizes = [attention.window(layer) or "no" for layer in (unequal[0], source)]
+            detail = f"layer {unequal[0]} shares the choice of layer {source}, and their windows are {sizes[0]} and {sizes[1]} positions"
+            yield checked.error("MP715", detail, key, "give both one window, or none")
 
 
 def _not_attention(checked: CheckedSpec, key: str, layers: tuple[int, ...], letters: str) -> Iterator[Diagnostic]:

@@ -76,6 +76,23 @@ def yarn_factor(factor: float, weight: float = 1.0) -> float:
 RopeScaling = Annotated[LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")]
 
 
+class LayerWindow(Section):
+    """A window of some layers.
+
+    Attributes:
+        size: Positions that a token sees, itself included.
+        layers: A layers with it: 0-based global indices, rising.
+    """
+
+    size: PositiveInt
+    layers: tuple[NaturalInt, ...]
+
+
+def _window(layer: int, size: int | None, full: tuple[int, ...], windows: tuple[LayerWindow, ...]) -> int | None:
+    own = next((window.size for window in windows if layer in window.layers), None)
+    return None if own is None and layer in full else own or size
+
+
 class Indexer(OptionsSection):
     """Sparse-attention indexer of MLA (DeepSeek-V3.2, arXiv:2512.02556).
 
@@ -129,6 +146,7 @@ class GroupedQueryAttention(OptionsSection):
         sinks: A learned score per head in the denominator of its softmax.
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
+        windows: Windows of layers with another one than window_size.
         rope_theta: Base of the rotary angles.
         rope_scaling: Scaling of rotary frequencies for a longer context; null for none.
         softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
@@ -141,7 +159,7 @@ class GroupedQueryAttention(OptionsSection):
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
-        | {"window_rope_theta", "output_multiplier", "score_cap"}
+        | {"window_rope_theta", "output_multiplier", "score_cap", "windows"}
     )
 
     kind: Literal["gqa"]
@@ -156,6 +174,7 @@ class GroupedQueryAttention(OptionsSection):
     sinks: StrictBool = False
     window_size: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()
+    windows: tuple[LayerWindow, ...] = ()
     rope_theta: PositiveFloat = 10_000.0
     rope_scaling: RopeScaling | None = None
     softmax_scale: PositiveFloat | None = None
@@ -172,7 +191,7 @@ class GroupedQueryAttention(OptionsSection):
 
     def window(self, layer: int) -> int | None:
         """Window of a layer, by its global index; layers beyond the model's last one have it too."""
-        return None if layer in self.full_layers else self.window_size
+        return _window(layer, self.window_size, self.full_layers, self.windows)
 
 
 class LatentAttention(OptionsSection):
@@ -195,12 +214,13 @@ class LatentAttention(OptionsSection):
         softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
+        windows: Windows of layers with another one than window_size.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.
         indexer: Sparse-attention indexer; null for none.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
-        {"bias", "output_bias", "latent_norm", "latent_norm_eps", "rope_scaling", "softmax_scale"}
+        {"bias", "output_bias", "latent_norm", "latent_norm_eps", "rope_scaling", "softmax_scale", "windows"}
     )
 
     kind: Literal["mla"]
@@ -219,6 +239,7 @@ class LatentAttention(OptionsSection):
     softmax_scale: PositiveFloat | None = None
     window_size: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()
+    windows: tuple[LayerWindow, ...] = ()
     nope_layers: tuple[NaturalInt, ...] = ()
     indexer: Indexer | None = None
 
@@ -229,4 +250,4 @@ class LatentAttention(OptionsSection):
 
     def window(self, layer: int) -> int | None:
         """Window of a layer, by its global index; layers beyond the model's last one have it too."""
-        return None if layer in self.full_layers else self.window_size
+        return _window(layer, self.window_size, self.full_layers, self.windows)

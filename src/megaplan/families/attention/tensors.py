@@ -15,12 +15,12 @@ class AttentionVariant(NamedTuple):
 
     Attributes:
         indexed: True if the layer has the section's indexer (MLA only).
-        full: True if the layer has no window.
+        window: Positions that a token sees; None for all before it.
         shares: True if the layer attends to the choice of an earlier layer's indexer.
     """
 
     indexed: bool = False
-    full: bool = False
+    window: int | None = None
     shares: bool = False
 
 
@@ -29,10 +29,10 @@ PLAIN = AttentionVariant()
 
 def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int, _place: int) -> AttentionVariant:
     """The variant of layer `layer` (global index)."""
-    full, indexer = layer in attention.full_layers, attention.indexer if isinstance(attention, LatentAttention) else None
+    window, indexer = attention.window(layer), attention.indexer if isinstance(attention, LatentAttention) else None
     if indexer is None:
-        return AttentionVariant(full=full)
-    return AttentionVariant(layer in indexer.layers, full, layer in indexer.shared_layers)
+        return AttentionVariant(window=window)
+    return AttentionVariant(layer in indexer.layers, window, layer in indexer.shared_layers)
 
 
 Role = Literal["alone", "source", "first", "later"]
