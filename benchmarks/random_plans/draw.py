@@ -97,7 +97,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     if not megatron:
         length = sections["batch"]["seq_length"]
         add_options(stream("options"), sections["model"], shape, degrees.slots, length, runtime=scope is Scope.RUNTIME)
-        add_values(stream, sections["model"], cuts)
+        add_values(stream, sections["model"], cuts, towers=seed >= FIRST_RUN and scope is not Scope.RUNTIME)
     if megatron:
         pp, count = degrees.mesh["pp"], degrees.num_microbatches
         sections["host"] = megatron_section(

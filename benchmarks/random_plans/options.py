@@ -100,7 +100,7 @@ _OPTIONS = frozenset(
 _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _mlp, "short_convolution": _short_convolution}
 
 
-def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Collection[int]) -> None:
+def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Collection[int], *, towers: bool) -> None:
     """Routing, factors, caps and blocks of prediction depths of a drawn model, each of a stream of its own."""
     _add_routing(stream("routing"), model)
     _add_factors(stream("factors"), model, cuts)
@@ -110,6 +110,18 @@ def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Colle
         stream("normed depths").maybe(model["features"]["mtp"], 0.5, normed_input=True)
         _add_depth_pattern(stream("depth pattern"), model)
     _add_choices(stream("choices"), model, cuts)
+    if towers:
+        _add_towers(stream("towers"), model)
+
+
+TOWERS_SHARE = 0.03
+
+
+def _add_towers(draw: Draw, model: dict[str, Any]) -> None:
+    """Encoders of a drawn model, which no runtime builds."""
+    if draw.chance(TOWERS_SHARE):
+        names = draw.some(["vision", "audio", "projector"]) or ["vision"]
+        model["towers"] = {name: {"parameters": draw.randint(1, 10**6), "trained": draw.chance(0.5)} for name in names}
 
 
 ROUTING_SHARE = 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -22,7 +23,9 @@ COUNT = 20
 
 def model_class(model_type: str) -> Any:
     """transformers' own class: fla registers others under the same model types when a model of transformers imports it."""
-    return getattr(transformers, class_facts(model_type).model_class)
+    module = transformers.CONFIG_MAPPING[model_type].__module__.replace(".configuration_", ".modeling_")
+    name = class_facts(model_type).model_class
+    return getattr(transformers, name, None) or getattr(importlib.import_module(module), name)
 
 
 def built(config: dict[str, Any]) -> tuple[Any, int]:

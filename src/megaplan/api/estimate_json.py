@@ -9,6 +9,7 @@ from megaplan.budget.skew import RoutingRange
 from megaplan.budget.values import RankBudget
 from megaplan.layout.step_time import time_document
 from megaplan.plan.estimates import device_record
+from megaplan.spec.models import Spec
 
 FORMAT = "megaplan.estimate/1"
 
@@ -18,7 +19,7 @@ def estimate_document(found: Any, ranks: Sequence[RankBudget]) -> dict[str, Any]
     budget = found.budget
     return {
         "format": FORMAT,
-        "totals": {"parameters": budget.parameters, "active_parameters": budget.active_parameters},
+        "totals": {"parameters": budget.parameters, "active_parameters": budget.active_parameters, **_towers(found.job.spec)},
         "fits": budget.fits,
         "largest_micro_batch": found.largest_micro_batch,
         "device": device_record(budget),
@@ -38,6 +39,11 @@ def estimate_document(found: Any, ranks: Sequence[RankBudget]) -> dict[str, Any]
         "serving": found.serving.as_document() if found.serving else None,
         "diagnostics": [item.as_document() for item in found.diagnostics],
     }
+
+
+def _towers(spec: Spec) -> dict[str, Any]:
+    """The parts of a multimodal model that are counted and not priced; empty if there are none."""
+    return {} if spec.model.towers is None else {"towers": spec.model.towers.model_dump(exclude_none=True)}
 
 
 def _rank(rank: RankBudget, found: Any) -> dict[str, Any]:

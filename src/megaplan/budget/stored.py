@@ -208,7 +208,7 @@ class StoredState:
     def _of_slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
         blocks = [(name, self.block(name), has_groups(name)) for name in slot.blocks]
         runs = [*slot.blocks, "head"] if is_last and self._inventory.tied else list(slot.blocks)
-        idle = {name for name in slot.copies if name in ENDS}
+        idle = {name for name in slot.copies if name in ENDS} | {Outside.TOWERS.value}.intersection(slot.blocks)
         if idle:
             blocks.sort(key=lambda block: block[0] not in idle)
             runs = [name for name in runs if name not in idle]

@@ -17,6 +17,9 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
     active = f", {active_parameters:,} active" if active_parameters != parameters else ""
     yield f"  {family_counts(letters)}", ""
     yield f"  {parameters:,} parameters{active}", ""
+    if spec.model.towers is not None:
+        parts = [f"{name} {part.parameters:,} {'trained' if part.trained else 'frozen'}" for name, part in spec.model.towers.given.items()]
+        yield f"  towers: {', '.join(parts)}; on the first stage, not priced", ""
     if spec.lora is not None:
         chosen = ", ".join(spec.lora.families or ("all linears of layers",))
         yield f"  adapters of rank {spec.lora.rank:,}, alpha {spec.lora.alpha:g}, on {chosen}; the rest is frozen", ""

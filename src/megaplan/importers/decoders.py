@@ -259,6 +259,16 @@ def glm4(reader: ConfigReader) -> dict[str, Any]:
     return _decoder(reader, biases(reader, output=False), partial=0.5, model={"norm_placement": "both"})
 
 
+def glm4v(reader: ConfigReader) -> dict[str, Any]:
+    """glm4v_text: glm4, always with biases."""
+    return _decoder(reader, {"bias": True}, partial=0.5, model={"norm_placement": "both"})
+
+
+def glm_ocr(reader: ConfigReader) -> dict[str, Any]:
+    """glm_ocr_text: glm4v_text without biases."""
+    return _decoder(reader, {}, partial=0.5, model={"norm_placement": "both"})
+
+
 def gelu_name(reader: ConfigReader) -> str:
     """Gemma's activation: `hidden_activation` where it is given, else `hidden_act`."""
     given = reader.value("hidden_activation")

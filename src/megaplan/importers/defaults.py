@@ -6,7 +6,24 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+
+class PartFacts(NamedTuple):
+    """A nested config of a multimodal class.
+
+    Attributes:
+        type: Its model type, if the config does not say.
+        fixed: The class has this model type, whatever the config says.
+        optional: The part is absent if the config lacks it.
+        init: Its fields if the config lacks it.
+    """
+
+    type: str
+    fixed: bool
+    optional: bool
+    init: Mapping[str, Any]
 
 
 class ClassFacts(NamedTuple):
@@ -18,6 +35,8 @@ class ClassFacts(NamedTuple):
         renamed: Other names of fields, each with the name that the class has.
         fields: The class's own fields with their defaults.
         common: Fields that every class has.
+        parts: Nested configs, by key.
+        forwards_tie: The text model's `tie_word_embeddings` counts where the whole config has none.
     """
 
     version: str
@@ -25,6 +44,8 @@ class ClassFacts(NamedTuple):
     renamed: Mapping[str, str]
     fields: Mapping[str, Any]
     common: frozenset[str]
+    parts: Mapping[str, PartFacts] = MappingProxyType({})
+    forwards_tie: bool = False
 
 
 NO_FACTS = ClassFacts("", "", {}, {}, frozenset())
@@ -36,7 +57,11 @@ def class_facts(model_type: str) -> ClassFacts:
     found = table["types"].get(model_type)
     if found is None:
         return NO_FACTS
-    return ClassFacts(table["transformers"], found["class"], found["renamed"], found["fields"], frozenset(table["common"]))
+    parts = {key: PartFacts(*part) for key, part in found.get("parts", {}).items()}
+    common = frozenset(table["common"])
+    return ClassFacts(
+        table["transformers"], found["class"], found["renamed"], found["fields"], common, parts, found.get("forwards_tie", False)
+    )
 
 
 @cache

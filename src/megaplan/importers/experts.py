@@ -46,6 +46,12 @@ def qwen3_vl_moe(reader: ConfigReader) -> dict[str, Any]:
     return _decoder(reader, {**biases(reader), "qk_norm": True}, moe, dense=qwen_dense(reader))
 
 
+def qwen3_omni(reader: ConfigReader) -> dict[str, Any]:
+    """qwen3_omni_moe_text: qwen3_moe without windows."""
+    reader.skip("sliding_window")
+    return _decoder(reader, {**biases(reader), "qk_norm": True}, qwen_experts(reader), dense=qwen_dense(reader))
+
+
 def olmoe(reader: ConfigReader) -> dict[str, Any]:
     """olmoe: a norm over all heads of the queries and of the keys; `intermediate_size` is one expert's width."""
     attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
@@ -85,7 +91,8 @@ def gpt_oss(reader: ConfigReader) -> dict[str, Any]:
 def glm4_moe(reader: ConfigReader) -> dict[str, Any]:
     """glm4_moe: dense layers first; a shared expert; no bias on the output projection."""
     moe = _deepseek_experts(reader)
-    attention = {**biases(reader, output=False), **({"qk_norm": True} if reader.flag("use_qk_norm") else {})}
+    normed = "use_qk_norm" in reader.facts.fields and reader.flag("use_qk_norm")
+    attention = {**biases(reader, output=False), **({"qk_norm": True} if normed else {})}
     dense = first_dense(reader)
     return _decoder(reader, attention, moe, dense=dense, partial=0.5)
 

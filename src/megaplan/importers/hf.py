@@ -15,6 +15,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.registry import ARCHITECTURES, REFUSED, RENAMED
+from megaplan.importers.towers import MULTIMODAL, split_text, towers_of
 from megaplan.spec.document import MAX_DEPTH, Document, parse_document, resolve_scalar
 from megaplan.spec.hub import is_model_name
 from megaplan.spec.load import LoadedSpec, check_document
@@ -59,17 +60,22 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     Raises:
         MegaplanError: Every error found: MP109 … MP119, MP801 … MP807, or those of the spec that results.
     """
-    config, source = _fields(text, name)
+    whole, marks = _fields(text, name)
+    config, source = _text_model(whole, marks)
+    _check_type(config, source, text)
     family = RENAMED.get(config["model_type"], config["model_type"])
     reader = ConfigReader(config, source, family, class_facts(family), strict=strict)
     if NESTED in config:
         reader.skip(NESTED)
         reader.warn(NESTED, NESTED, "only the text model is imported; other models of the config are not counted")
+    notes: Sequence[Diagnostic] = ()
     if family != config["model_type"]:
         reader.warn("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
     _check_architectures(reader)
     model = ARCHITECTURES[family](reader)
     reader.stop_if_wrong()
+    if whole["model_type"] in MULTIMODAL:
+        model["towers"], notes = towers_of(whole, marks, model["hidden_size"])
     plain = {
         "format": "megaplan.spec/1",
         "name": _name(config, name),
@@ -79,7 +85,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     }
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
     loaded = check_document(document)
-    found = (*reader.warnings, *_batch_note(document, name), *loaded.diagnostics)
+    found = (*reader.warnings, *notes, *_batch_note(document, name), *loaded.diagnostics)
     return ImportedSpec(loaded._replace(diagnostics=found), document.value, family)
 
 
@@ -110,7 +116,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
-    """The config's fields and their positions, if an import exists for its model type."""
+    """The config's fields and their positions."""
     _check_json(text, name)
     small = _without_modules(text, name)
     # Python writes the limits of time steps as Infinity, which no JSON reader but Python's takes; the reader of specs keeps it as text.
@@ -125,7 +131,11 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     if not isinstance(read.value, dict) or not isinstance(read.value.get("model_type"), str):
         what = "is no mapping" if not isinstance(read.value, dict) else "has no text model_type"
         raise _refusal("MP801", f"{name} {what}", Location(name), "megaplan import hf config.json")
-    fields, source = _text_model(read.value, source)
+    return read.value, source
+
+
+def _check_type(fields: dict[str, Any], source: SourceMap, text: str) -> None:
+    """Stops at a model type that no import reads."""
     family = fields["model_type"]
     if family in REFUSED:
         key, why = REFUSED[family]
@@ -134,7 +144,6 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     if family not in ARCHITECTURES and family not in RENAMED:
         detail = f"model_type = {json.dumps(family[:80])}, and {len(ARCHITECTURES)} others are read"
         raise _unknown("MP802", detail, source.locate("model_type"), text)
-    return fields, source
 
 
 def _unknown(code: str, detail: str, at: Location, text: str) -> MegaplanError:
@@ -151,6 +160,8 @@ def _unknown(code: str, detail: str, at: Location, text: str) -> MegaplanError:
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a config's text model as a config of its own; the fields themselves if the config nests none."""
     fields = dict(config)
+    if fields.get("model_type") in MULTIMODAL:
+        return split_text(fields, SourceMap(""))[0]
     if not isinstance(fields.get(NESTED), dict):
         return fields
     found = _text_model(fields, SourceMap(""))[0]
@@ -160,6 +171,8 @@ def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 def _text_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap]:
     """The text model of a config that nests one, with the positions of its fields; any other config unchanged."""
     nested, family = config.get(NESTED), config["model_type"]
+    if family in MULTIMODAL:
+        return split_text(config, source)
     if not isinstance(nested, dict) or family in ARCHITECTURES:
         return config, source
     inner = nested.get("model_type")

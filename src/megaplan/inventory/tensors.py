@@ -40,6 +40,7 @@ class Outside(StrEnum):
     PLATFORM = "platform"
     RELATION_BIAS = "relation_bias"
     MTP = "mtp"
+    TOWERS = "towers"
 
 
 class Init(StrEnum):
@@ -168,8 +169,8 @@ class Inventory:
 
     Attributes:
         layers: One `Block` per layer, in model order; full names `layers.{i}.…`.
-        outside: Named blocks outside the stack, in order: `embedding`, `ngram`, `structure`, `platform`, `relation_bias`, `final_norm`,
-            `head` (absent when tied), `mtp.0` …
+        outside: Named blocks outside the stack, in order: `embedding`, `ngram`, `structure`, `platform`, `towers`, `relation_bias`,
+            `final_norm`, `head` (absent when tied), `mtp.0` …
         tied: The head reuses `embedding`.
         active_parameters: Parameters that one token uses: all but the routed experts that its router does not choose.
         ahead: Names of the side embeddings that the depths of multi-token prediction use too.

@@ -13,14 +13,19 @@ from megaplan.schedules.registry import placement
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
 
-_INPUT_FAMILIES = (Outside.EMBEDDING, *(family for family, side in SIDE_EMBEDDINGS.items() if side.home == "first"))
+_INPUT_FAMILIES = (
+    Outside.EMBEDDING,
+    *(family for family, side in SIDE_EMBEDDINGS.items() if side.home == "first"),
+    Outside.TOWERS,
+)
 
 
 def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
     """Slots with their pp rank, chunk and blocks.
 
-    The first slot holds the embedding and the side embeddings (R-8, R-9); the last the final norm, the head and the MTP depths (R-8,
-    R-10). A tied head and MTP read the token embedding on the last slot: they share one copy there, unless it is the first slot too.
+    The first slot holds the embedding, the side embeddings (R-8, R-9) and the towers; the last the final norm, the head and the MTP
+    depths (R-8, R-10). A tied head and MTP read the token embedding on the last slot: they share one copy there, unless it is the first
+    slot too.
     The relation bias is on every slot with an A block; the first of them owns it (R-12).
 
     Args:

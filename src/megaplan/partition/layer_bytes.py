@@ -125,9 +125,11 @@ def _needs(
         storage = block_storage(sizes, block)
         stored = stored_needs(storage)
         static = stored.static_bytes + rounds * (storage.resident_slack_bytes + storage.state_slack_bytes)
+        if not runs:
+            return BlockNeeds(static, 0, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
         ledger = block_bytes(spec, dims, name, block)
         kept_input = boundary if ledger.keeps_input and not reads_other_input(name, has_mtp=has_mtp, normed=normed) else 0
-        saved = ledger.saved_bytes + rounds * ledger.saved_slack_bytes + kept_input if runs else 0
+        saved = ledger.saved_bytes + rounds * ledger.saved_slack_bytes + kept_input
         return BlockNeeds(static, saved, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
 
     made: dict[object, BlockNeeds] = {}
@@ -144,7 +146,7 @@ def _needs(
         outside = [
             name for name in slot.blocks if not name.startswith("layers.") and inventory.block(name).family is not Outside.RELATION_BIAS
         ]
-        parts = [needs(name, inventory.block(name), runs=name not in slot.copies) for name in outside]
+        parts = [needs(name, inventory.block(name), runs=name not in (*slot.copies, Outside.TOWERS)) for name in outside]
         ends.append(BlockNeeds(*map(sum, zip(*parts, strict=True))) if parts else BlockNeeds())
     if measured is not None:
         ends = [_measured(*both) for both in zip(ends, (measured.first, measured.last), strict=True)]

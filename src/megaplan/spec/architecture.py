@@ -123,6 +123,38 @@ class Features(Section):
         return self.sides if self.mtp is not None and self.mtp.side_embeddings else ()
 
 
+class Tower(Section):
+    """A part of a multimodal model that a spec counts and does not price.
+
+    Attributes:
+        parameters: Number of its parameters.
+        trained: The part has gradients and moments of AdamW; else it is frozen.
+    """
+
+    parameters: PositiveInt
+    trained: StrictBool = False
+
+
+class Towers(Section):
+    """Encoders of a multimodal model, on the first stage: their shards are counted, their activations, gathered copies and FLOPs are not.
+
+    Attributes:
+        vision: Encoder of images and videos.
+        audio: Encoder of sound.
+        projector: Matrices between encoders and the stream of text.
+    """
+
+    vision: Tower | None = None
+    audio: Tower | None = None
+    projector: Tower | None = None
+
+    @property
+    def given(self) -> dict[str, Tower]:
+        """The parts that the model has, by name."""
+        parts = {"vision": self.vision, "audio": self.audio, "projector": self.projector}
+        return {name: part for name, part in parts.items() if part is not None}
+
+
 Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="kind")]
 Mamba = Annotated[Mamba1 | Mamba2 | Mamba3, Field(discriminator="kind")]
 LinearAttention = Annotated[GatedDeltaNet | KimiDeltaAttention, Field(discriminator="kind")]
@@ -156,11 +188,12 @@ class Model(OptionsSection):
         linear_attention: Dimensions of G blocks.
         short_convolution: Dimensions of C blocks.
         features: Optional features.
+        towers: Encoders of a multimodal model, whose parameters are counted; null for none.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
-        | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier", "logits_cap"}
+        | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier", "logits_cap", "towers"}
     )
 
     pattern: Text
@@ -187,6 +220,7 @@ class Model(OptionsSection):
     linear_attention: LinearAttention | None = None
     short_convolution: ShortConvolution | None = None
     features: Features = Features()
+    towers: Towers | None = None
 
     def joins_loss(self, *, kernels: bool) -> bool:
         """True if head and loss are one operation: with kernels, which cap no logits."""

@@ -48,6 +48,10 @@ class Checked(NamedTuple):
         """An error at a key."""
         return diagnostic(code, detail, self.locate(key), hints)
 
+    def note(self, code: str, detail: str, key: str, *hints: str) -> Diagnostic:
+        """A note at a key."""
+        return diagnostic(code, detail, self.locate(key), hints, Severity.NOTE)
+
     def warning(self, code: str, detail: str, key: str, *hints: str) -> Diagnostic:
         """A warning at a key."""
         return diagnostic(code, detail, self.locate(key), hints, Severity.WARNING)

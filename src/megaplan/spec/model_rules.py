@@ -14,7 +14,7 @@ from megaplan.wording import plural
 
 
 def model_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP332, MP701 … MP715 and MP729."""
+    """Yields MP225, MP332, MP701 … MP715 and MP729."""
     for family, section in families_of(checked.spec.model):
         yield from family.rules(checked, section)
         yield from _taps(checked, f"model.{family.section}.conv_kernel", getattr(section, "conv_kernel", None))
@@ -23,6 +23,24 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
     yield from _norms(checked)
     yield from _multipliers(checked)
     yield from _features(checked)
+    yield from _towers(checked)
+
+
+def _towers(checked: Checked) -> Iterator[Diagnostic]:
+    """The one note that says what a count of encoders leaves out."""
+    towers = checked.spec.model.towers
+    if towers is None:
+        return
+    parts = towers.given
+    if not parts:
+        yield checked.error("MP715", "model.towers names no part", "model.towers", "towers: null")
+        return
+    listed = "\n".join(f"{name}: {part.parameters:,} parameters, {'trained' if part.trained else 'frozen'}" for name, part in parts.items())
+    missing = (
+        "counted on the first stage, in parameters, gradients and moments; their activations, gathered copies and FLOPs are not priced"
+    )
+    frozen = [f"--set model.towers.{name}.trained=true" for name, part in parts.items() if not part.trained]
+    yield checked.note("MP225", f"{listed}\n{missing}", "model.towers", *frozen)
 
 
 def _taps(checked: Checked, key: str, taps: int | None) -> Iterator[Diagnostic]:

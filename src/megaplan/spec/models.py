@@ -53,6 +53,7 @@ from megaplan.spec.architecture import (
     MultiTokenPrediction,
     Ngram,
     RelationBias,
+    Towers,
 )
 from megaplan.spec.device import DeviceRef
 from megaplan.spec.host import Host
@@ -125,6 +126,7 @@ __all__ = [
     "Spec",
     "SplitSection",
     "StableRate",
+    "Towers",
     "Training",
     "YarnScaling",
 ]

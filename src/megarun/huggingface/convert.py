@@ -204,6 +204,7 @@ def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule],
     theirs, ours = (spec.model.model_dump(mode="json") for spec in (imported.loaded.spec, job.spec))
     different = list(_depths_different(NAMES[imported.family], text_fields(config), ours["features"].pop("mtp", None)))
     theirs["features"].pop("mtp", None)
+    theirs.pop("towers", None)  # an encoder's weights stay where they are
     different += _different("model", theirs, ours)
     if different:
         raise refusal("MP664", "\n".join(_most(different)), hints=(f"megaplan split {path} -o PLAN",), file=str(path))

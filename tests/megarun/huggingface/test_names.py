@@ -49,7 +49,7 @@ def test_a_text_model_of_several_parts(prefix: str, tmp_path: Path) -> None:
     model.mkdir()
     config = model / "config.json"
     config.write_text(json.dumps({"model_type": "gemma3", "text_config": GEMMA, "vision_config": {}}))
-    job, plan = read_job(split(str(config), batch__seq_length=8).plan, None)
+    job, plan = read_job(split(str(config), batch__seq_length=8, model__towers=None).plan, None)
     rules = weight_rules(NAMES["gemma3_text"], job.spec, job.inventory, text_fields(json.loads(config.read_text())))
     own = {name: torch.randn(rule.shape) for rule in rules for name in rule.theirs}
     inside = {prefix + (name if prefix == "language_model." else name.removeprefix("model.")): tensor for name, tensor in own.items()}

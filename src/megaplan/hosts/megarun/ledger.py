@@ -96,6 +96,8 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
             own = f"{own} in low precision"
         made[name] = id(block), operations(section, index), own
     for name, block in inventory.outside:
+        if block.family is Outside.TOWERS:  # which no operation of the stack reads
+            continue
         made[name] = id(block), None, name if block.family is Outside.MTP else "head" if name == "head" else "none"
     if inventory.tied:
         made["head"] = id(inventory.block("embedding")), None, "head"

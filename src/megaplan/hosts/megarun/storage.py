@@ -103,8 +103,20 @@ class BlockStorage(NamedTuple):
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
-    if sizes.frozen is None:
-        return _trained_storage(sizes, block)
+    if block.family is Outside.TOWERS:
+        return _without_copies(_mixed_storage(sizes._replace(frozen=sizes.frozen or sizes.params, padded=False), block))
+    return _trained_storage(sizes, block) if sizes.frozen is None else _mixed_storage(sizes, block)
+
+
+def _without_copies(storage: BlockStorage) -> BlockStorage:
+    """Storage of parameters whose use is not priced: their shards, and the shards of their gradients."""
+    dense = GroupBytes(shard_bytes=storage.dense.shard_bytes)
+    return storage._replace(dense=dense, both=dense)
+
+
+def _mixed_storage(sizes: Sizes, block: Block) -> BlockStorage:
+    """Storage of a block with frozen tensors, of dtype `sizes.frozen`."""
+    assert sizes.frozen is not None
     trained = _trained_storage(sizes._replace(frozen=None), _only(block, frozen=False))
     frozen = _trained_storage(sizes._replace(frozen=None, masters=sizes.frozen, master=sizes.frozen.bytes), _only(block, frozen=True))
     casting, bank_casting = _casting(sizes, block)

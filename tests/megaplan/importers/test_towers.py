@@ -1,0 +1,93 @@
+"""Multimodal configs: encoders and projections are counted in the first stage. `tests/upstream/test_towers.py` checks the totals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megaplan import estimate
+from megaplan.budget.values import RankBudget
+from megaplan.columns import Column, Phase
+from megaplan.errors import MegaplanError
+from megaplan.importers.hf import ImportedSpec, import_hf
+from megaplan.importers.towers import MULTIMODAL
+from megaplan.inventory.build import build_inventory
+
+SMALL: dict[str, list[tuple[dict[str, Any], int]]] = json.loads((Path(__file__).parent / "small_towers.json").read_text(encoding="utf-8"))
+"""A small config a model type, with transformers' number of parameters."""
+
+
+def imported(fields: dict[str, Any], *changes: str) -> ImportedSpec:
+    return import_hf(json.dumps(fields, indent=1), "config.json", changes)
+
+
+@pytest.mark.parametrize("model_type", MULTIMODAL)
+def test_parameters(model_type: str) -> None:
+    ((fields, total),) = SMALL[model_type]
+    assert build_inventory(imported(fields).loaded.spec).parameters == total
+
+
+GEMMA: dict[str, Any] = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96}}
+"""The class's own encoder: transformers 5.24 builds 92,884,224 parameters of it, and 49,920 of its projection."""
+
+
+def test_a_flat_config_of_an_earlier_release_is_the_nested_one() -> None:
+    ((nested, total),) = SMALL["qwen2_vl"]
+    text = {key: value for key, value in nested["text_config"].items() if key != "model_type"}
+    flat = {key: value for key, value in nested.items() if key != "text_config"} | text
+    assert build_inventory(imported(flat).loaded.spec).parameters == total
+
+
+def test_towers_are_frozen_until_set_and_named_in_one_note() -> None:
+    found = imported(GEMMA)
+    assert found.document["model"]["towers"] == {"vision": {"parameters": 92_884_224}, "projector": {"parameters": 49_920}}
+    (note,) = [item for item in found.loaded.diagnostics if item.code == "MP225"]
+    assert note.hints[:-1] == ("--set model.towers.vision.trained=true", "--set model.towers.projector.trained=true")
+    (trained,) = [item for item in imported(GEMMA, "model.towers.projector.trained=true").loaded.diagnostics if item.code == "MP225"]
+    assert trained.hints[:-1] == ("--set model.towers.vision.trained=true",)
+    assert "model.towers" in "".join(item.detail for item in found.loaded.diagnostics if item.code == "MP790")
+
+
+def test_an_unread_field_that_names_a_tensor_is_refused() -> None:
+    with pytest.raises(MegaplanError) as refused:
+        imported(GEMMA | {"vision_config": {"model_type": "siglip_vision_model", "expert_hidden_size": 12}})
+    assert [(item.code, item.location.key) for item in refused.value.diagnostics] == [("MP806", "expert_hidden_size")]
+
+
+def test_an_encoder_without_a_structure_is_refused_by_its_type() -> None:
+    with pytest.raises(MegaplanError) as refused:
+        imported(GEMMA | {"vision_config": {"model_type": "dinov2"}})
+    assert [item.code for item in refused.value.diagnostics] == ["MP805"]
+    assert "vision_config.model_type = dinov2" in refused.value.diagnostics[0].detail
+
+
+def test_towers_are_state_of_the_first_stage() -> None:
+    """2 bytes an element of a frozen part; a trained one also has a gradient and two moments of 4 bytes, over the ranks that share them."""
+    attention, mlp = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 4, "head_dim": 16}, {"ffn_hidden_size": 128}
+    model: dict[str, Any] = {"pattern": "AD", "num_layers": 4, "hidden_size": 64, "vocab_size": 256, "attention": attention, "mlp": mlp}
+    document: dict[str, Any] = {"format": "megaplan.spec/1", "name": "small", "model": model, "mesh": {"pp": 2, "dp_shard": 4}}
+    document |= {"schedule": {"num_microbatches": 4}, "batch": {"micro_batch_size": 1, "seq_length": 64}}
+    plain = estimate(document)
+    size = 4 * 10**6
+    changed: dict[bool, Any] = {}
+    for trained in (False, True):
+        model["towers"] = {"vision": {"parameters": size, "trained": trained}}
+        changed[trained] = estimate(document)
+
+    def more(trained: bool, rank: int) -> dict[Column, int]:
+        before, after = (_of(found.budget.ranks, rank) for found in (plain, changed[trained]))
+        return {column: after[column] - before[column] for column in Column}
+
+    assert more(False, 0)[Column.REPLICATED_PARAMS] == size // 4 * 2
+    assert more(True, 0)[Column.OTHER_OPTIMIZER] == size // 4 * 8 + 4
+    assert more(True, 0)[Column.GRADIENTS] >= size // 4 * 4
+    assert not any(more(True, 7).values())
+    assert changed[False].parameters == plain.parameters + size
+    assert changed[True].active_parameters == plain.active_parameters
+    assert changed[True].to_dict()["totals"]["towers"] == {"vision": {"parameters": size, "trained": True}}
+
+
+def _of(ranks: tuple[RankBudget, ...], rank: int) -> dict[Column, int]:
+    (found,) = [each for each in ranks if rank in each.ranks]
+    return dict(found.cells[Phase.OPTIMIZER])
