@@ -14,10 +14,10 @@ class PartFacts(NamedTuple):
     """A nested config of a multimodal class.
 
     Attributes:
-        type: Its model type, if the config does not say.
+        type: Model type, if the config does not say.
         fixed: The class has this model type, whatever the config says.
         optional: The part is absent if the config lacks it.
-        init: Its fields if the config lacks it.
+        init: Fields of the part, if the config lacks it.
     """
 
     type: str

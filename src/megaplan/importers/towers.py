@@ -22,7 +22,7 @@ class Parts(NamedTuple):
 
     Attributes:
         whole: The config itself.
-        vision: Its encoder of images.
+        vision: The encoder of images.
         hidden: Width of the stream of text.
     """
 
