@@ -53,7 +53,7 @@ def search(
         typer.Option(
             "--host",
             metavar="NAME",
-            help="Framework to search for: megarun or megatron; -o writes its launch.",
+            help="Framework to search for: megarun, megatron or torchtitan; -o writes its launch.",
             autocompletion=completion.hosts,
         ),
     ] = None,

@@ -15,7 +15,7 @@ from megaplan.exploration.floors import floors_of
 from megaplan.exploration.policies import keeps_more
 from megaplan.exploration.recompute import chain
 from megaplan.exploration.space import UNSCHEDULED, Space
-from megaplan.exploration.values import Exact, LayoutChoice, MemoryPolicy, Objective, Outcome
+from megaplan.exploration.values import ONE_RANK, Exact, LayoutChoice, MemoryPolicy, Objective, Outcome
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.spans import Spans, spans_of
@@ -35,7 +35,6 @@ HOPELESS = 20
 LIKELY = 1.5
 """Ratio of available memory to the lower bound from which cuts are likely to fit."""
 UNLIMITED = 1 << 62
-ONE_RANK = LayoutChoice(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
 Policies = list[tuple[int, MemoryPolicy]]
 """Policies of a layout, each with a lower bound on its step."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
-from megaplan.exploration.values import Illegal, LayoutChoice, MemoryPolicy
+from megaplan.exploration.values import ONE_RANK, Illegal, LayoutChoice, MemoryPolicy
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
@@ -56,11 +56,13 @@ class Space:
         self.global_batch = spec.global_batch_size
         self.illegal: dict[tuple[str, str], Illegal] = {}
         self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # errors of each
+        self._hosted: dict[LayoutChoice, Diagnostic | None] = {}
         self._slots: dict[tuple[int, int], list[int]] = {}
         self._sections: dict[tuple[Hashable, ...], Section] = {}
         self._policies: dict[int, list[MemoryPolicy]] = {}
         self._host = spec.host.kind
         self.by_modules = "recompute_modules" in self._host.keys
+        self._whole_blocks = self._host.block_layers > 1
         self._recomputed = list(self._recomputes())
 
     def keep_recomputes(self, kept: Sequence[tuple[tuple[str, str], ...]]) -> None:
@@ -188,7 +190,8 @@ class Space:
         key = "recompute", policy.recompute
         found = self._sections.get(key)
         if found is None:
-            found = self._sections[key] = self.base.recompute.model_copy(update={"default": "none", "blocks": _written(policy)})
+            default, blocks = (policy.recompute[0][1], {}) if self._whole_blocks and policy.recompute else ("none", _written(policy))
+            found = self._sections[key] = self.base.recompute.model_copy(update={"default": default, "blocks": blocks})
         return found
 
     def _meshes(self, *, usual: bool = False) -> Iterator[LayoutChoice]:
@@ -201,10 +204,10 @@ class Space:
             if devices % (tp * cp) or not self._allows(tp=tp, cp=cp) or not self._group_is_legal(tp, cp, 1, 1, 1):
                 continue
             for pp in divisors(devices // (tp * cp)):
-                if not self._allows(pp=pp):
+                if not self._allows(pp=pp) or not self._host_runs(pp > 1, ONE_RANK._replace(pp=2, num_microbatches=2)):
                     continue
                 data = devices // (tp * cp * pp)
-                for dp_shard, (ep, etp) in product(self._shards(data), self._expert_degrees()):
+                for dp_shard, (ep, etp) in product(self._shards(data, cp), self._expert_degrees()):
                     if data // dp_shard > most.get("dp_replicate", data) or etp > most.get("etp", etp):
                         continue
                     if not self._allows(dp_shard=dp_shard, dp_replicate=data // dp_shard, ep=ep, etp=etp):
@@ -216,14 +219,15 @@ class Space:
                         kind, vpp = UNSCHEDULED if pp > 1 else ("1f1b", 1)
                         yield LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
 
-    def _shards(self, data: int) -> list[int]:
+    def _shards(self, data: int, cp: int) -> list[int]:
         """Data ranks over which state is sharded.
 
         For a distributed optimizer these are all of them, unless one is given: copies of its shards need more memory, and no term of the
         step's time is shorter with them. The same holds for an optimizer that is not distributed.
         """
         asked = "dp_shard" in self.fixed or "dp_replicate" in self.fixed
-        return divisors(data) if asked or "distributed_optimizer" not in self._host.keys else [data]
+        found = divisors(data) if asked or "distributed_optimizer" not in self._host.keys else [data]
+        return [shard for shard in found if self._host_runs(shard * cp == 1 < data, ONE_RANK._replace(dp_replicate=2))]
 
     def _micro_batches(self, data: int) -> list[int]:
         """Sequences of a microbatch that give the same global batch."""
@@ -283,6 +287,8 @@ class Space:
             fixed = self.fixed.get(f"recompute.{letter}", self.fixed.get("recompute"))
             options.append([name for name in allowed if fixed is None or name == fixed])
         for names in product(*options):
+            if self._whole_blocks and len(set(names)) > 1:
+                continue
             for modules in self._modules():
                 yield tuple(zip(letters, names, strict=True)), 0, modules
         full = self.fixed.get("full_layers", 1)
@@ -310,17 +316,27 @@ class Space:
     def _allows(self, **values: object) -> bool:
         return all(name not in self.fixed or self.fixed[name] == value for name, value in values.items())
 
+    def _host_runs(self, has: bool, layout: LayoutChoice) -> bool:
+        """True unless a mesh has a feature that the host does not run, by MP902 of a layout with that feature alone."""
+        if not has:
+            return True
+        if layout not in self._hosted:
+            found = check_rules(self.spec_of(layout, self._plain_policy(1)))
+            self._hosted[layout] = next((item for item in found if item.code == "MP902" and item.severity is Severity.ERROR), None)
+        if (item := self._hosted[layout]) is not None:
+            self._count(item.location.key or "mesh", item.code, item.detail)
+        return item is None
+
+    def _plain_policy(self, tp: int) -> MemoryPolicy:
+        plain = MemoryPolicy((), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads="")
+        return plain._replace(vocab_parallel=self._host.vocab_with_tp and tp > 1, grads=self._grads)
+
     def _group_is_legal(self, tp: int, cp: int, dp_shard: int, ep: int, etp: int) -> bool:
         """True if the rules of the mesh and the host allow these degrees; the rules depend on no others."""
         key = (tp, cp, dp_shard * cp * tp % (ep * etp), ep, etp)
         if key not in self._groups:
-            policy = MemoryPolicy(
-                (), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads=self._grads
-            )
-            if self._host.vocab_with_tp:
-                policy = policy._replace(vocab_parallel=tp > 1)
             layout = LayoutChoice(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
-            found = check_rules(self.spec_of(layout, policy))
+            found = check_rules(self.spec_of(layout, self._plain_policy(tp)))
             self._groups[key] = [item for item in found if item.severity is Severity.ERROR]
         for item in self._groups[key][:1]:
             self._count(item.location.key or "mesh", item.code, item.detail)

@@ -42,6 +42,9 @@ class LayoutChoice(NamedTuple):
     num_microbatches: int
 
 
+ONE_RANK = LayoutChoice(1, 1, "1f1b", 1, 1, 1, 1, 1, 1, 1, 1)
+
+
 class MemoryPolicy(NamedTuple):
     """Settings that trade a layout's memory for time; the result has the best policy of each layout.
 

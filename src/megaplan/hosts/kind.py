@@ -60,7 +60,7 @@ class HostKind(NamedTuple):
         expandable: The launch sets expandable segments of torch's allocator unless the spec says otherwise.
         graphs: Values of `host.cuda_graphs` that it knows, its default first.
         empty_slots: A slot may have only the embedding or the head, or nothing.
-        block_layers: Layers of one of its blocks, which no cut separates.
+        block_layers: Layers of one of its blocks, which no cut separates; with several, all blocks have one recompute policy.
     """
 
     name: str

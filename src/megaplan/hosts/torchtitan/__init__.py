@@ -40,9 +40,11 @@ HOST = HostKind(
     explain=Later("megaplan.hosts.torchtitan.explain:explain"),
     limits=Later("megaplan.hosts.torchtitan.limits:torchtitan_rules"),
     sums=Later("megaplan.partition.torchtitan_bytes:torchtitan_limits"),
+    floors=Later("megaplan.exploration.torchtitan_floors:TorchtitanFloors"),
     step=Later("megaplan.hosts.torchtitan.software:step_of"),
     import_=Later("megaplan.cli.import_torchtitan:import_torchtitan"),
     export=Later("megaplan.exporters.torchtitan:export_torchtitan"),
     topic=Later("megaplan.hosts.torchtitan.topic:TOPIC"),
+    vocab_with_tp=True,
     block_layers=2,
 )  # fmt: skip
