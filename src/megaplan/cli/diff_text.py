@@ -54,14 +54,14 @@ def diff_lines(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str
 
 def flip_texts(diff: PlanDiff) -> list[tuple[str, bool]]:
     """`ranks 0-3 (pp 0): fits → DOES NOT FIT, over by 1.20 GiB` and whether it is a loss; ranks with equal text share a line."""
-    groups: dict[tuple[int, str, bool], tuple[SpanField, ...]] = {}
+    groups: dict[tuple[str, str, bool], tuple[SpanField, ...]] = {}
     for rank in diff.flips:
         if rank.after is not None:
             size = format_bytes(abs(rank.after.headroom_bytes))
             text = f"does not fit → fits, headroom {size}" if rank.after.fits else f"fits → DOES NOT FIT, over by {size}"
-            key = (rank.after.coordinate.get("pp", 0), text, not rank.after.fits)
+            key = (_stages_text(rank), text, not rank.after.fits)
             groups[key] = joined((*groups.get(key, ()), *rank.ranks))
-    return [(f"{runs_label(runs)} (pp {pp_rank}): {text}", is_loss) for (pp_rank, text, is_loss), runs in groups.items()]
+    return [(f"{runs_label(runs)} ({stages}): {text}", is_loss) for (stages, text, is_loss), runs in groups.items()]
 
 
 def move_text(move: CutMove) -> str:
@@ -105,9 +105,12 @@ def value_text(value: Any, length: int = 60) -> str:
 
 def ranks_label(rank: RankChange) -> str:
     """The ranks of a change: `ranks 0-3 (pp 0)`."""
-    some = rank.after or rank.before
-    assert some is not None
-    return f"{runs_label(rank.ranks)} (pp {some.coordinate.get('pp', 0)})"
+    return f"{runs_label(rank.ranks)} ({_stages_text(rank)})"
+
+
+def _stages_text(rank: RankChange) -> str:
+    """`pp 0`, `pp 1-2`."""
+    return f"pp {runs_label(rank.stages).partition(' ')[2]}"
 
 
 def column_rows(rank: RankChange) -> list[tuple[str, str, str, str]]:

@@ -85,8 +85,8 @@ def _lines(found: Schedule) -> Iterator[StyledLine]:
     yield f"{found.kind}, {found.placement} placement: {found.pp} ranks of {found.vpp} slots, {step.makespan:,} units a step", "bold"
     yield "", ""
     rows = [["pp", "peak in flight", "bubble", "inside its span"]]
-    for rank, peak in enumerate(found.peak_in_flight):
-        rows.append([str(rank), str(peak), f"{step.bubbles[rank]:,}", f"{step.bubbles_inside[rank]:,}"])
+    for rank, (peak, idle, inside) in enumerate(zip(found.peak_in_flight, step.bubbles, step.bubbles_inside, strict=True)):
+        rows.append([str(rank), str(peak), f"{idle:,}", f"{inside:,}"])
     yield from ((line, "") for line in table(rows))
     text = "peak in flight: microbatches on all chunks of the rank, from the start of F to the end of B or W"
     yield from ((line, "") for line in wrap(text, indent="  "))

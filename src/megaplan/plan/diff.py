@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic
-from megaplan.layout.runs import num_ranks
+from megaplan.layout.runs import joined, num_ranks, runs_of
 from megaplan.plan.digests import OUTSIDE_DIGEST
 from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, SpanField, Stage
 from megaplan.wording import plural
@@ -69,11 +69,13 @@ class RankChange:
         ranks: Half-open runs; those of the later plan if the plans number the ranks differently.
         before: Budget in the first plan.
         after: Budget in the second plan.
+        stages: Half-open runs of pp ranks, in the same plan.
     """
 
     ranks: tuple[SpanField, ...]
     before: RankEstimate | None
     after: RankEstimate | None
+    stages: tuple[SpanField, ...] = ((0, 1),)
 
     @property
     def num_ranks(self) -> int:
@@ -185,7 +187,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
         after: The proposed plan.
         tampered: Digest problems found while reading the two, with the file's name.
     """
-    ranks = tuple(change for change in _rank_changes(before.estimates.ranks, after.estimates.ranks) if change.changed)
+    ranks = tuple(change for change in _rank_changes(_by_stage(before), _by_stage(after)) if change.changed)
     old_inputs, new_inputs = dict(before.inputs), dict(after.inputs)
     old_outside, new_outside = ({key: inputs.pop(key, {}) for key in OUTSIDE_DIGEST} for inputs in (old_inputs, new_inputs))
     return PlanDiff(
@@ -305,26 +307,53 @@ def _holders(stages: tuple[Stage, ...]) -> dict[str, tuple[Place, ...]]:
     return holders
 
 
-def _rank_changes(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, ...]) -> Iterator[RankChange]:
-    """Groups of ranks with one budget before and one after, worst after first."""
-    old_size, new_size = (max((stop for rank in ranks for _, stop in rank.ranks), default=0) for ranks in (before, after))
-    if old_size == new_size:
+class _Staged(NamedTuple):
+    """The budgets of a plan, and the number of ranks of a stage; stages are runs of consecutive ranks."""
+
+    budgets: tuple[RankEstimate, ...]
+    pp: int
+    num_ranks: int
+
+    def stages_of(self, runs: tuple[SpanField, ...]) -> tuple[SpanField, ...]:
+        """The pp ranks of these ranks."""
+        width = max(1, self.num_ranks // self.pp)
+        return runs_of(sorted({stage for start, stop in runs for stage in range(start // width, (stop - 1) // width + 1)}))
+
+    def worst(self) -> dict[int, RankEstimate]:
+        """The worst budget of each stage."""
+        return {stage: each for each in reversed(self.budgets) for run in self.stages_of(each.ranks) for stage in range(*run)}
+
+    def within(self, stages: list[int]) -> tuple[SpanField, ...]:
+        """The ranks of stages."""
+        width = max(1, self.num_ranks // self.pp)
+        return joined([(stage * width, (stage + 1) * width) for stage in stages])
+
+
+def _by_stage(plan: PlanDocument) -> _Staged:
+    budgets = plan.estimates.ranks
+    return _Staged(budgets, plan.spec.mesh.pp, max((stop for rank in budgets for _, stop in rank.ranks), default=0))
+
+
+def _rank_changes(before: _Staged, after: _Staged) -> Iterator[RankChange]:
+    """Groups of ranks with one budget before and one after, worst after first; of plans that number ranks differently a stage's worst."""
+    if before.num_ranks == after.num_ranks:
         yield from _by_number(before, after)
         return
-    old = {rank.coordinate.get("pp", 0): rank for rank in reversed(before)}  # reversed, so that the worst of a pp rank remains
-    new = {rank.coordinate.get("pp", 0): rank for rank in reversed(after)}
-    for pp_rank in sorted(old.keys() | new.keys()):
-        left, right = old.get(pp_rank), new.get(pp_rank)
-        ranks = right.ranks if right else left.ranks if left else ()
-        yield RankChange(ranks, left, right)
+    pairs: dict[tuple[int, int], tuple[RankEstimate | None, RankEstimate | None, list[int]]] = {}
+    old, new = before.worst(), after.worst()
+    for stage in sorted(old.keys() | new.keys()):
+        left, right = old.get(stage), new.get(stage)
+        pairs.setdefault((id(left), id(right)), (left, right, []))[2].append(stage)
+    for left, right, stages in pairs.values():
+        yield RankChange((after if right else before).within(stages), left, right, runs_of(stages))
 
 
-def _by_number(before: tuple[RankEstimate, ...], after: tuple[RankEstimate, ...]) -> Iterator[RankChange]:
-    for right in after:
-        for left in before:
+def _by_number(before: _Staged, after: _Staged) -> Iterator[RankChange]:
+    for right in after.budgets:
+        for left in before.budgets:
             shared = _intersection(left.ranks, right.ranks)
             if shared:
-                yield RankChange(shared, left, right)
+                yield RankChange(shared, left, right, after.stages_of(shared))
 
 
 def _intersection(left: tuple[SpanField, ...], right: tuple[SpanField, ...]) -> tuple[SpanField, ...]:

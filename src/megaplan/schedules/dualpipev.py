@@ -29,7 +29,7 @@ def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noq
 
 
 def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[ScheduleStep, ...]:
-    lane, behind = OrderWriter(rank, pp), pp - 1 - rank
+    lane, behind = OrderWriter(rank, pp, num_microbatches), pp - 1 - rank
     for _ in range(2 * behind):
         lane.forward(0)
     for _ in range(rank + 1):

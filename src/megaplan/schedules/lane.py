@@ -8,17 +8,17 @@ from megaplan.schedules.actions import Action, ActionKind, Overlap, ScheduleStep
 
 
 class OrderWriter:
-    """Writes an order by chunk and kind; it counts the microbatches.
+    """Writes an order by chunk and kind; it counts the microbatches, and leaves out actions of microbatches that there are not.
 
     Attributes:
         order: Actions written so far.
     """
 
-    def __init__(self, rank: int, pp: int) -> None:
+    def __init__(self, rank: int, pp: int, num_microbatches: int) -> None:
         self.order: list[ScheduleStep] = []
-        self._slots = (rank, 2 * pp - 1 - rank)
+        self._slots, self._num_microbatches = (rank, 2 * pp - 1 - rank), num_microbatches
         self._next: Counter[tuple[ActionKind, int]] = Counter()
-        self._owed: deque[Action] = deque()
+        self._owed: deque[tuple[int, Action]] = deque()
 
     def done(self, kind: ActionKind, chunk: int) -> int:
         """Number of actions of a kind that were written for a chunk; a whole backward counts for each half."""
@@ -26,24 +26,25 @@ class OrderWriter:
 
     def forward(self, chunk: int) -> None:
         """F."""
-        self.order.append(self._take(ActionKind.FORWARD, chunk))
+        self._write(self._take(ActionKind.FORWARD, chunk))
 
     def backward(self, chunk: int) -> None:
         """B, both halves at once."""
-        self.order.append(self._whole(chunk))
+        self._write(self._whole(chunk))
 
     def input(self, chunk: int) -> None:
         """I; its W is deferred."""
         made = self._take(ActionKind.INPUT, chunk)
-        self.order.append(made)
-        self._owed.append(Action(ActionKind.WEIGHT, made.slot, made.microbatch))
+        if self._write(made):
+            self._owed.append((chunk, Action(ActionKind.WEIGHT, made.slot, made.microbatch)))
 
     def weight(self, chunk: int | None = None) -> None:
         """The W deferred longest, overall or for one chunk; nothing if none is deferred."""
-        owed = (made for made in self._owed if chunk is None or made.slot == self._slots[chunk])
-        if (found := next(owed, None)) is not None:
-            self._owed.remove(found)
-            self.order.append(found)
+        for index, (of_chunk, owed) in enumerate(self._owed):
+            if chunk is None or of_chunk == chunk:
+                del self._owed[index]
+                self.order.append(owed)
+                return
 
     def overlap(self, forward: int, backward: int) -> None:
         """F of one chunk with B of the other."""
@@ -52,10 +53,15 @@ class OrderWriter:
     def pay(self, *chunks: int) -> None:
         """Every deferred W, chunk by chunk."""
         for chunk in chunks:
-            mine = [made for made in self._owed if made.slot == self._slots[chunk]]
-            self.order += mine
-            for made in mine:
-                self._owed.remove(made)
+            self.order += [owed for of_chunk, owed in self._owed if of_chunk == chunk]
+        self._owed = deque(each for each in self._owed if each[0] not in chunks)
+
+    def _write(self, made: Action) -> bool:
+        """True if there is the action's microbatch."""
+        there = made.microbatch < self._num_microbatches
+        if there:
+            self.order.append(made)
+        return there
 
     def _take(self, kind: ActionKind, chunk: int) -> Action:
         microbatch = self._next[kind, chunk]

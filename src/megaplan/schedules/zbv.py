@@ -8,7 +8,7 @@ With fewer than 2p − 1 microbatches the order is that of 2p − 1 with the mis
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import ActionKind, Orders, ScheduleStep
+from megaplan.schedules.actions import Orders, ScheduleStep
 from megaplan.schedules.lane import OrderWriter
 from megaplan.schedules.problems import Problem, two_chunks_a_rank
 
@@ -29,29 +29,29 @@ def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noq
 
 
 def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[ScheduleStep, ...]:
-    lane, filled = OrderWriter(rank, pp), max(2 * pp - 1, num_microbatches)
-    for _ in range(2 * (pp - rank) - 1):  # down the first leg of the V, until the second arrives
+    """The order of a rank. Each loop ends once everything that it could write is of missing microbatches."""
+    lane = OrderWriter(rank, pp, num_microbatches)
+    for _ in range(min(2 * (pp - rank) - 1, num_microbatches)):  # down the first leg of the V, until the second arrives
         lane.forward(0)
-    for _ in range(rank):
+    for _ in range(min(rank, num_microbatches)):
         lane.forward(1)
         lane.forward(0)
-    for _ in range(pp - rank):
+    for _ in range(min(pp - rank, num_microbatches)):
         lane.forward(1)
         lane.input(1)
         lane.weight()
-    while lane.done(ActionKind.FORWARD, 1) < lane.done(ActionKind.FORWARD, 0) or lane.done(ActionKind.FORWARD, 0) < filled:
-        if lane.done(ActionKind.FORWARD, 0) < filled:
-            lane.forward(0)
+    for _ in range(min(max(pp - 1, num_microbatches - pp), num_microbatches)):
+        lane.forward(0)
         lane.input(0)
         lane.weight()
         lane.forward(1)
         lane.input(1)
         lane.weight()
-    for _ in range(rank):  # the drain: weight gradients wait, so that input gradients leave at once
+    for _ in range(min(rank, num_microbatches)):  # the drain: weight gradients wait, so that input gradients leave at once
         lane.input(0)
         lane.input(1)
-    for _ in range(pp - rank):
+    for _ in range(min(pp - rank, num_microbatches)):
         lane.input(0)
         lane.weight(0)
     lane.pay(1, 0)
-    return tuple(step for step in lane.order if all(part.microbatch < num_microbatches for part in step.parts))
+    return tuple(lane.order)

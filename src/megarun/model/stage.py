@@ -189,12 +189,29 @@ class Stage(nn.Module):
                 raise ValueError("a relation bias needs classes; megarun.training.prepare should refuse a file without")
             x, relations = self.relation_bias(x, classes)
             shared = rotary._replace(relations=relations)
-        x = self.run_layers(x, shared, starts)
+        # in this frame: a caller's name for the stream would hold what the first block need not keep
+        choice: Tensor | None = None
+        for block in self.layers.values():  # only layers that read a choice of keys get it: recompute keeps every argument
+            takes = shared is not None and block.takes_choice
+            x = block(x, shared._replace(choice=choice) if shared is not None and takes else shared, starts)
+            if block.sends_choice:
+                x, choice = x
         if not self.predicts:
             return x
+        return self.predict(x, labels, following, (following_before, following_structure, following_platform), rotary, starts)
+
+    def predict(
+        self,
+        x: Tensor,
+        labels: Tensor | None,
+        following: Sequence[Tensor],
+        sides: tuple[Sequence[Tensor], ...],
+        rotary: Rotary | None,
+        starts: Tensor | None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The last layer's stream [B, t, h] -> logits or summed loss, with `following` also the loss of further tokens."""
         further = normed = None
         if self.looks_ahead and labels is not None and torch.is_grad_enabled():
-            sides = following_before, following_structure, following_platform
             if self.reads_normed_ahead:
                 x = normed = self.final_norm(x)
             further = self.predict_further(x, (labels, *following), sides, rotary, starts)  # evaluations use only the main prediction
@@ -204,16 +221,6 @@ class Stage(nn.Module):
             return loss if further is None else loss + further
         logits = self.logits(normed)
         return logits if further is None else (logits, further)
-
-    def run_layers(self, x: Tensor, shared: Rotary | None, starts: Tensor | None) -> Tensor:
-        """The residual stream through the layers. Only layers that read a choice of keys get it: recompute keeps every argument."""
-        choice: Tensor | None = None
-        for block in self.layers.values():
-            takes = shared is not None and block.takes_choice
-            x = block(x, shared._replace(choice=choice) if shared is not None and takes else shared, starts)
-            if block.sends_choice:
-                x, choice = x
-        return x
 
     def embed(self, tokens: Tensor, *sides: Tensor | None) -> Tensor:
         """Token ids, earlier tokens, classes and platforms -> the residual stream of local tokens [B, t, h]."""

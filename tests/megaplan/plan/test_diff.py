@@ -4,10 +4,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from megaplan.cli.diff_text import ranks_label
 from megaplan.columns import Column
 from megaplan.errors import MegaplanError
 from megaplan.plan.causes import diff_with_causes
 from megaplan.plan.diff import diff_plans, stale_topics
+from megaplan.plan.document import PlanDocument
 from megaplan.plan.make import make_plan, plan_text
 from megaplan.plan.read import parse_plan
 from megaplan.spec.load import load_spec_text
@@ -149,6 +151,34 @@ def test_another_world_size_is_compared_stage_by_stage(planned):
     assert [change.before.coordinate["pp"] for change in diff.ranks] == [change.after.coordinate["pp"] for change in diff.ranks]
     gone = diff_plans(planned("llama-3.1-8b"), planned("llama-3.1-8b", "mesh.pp=1"))
     assert [change.after is None for change in gone.ranks] == [False, True]
+
+
+EIGHT_EQUAL_LAYERS = """\
+format: megaplan.spec/1
+name: a
+model: {pattern: D, num_layers: 8, hidden_size: 64, vocab_size: 16, mlp: {ffn_hidden_size: 256}}
+batch: {micro_batch_size: 1, seq_length: 64}
+"""
+
+
+def test_stages_that_share_a_budget_are_compared_one_by_one():
+    """A budget of several stages is each one's; it was listed as the first one's alone, and the others as new or removed."""
+
+    def planned(kind: str, dp_shard: int) -> PlanDocument:
+        settings = f"mesh: {{pp: 4, dp_shard: {dp_shard}}}\nschedule: {{kind: {kind}, num_microbatches: 8}}\nsplit: {{mode: equal}}\n"
+        return make_plan(load_spec_text(EIGHT_EQUAL_LAYERS + settings, "a.yaml").spec)
+
+    shared, wide, varied = planned("gpipe", 1), planned("gpipe", 2), planned("1f1b", 2)
+    assert len(shared.estimates.ranks) == len(wide.estimates.ranks) == 3
+    assert len(varied.estimates.ranks) == 4
+    assert [change.stages for change in diff_plans(shared, wide).ranks] == [((0, 1),), ((1, 3),), ((3, 4),)]
+    assert ranks_label(diff_plans(shared, wide).ranks[1]) == "ranks 2-5 (pp 1-2)"
+    for before, after in ((shared, varied), (varied, shared)):
+        changes = diff_plans(before, after).ranks
+        assert all(change.before is not None and change.after is not None for change in changes)
+        assert [change.stages for change in changes] == [((stage, stage + 1),) for stage in range(4)]
+    same_size = diff_plans(wide, varied).ranks
+    assert sorted(change.stages for change in same_size) == [((stage, stage + 1),) for stage in range(4)]
 
 
 def test_training_alone_changes_neither_digest_nor_memory(planned):

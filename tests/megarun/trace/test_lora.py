@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from trace_checks import SCALARS_BYTES
+from trace_checks import SCALARS_BYTES, compare_distinct_ranks
 
 from megaplan.budget.build import build_budget
 from megaplan.columns import Column, Phase
@@ -19,6 +19,7 @@ LORA = {"precision": BF16, "lora": {"rank": 4, "alpha": 8.0}}
 DENSE = {**LORA, "model.pattern": "ADAD", "model.num_layers": 4}
 EXPERTS = {**DENSE, "model.pattern": "AEDE"}
 TRITON = {"host.kernels": "triton"}
+FOUR_GPIPE = {"schedule": {"kind": "gpipe", "num_microbatches": 4}}
 TWO, FOUR = {"schedule.num_microbatches": 2}, {"num_microbatches": 4}
 MLA = {
     "kind": "mla", "num_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
@@ -32,6 +33,18 @@ SHARED = {**DENSE, "model.pattern": "MADMAD", "model.num_layers": 6, "model.para
 LARGE_SHARED = {
     **LORA, "lora.rank": 1, "model.pattern": "E", "model.num_layers": 1, "model.hidden_size": 64, "model.vocab_size": 16,
     "model.moe.ffn_hidden_size": 4, "model.moe.shared_ffn_hidden_size": 96, "batch": {"micro_batch_size": 1, "seq_length": 8},
+}  # fmt: skip
+FROZEN_FIRST = {
+    **LORA, "lora.rank": 24, "lora.families": ["A"], "model.pattern": "DAD", "model.num_layers": 3, "model.norm_placement": "post",
+    "model.hidden_size": 512, "model.vocab_size": 64, "model.mlp.ffn_hidden_size": 64, "mesh.pp": 2, **FOUR_GPIPE,
+    "split": {"mode": "manual", "spans": [[0, 2], [2, 3]], "reason": "a frozen block first"},
+    "batch": {"micro_batch_size": 2, "seq_length": 2048},
+}  # fmt: skip
+FROZEN_EXPERTS = {
+    **LORA, "lora.families": ["C"], "model.pattern": "EEEC", "model.num_layers": 4, "model.hidden_size": 128, "model.vocab_size": 64,
+    "model.moe": {"num_experts": 2, "top_k": 2, "ffn_hidden_size": 21, "shared_ffn_hidden_size": 4, "latent_size": 4},
+    "model.short_convolution": {"conv_kernel": 2}, "mesh": {"pp": 2, "vpp": 2}, "split": {"mode": "equal"},
+    "schedule": {"kind": "zbv", "num_microbatches": 1}, "batch": {"micro_batch_size": 16, "seq_length": 2048}, "host.kernels": "triton",
 }  # fmt: skip
 SIDES = {"ngram": {"num_tables": 3, "num_rows": 40, "dim": 4}, "structure": {"num_categories": 7, "bottleneck": 6}}
 
@@ -169,6 +182,18 @@ def test_every_column_of_every_phase_is_what_the_runtime_allocates(job_with: Any
             allowed = SCALARS_BYTES + norms * (phase is Phase.OPTIMIZER)
             wrong = {column: pair for column, pair in found.columns(phase).items() if abs(pair.difference) > allowed}
             assert wrong == {}, (budget.ranks, phase)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(FROZEN_FIRST, id="a first block keeps nothing of its input"),
+        pytest.param(FROZEN_EXPERTS, id="frozen linears are not split"),
+    ],
+)
+def test_peaks_of_frozen_blocks_between_others(job_with: Any, case: dict[str, Any]) -> None:
+    """The stage held its first block's input to the end of its forward; sums of frozen linears' gradients were planned in place."""
+    compare_distinct_ranks(job_with(case))
 
 
 @pytest.mark.parametrize("mesh", [{}, {"tp": 2, "dp_shard": 2}, {"cp": 2}])

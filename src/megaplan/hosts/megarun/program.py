@@ -322,8 +322,8 @@ class Backward:
         storages = (*self._live, *(name for name in fetches if name not in self._live))
         held, freed = (*self._held(), *made), self._freed_before_bias(op)
         if freed is not None:
-            params, first = self._params, tuple(param for param, _ in op.late if param in new)
-            self.points += (LiveSet(op.name, storages, held, (*params, *first), first, len(made)),)
+            first = tuple(param for param, _ in op.late if param in new)
+            self.points += (LiveSet(op.name, storages, held, (*self._params, *first), first, len(made)),)
             storages = tuple(name for name in storages if name != freed)
         self._params = (*self._params, *new)
         self.points += (LiveSet(op.name, storages, held, self._params, new, len(made)),)
@@ -348,7 +348,7 @@ class Backward:
             first = self._gradients.get(name)
             if first is None:
                 self._gradients[name] = new
-                if op.hands_views and not self._splittable:
+                if self._hands_views(op):
                     self._views.add(new)
                 continue
             holders = [*self._gradients.values(), *(pending.gradient for pending in self.pending)]
@@ -356,14 +356,17 @@ class Backward:
                 continue  # in place
             others = [new, *(other for _, other in arriving)] if computed else [] if new in holders else [new]
             gradients = (*self._held(), *(size_name(holder) for holder in (*others, first)))
-            if op.hands_views and not self._splittable and len(op.params) > len(op.late):
+            if self._hands_views(op) and len(op.params) > len(op.late):
                 params = ()  # for a linear with a bias, the weight's gradient is transposed and taken before the input's is reshaped
             self.points += (LiveSet(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
             self._gradients[name] = first + AGAIN_MADE
 
+    def _hands_views(self, op: Op) -> bool:
+        """True if the operation's input gradient is a view: a schedule's own linears make none, and a frozen one is not among them."""
+        return op.hands_views and not (self._splittable and op.late)
+
     def _recompute(self) -> None:
-        graph = self._graph
-        live, wanted = tuple(self._live), frozenset(self._waiting)
+        graph, live, wanted = self._graph, tuple(self._live), frozenset(self._waiting)
         self.points += tuple(_recomputed(graph, live, wanted, self._held(), self._params, splittable=self._splittable))
         self._live |= dict.fromkeys(name for name in sorted(graph.dropped) if name in self._waiting)
         _release(AGAIN, self._live, self._waiting, self._pinned)
