@@ -2,8 +2,9 @@
 
 python benchmarks/recipes_fit.py FILE.json [--json OUT] [--page]
 
-FILE.json maps names of recipes to their values by dotted key. OUT is `{"fit": N, "not_fit": [...], "not_expressed": [...]}`; an entry has
-the recipe, its peak and usable bytes, and the largest column or why no spec says it. With --page the rows are kept in
+FILE.json maps names of recipes to their values by dotted key. OUT is `{"fit": N, "not_fit": [...], "not_expressed": [...],
+"invalid": [...]}`; an entry has the recipe, its peak and usable bytes, and the largest column or why no spec says it. Invalid ones have
+degrees that do not divide their GPUs: Megatron-Core refuses them, too. With --page the rows are kept in
 `benchmarks/results/recipes_fit.json` and `docs/reference/recipes-fit.md` is written.
 """
 
@@ -34,9 +35,10 @@ def main() -> int:
         lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
         RESULT.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
         PAGE.write_text(text(rows), encoding="utf-8")
-    for entry in (*found["not_fit"], *found["not_expressed"]):
+    for entry in (*found["not_fit"], *found["not_expressed"], *found["invalid"]):
         print(f"{entry['recipe']}: {entry['reason']}")
-    print(f"fit {found['fit']}, not fit {len(found['not_fit'])}, not expressed {len(found['not_expressed'])} of {len(rows)}")
+    counts = ", ".join(f"{name.replace('_', ' ')} {len(found[name])}" for name in ("not_fit", "not_expressed", "invalid"))
+    print(f"fit {found['fit']}, {counts} of {len(rows)}")
     return 0
 
 

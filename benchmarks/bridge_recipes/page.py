@@ -23,9 +23,10 @@ the data is imported as a user would: `megaplan import megatron` reads its confi
 estimate of the resulting spec, for Megatron-Core, is compared with what the device has. A recipe states its model by name, so the
 architectures come from `benchmarks/bridge_recipes/architectures.json`.
 
-**{fit} of {judged} recipes fit ({share:.1f} %); {missing} of {count} ({missing_share:.1f} %) cannot be expressed as a spec.** The tightest
-that fit have less room than any margin, which says that estimates are not simply low; how far they are from measurements is on
-[another page](accuracy-megatron.md).
+**{fit} of {judged} recipes fit ({share:.1f} %); {missing} of {count} ({missing_share:.1f} %) cannot be expressed as a spec.**
+{invalid} more have degrees that do not divide the GPUs of their name, and `initialize_model_parallel` of Megatron-Core raises at them. The
+tightest that fit have less room than any margin, which says that estimates are not simply low; how far they are from measurements is on
+[another page](accuracy-megatron.md). That a recipe is published does not say that it ran.
 
 Peaks include what the allocator reserves above what is allocated: 2 % where the recipe lets its segments grow, else 5 %. CUDA graphs of
 layers add the scratch of the largest layer, since their pool shares nothing with what runs outside; what the driver keeps for each graph
@@ -43,9 +44,10 @@ def text(rows: Sequence[Row]) -> str:
         "judged": judged,
         "share": 100 * verdicts["fit"] / judged if judged else 0.0,
         "missing": verdicts["not_expressed"],
+        "invalid": verdicts["invalid"],
         "missing_share": 100 * verdicts["not_expressed"] / len(rows) if rows else 0.0,
     }
-    parts = [INTRODUCTION.format_map(figures), _by_precision(rows), _not_fit(rows), _not_expressed(rows), _all(rows)]
+    parts = [INTRODUCTION.format_map(figures), _by_precision(rows), _not_fit(rows), _not_expressed(rows), _invalid(rows), _all(rows)]
     return "\n".join(parts)
 
 
@@ -53,8 +55,8 @@ def _by_precision(rows: Sequence[Row]) -> str:
     found: dict[str, Counter[str]] = {}
     for row in rows:
         found.setdefault(parts_of(row.recipe)["precision"], Counter())[row.verdict] += 1
-    lines = [f"| {name} | {one['fit']} | {one['not_fit']} | {one['not_expressed']} |" for name, one in found.items()]
-    return _table("## By precision", "Precision, Fit, Do not fit, Not expressed", lines)
+    lines = [f"| {name} | {one['fit']} | {one['not_fit']} | {one['not_expressed']} | {one['invalid']} |" for name, one in found.items()]
+    return _table("## By precision", "Precision, Fit, Do not fit, Not expressed, Invalid", lines)
 
 
 def _not_fit(rows: Sequence[Row]) -> str:
@@ -67,9 +69,15 @@ def _not_fit(rows: Sequence[Row]) -> str:
 
 
 def _not_expressed(rows: Sequence[Row]) -> str:
-    some = [row for row in rows if row.verdict == "not_expressed"]
-    lines = [f"| {row.recipe} | {row.reason.replace('|', chr(92) + '|')} |" for row in some]
-    return _table("## Not expressed", "Recipe, Why", lines)
+    return _table("## Not expressed", "Recipe, Why", _reasons(rows, "not_expressed"))
+
+
+def _invalid(rows: Sequence[Row]) -> str:
+    return _table("## Invalid", "Recipe, Why", _reasons(rows, "invalid"))
+
+
+def _reasons(rows: Sequence[Row], verdict: str) -> list[str]:
+    return [f"| {row.recipe} | {row.reason.replace('|', chr(92) + '|')} |" for row in rows if row.verdict == verdict]
 
 
 def _all(rows: Sequence[Row]) -> str:

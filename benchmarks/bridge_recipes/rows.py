@@ -12,6 +12,9 @@ from bridge_recipes.document import DEVICES, PER_NODE, NotExpressedError, bridge
 from megaplan.errors import MegaplanError, Severity
 from megaplan.importers.megatron.spec import import_megatron
 
+INVALID = "MP914 --world-size "
+"""Beginning of the reason where the degrees do not divide the GPUs: `initialize_model_parallel` of Megatron-Core raises at the same."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -31,9 +34,9 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """`fit`, `not_fit` or `not_expressed`."""
+        """`fit`, `not_fit`, `not_expressed`, or `invalid` where no run can have these degrees."""
         if self.peak is None or self.usable is None:
-            return "not_expressed"
+            return "invalid" if self.reason.startswith(INVALID) else "not_expressed"
         return "fit" if self.peak <= self.usable else "not_fit"
 
 
@@ -66,7 +69,7 @@ def estimate_of(name: str, recipe: Mapping[str, Any]) -> megaplan.Estimate:
 
 def result(rows: Sequence[Row]) -> dict[str, Any]:
     """Number of recipes that fit, and the others with their reasons."""
-    found: dict[str, Any] = {"fit": 0, "not_fit": [], "not_expressed": []}
+    found: dict[str, Any] = {"fit": 0, "not_fit": [], "not_expressed": [], "invalid": []}
     for row in rows:
         if row.verdict == "fit":
             found["fit"] += 1

@@ -76,6 +76,7 @@ def test_low_precision_is_less_than_sixteen_bits_and_far_from_half() -> None:
         ("gpt5_1t_pretrain_8gpu_h100_bf16_config", {}, "not_expressed", "the architecture of gpt5_1t is neither in the recipe nor"),
         ("llama3_8b", {}, "not_expressed", "the name is not MODEL_TASK_Ngpu_DEVICE_PRECISION"),
         (NAME.format("fp8mx"), {}, "not_expressed", "MP507 "),
+        (NAME.format("bf16"), {"model.tensor_model_parallel_size": 3}, "invalid", "MP914 --world-size 8: 8 GPUs, and tp"),
         (NAME.format("bf16"), {"train.global_batch_size": 127}, "fit", "activations"),  # it runs, with a batch that is rounded
     ],
 )
