@@ -14,6 +14,7 @@ DECEMBER = "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 TRAINY = "pytorch/torchtitan, benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
 AO = "pytorch/ao, docs/source/workflows/training.md"
 CHUNKED = "pytorch/torchtitan, pull request 996, before the change"
+EXPERTS = "pytorch/torchtitan, issue 1789"
 H100, H200, MI300X, B200 = (f"device.name={name}" for name in ("h100-sxm-500w", "h200", "mi300x", "b200"))
 AUGUST_2025 = "host.fsdp_ends=separate"
 """Override for rows from July 2025 on, which have the same keys."""
@@ -120,6 +121,8 @@ def _large() -> list[Published]:
 def _others() -> list[Published]:
     one, rowwise = {**OF_2024, "training.batch_size": 1}, "precision.recipe={name: fp8_rowwise}"
     two = {**OF_2025, **LOW_2025, "training.local_batch_size": 2}
+    routed = {"model.name": "deepseek_v3", "model.flavor": "16B", "training.local_batch_size": 4, "training.seq_len": 4096}
+    routed |= {"parallelism.expert_parallel_degree": 8, "compile.enable": True, "compile.components": ["loss"]}
     found = [
         Published("8B, 8 GPUs: batch 1", CHUNKED, 49.58, 8, one),
         Published("8B, 32 H200: float8", TRAINY, 47.96, 32, two, (H200,)),
@@ -127,6 +130,7 @@ def _others() -> list[Published]:
         Published("8B, 8 H100: compile", AO, 47.65, 8, {**one, **COMPILED}),
         Published("8B, 8 H100: tensorwise", AO, 47.77, 8, {**one, **COMPILED, **LOW_2024}),
         Published("8B, 8 H100: rowwise", AO, 47.79, 8, {**one, **COMPILED}, (H100, rowwise)),
+        Published("DeepSeek-V3 16B, 8 H100: EP 8", EXPERTS, 73.32, 8, {**SHARED, **routed}, ("device.name=h100-sxm",)),
     ]
     for device, memory in ((MI300X, (39.09, 39.07, 39.32)), (B200, (33.71, 33.38, 33.72))):
         kinds = {"compile": {}, "tensorwise": LOW_2025, "rowwise": ROWS_2025}

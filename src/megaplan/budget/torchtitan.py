@@ -40,7 +40,7 @@ from megaplan.columns import Phase
 from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.buffers import boundary_bytes, input_bytes, label_bytes, rotary_bytes
 from megaplan.hosts.megarun.dims import local_dims
-from megaplan.hosts.megarun.group_bytes import GroupBytes
+from megaplan.hosts.megarun.group_bytes import NOTHING, GroupBytes
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
 from megaplan.hosts.torchtitan.blocks import PAIR, in_blocks, transformer_blocks
@@ -143,14 +143,15 @@ def _pooled(storage: BlockStorage, *, ungathered: bool) -> BlockStorage:
         gathered = 0 if ungathered else whole.gathered_bytes
         return whole._replace(shard_bytes=0, reduced_bytes=0, flat_bytes=0, gathered_bytes=gathered)
 
-    return storage._replace(dense=group(storage.dense), experts=group(storage.experts), both=group(storage.both))
+    both = group(storage.both)  # experts that a group of its own reduces earlier count until their block has ended
+    return storage._replace(dense=both, experts=NOTHING, both=both)
 
 
 def titan_sizes(spec: Spec) -> Sizes:
-    """Sizes of FSDP2's sharding: over dp_shard · cp ranks; with float8 gathers the layers' weights have one byte."""
-    ranks, recipe = spec.mesh.dp_shard * spec.mesh.cp, spec.precision.recipe
+    """Sizes of FSDP2's sharding: over dp_shard · cp ranks, and over those left to an expert; with float8 gathers weights have one byte."""
+    mesh, recipe = spec.mesh, spec.precision.recipe
     low = frozenset({PAIR}) if recipe is not None and recipe.param_gather else frozenset[str]()
-    return storage_sizes(spec)._replace(degrees=(ranks, ranks), low=low, whole_state=False)
+    return storage_sizes(spec)._replace(degrees=(mesh.dp_shard * mesh.cp, mesh.efsdp), low=low, whole_state=False)
 
 
 def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
@@ -190,10 +191,10 @@ def _ranks(
     """The budgets of a pipeline rank's other ranks: they differ in optimizer state if shards are uneven."""
     mesh, stored = evaluation.spec.mesh, evaluation.of_rank(slots)
     first, everywhere = pp_rank * (mesh.world_size // mesh.pp), range(mesh.cp)
-    uneven = [tensor._replace(expert=False) for storage, _ in stored.uneven for tensor in storage.uneven]
+    uneven = [tensor for storage, _ in stored.uneven for tensor in storage.uneven]
     found: dict[tuple[int, int], tuple[Updates, list[int]]] = {}
     for run in equal_runs(mesh, uneven, everywhere, shards=mesh.dp_shard * mesh.cp):
-        updates = stored.updates(run.first // mesh.tp, 0)
+        updates = stored.updates(run.first // mesh.tp, run.first // (mesh.ep * mesh.etp) % mesh.efsdp)
         _, offsets = found.setdefault((updates.matrix_bytes, updates.other_bytes), (updates, []))
         offsets += all_offsets(mesh, run, everywhere)
     budgets = []

@@ -19,7 +19,7 @@ class TorchtitanFloors(AnyFloors):
 
     def __init__(self, inventory: Inventory, _spec: Spec) -> None:
         self._inventory = inventory
-        self._stored: dict[tuple[int, int, int], int] = {}
+        self._stored: dict[tuple[int, int, int, int], int] = {}
 
     def peak_bytes(self, spec: Spec) -> int:
         """Lower bound on peak memory over all cuts."""
@@ -40,7 +40,7 @@ class TorchtitanFloors(AnyFloors):
     def stored_bytes(self, spec: Spec) -> int:
         """Stored bytes of all blocks on one rank of each stage."""
         mesh = spec.mesh
-        key = mesh.tp, mesh.dp_shard, mesh.cp
+        key = mesh.tp, mesh.dp_shard, mesh.cp, mesh.ep
         if key not in self._stored:
             sizes = titan_sizes(spec)
             needs = [stored_needs(block_storage(sizes, block)).static_bytes * count for block, count in self._inventory.makes]

@@ -22,6 +22,8 @@ def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _recompute(checked: Checked) -> Iterator[Diagnostic]:
+    if checked.spec.host.kind.block_layers > 1:  # its checkpoints are of whole blocks, and run a dispatch again
+        return
     for letter, family in FAMILIES.items():
         policy = checked.spec.recompute.of(letter)
         if checked.has(letter) and policy == "full" and family.full_refused is not None:

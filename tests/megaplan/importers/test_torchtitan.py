@@ -74,6 +74,23 @@ def test_a_file_of_2026_and_one_note_of_defaults():
     assert 'training.dtype = "float32"' in notes[0].detail
 
 
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("qwen3/30B-A3B", 30_532_122_624),
+        ("qwen3/235B-A22B", 235_093_634_560),
+        ("deepseek_v3/16B", 15_706_484_224),
+        ("deepseek_v3/236B", 235_741_434_880),
+        ("deepseek_v3/671B", 671_026_404_352),
+    ],
+)
+def test_models_with_experts_have_their_published_sizes(model, parameters):
+    text = "[training]\nlocal_batch_size = 4\nseq_len = 4096\n[parallelism]\nexpert_parallel_degree = 8\n"
+    spec = import_torchtitan(text, "job.toml", (), 64, model).loaded.spec
+    assert build_inventory(spec).parameters == parameters
+    assert (spec.mesh.ep, spec.mesh.efsdp, spec.mesh.world_size) == (8, 8, 64)
+
+
 def test_gpus_that_no_one_states_are_assumed_with_a_note():
     found = import_torchtitan(OLD, "job.toml").loaded
     assert found.spec.mesh.world_size == 8
@@ -110,7 +127,7 @@ def test_stages_of_2026():
 @pytest.mark.parametrize(
     ("before", "after", "code", "said"),
     [
-        ('flavor = "1.7B"', 'flavor = "30B-A3B"', "MP914", "experts"),
+        ('name = "qwen3"', 'name = "gpt_oss"', "MP914", "attention sinks"),
         ('flavor = "1.7B"', 'flavor = "9B"', "MP916", "llama3/8B"),
         ("seq_len = 4096", 'seq_len = "4k"', "MP916", "an integer from 1 on"),
         ("seq_len = 4096", "seq_len = 4096\nenable_cpu_offload = true", "MP914", "host's memory"),

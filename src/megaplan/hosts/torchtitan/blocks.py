@@ -1,4 +1,4 @@
-"""Transformer blocks: an A layer and the D layer after it, which torchtitan shards, checkpoints and compiles together."""
+"""Transformer blocks: an A layer and the D or E layer after it, which torchtitan shards, checkpoints and compiles together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from megaplan.layout.values import Slot
 ATTENTION, MLP = "attention.", "mlp."
 """Prefixes of the names of each half's tensors and storages."""
 PAIR = "AD"
-"""The letters of a block, and the family of a joined one."""
+"""The letters of a block, and the family of a joined one, whether it has an MLP or experts."""
+PAIRS = PAIR, "AE"
 SIZE = len(PAIR)
 
 
@@ -19,7 +20,7 @@ def transformer_blocks(inventory: Inventory) -> Inventory:
     """The same tensors with pairs of layers joined; equal pairs are one object.
 
     Args:
-        inventory: Inventory of a spec with alternating A and D layers.
+        inventory: Inventory of a spec of pairs: an A layer, and a D or E layer.
     """
     made: dict[tuple[int, int], Block] = {}
     layers = []
@@ -41,4 +42,5 @@ def in_blocks(slot: Slot) -> Slot:
 
 
 def _named(prefix: str, block: Block) -> tuple[ParamTensor, ...]:
-    return tuple(tensor._replace(name=prefix + tensor.name) for tensor in block.tensors)
+    """A half's tensors; the bank of experts is not the runtime's, whose reduction is a point of its own."""
+    return tuple(tensor._replace(name=prefix + tensor.name.replace("experts.", "routed_experts.")) for tensor in block.tensors)

@@ -7,15 +7,16 @@ from math import prod
 from megaplan.blocks.dims import Dims
 from megaplan.blocks.storages import storages
 from megaplan.columns import Column
-from megaplan.families.attention.section import GroupedQueryAttention
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.hosts.megarun.dims import local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, weigh
 from megaplan.hosts.torchtitan.ends import loss_part
+from megaplan.hosts.torchtitan.experts import ExpertKey
 from megaplan.hosts.torchtitan.program import BlockKey, block_replay, block_shapes
 from megaplan.hosts.values import BlockLedger, BlockVariant
-from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
+from megaplan.inventory.tensors import Block, Inventory, Outside, Owner, layer_names
 from megaplan.scalars import RecomputePolicy
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
@@ -29,14 +30,19 @@ def policy_of(spec: Spec, block: int) -> RecomputePolicy:
     return spec.recompute.default if (block + 1) % spec.host.checkpoint_every == 0 else "none"
 
 
-def block_key(spec: Spec, attention: GroupedQueryAttention, *, rotates: bool) -> BlockKey:
+def block_key(spec: Spec, block: Block, *, rotates: bool) -> BlockKey:
     """Properties of a spec that decide a transformer block's operations."""
-    recipe, mesh = spec.precision.recipe, spec.mesh
-    repeats = spec.host.repeat_kv and attention.num_heads > attention.num_kv_heads
+    recipe, mesh, attention, moe = spec.precision.recipe, spec.mesh, spec.model.attention, spec.model.moe
     gathers_low = recipe is not None and recipe.param_gather
-    return BlockKey(
-        attention.qk_norm, rotates, repeats, mesh.tp > 1, mesh.cp > 1, spec.host.compile_model, recipe is not None, not gathers_low
-    )
+    latent, normed, repeats = None, False, False
+    if isinstance(attention, LatentAttention):
+        latent = attention.q_lora_rank is not None
+    elif attention is not None:
+        normed, repeats = attention.qk_norm, spec.host.repeat_kv and attention.num_heads > attention.num_kv_heads
+    routed = moe is not None and any(tensor.owner is Owner.EXPERT_PARALLEL for tensor in block.tensors)
+    experts = ExpertKey(moe.shared_ffn_hidden_size > 0, mesh.ep > 1) if moe is not None and routed else None
+    sharded, context, compiled = mesh.tp > 1, mesh.cp > 1, spec.host.compile_model
+    return BlockKey(normed, rotates, repeats, sharded, context, compiled, recipe is not None, not gathers_low, latent, experts)
 
 
 def block_variants(spec: Spec, blocks: Inventory) -> dict[str, BlockVariant]:
@@ -71,7 +77,7 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, kept_gather_
 
 def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
     """Kept and temporary tensors of one block per microbatch, on a rank that holds it; by its name among transformer blocks."""
-    shapes = {tensor.name: local_shape(tensor, spec.mesh.tp, 1, 1) for tensor in block.tensors}
+    shapes = {tensor.name: local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp) for tensor in block.tensors}
     gradients = storages(spec.precision.params.of_products, Column.GRADIENTS, shapes)
     return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=spec.precision.params is spec.precision.grads)
 
@@ -86,10 +92,10 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, kept_gather_bytes: in
     if block.family is Outside.FINAL_NORM:
         return final_norm_part(dims, model.norm)
     index = int(name.removeprefix("layers."))
-    if not isinstance(model.attention, GroupedQueryAttention) or model.mlp is None:
+    if not isinstance(model.attention, (GroupedQueryAttention, LatentAttention)):
         raise ValueError(f"{name} is no transformer block that torchtitan's ledger has; check_rules reports this")
-    key = block_key(spec, model.attention, rotates=_rotates(spec, index))
-    return BlockReplay(block_replay(key, policy_of(spec, index)), block_shapes(dims, key, model.attention, model.mlp))
+    key = block_key(spec, block, rotates=_rotates(spec, index))
+    return BlockReplay(block_replay(key, policy_of(spec, index)), block_shapes(dims, key, model.attention, model.mlp, model.moe))
 
 
 def _rotates(spec: Spec, block: int) -> bool:

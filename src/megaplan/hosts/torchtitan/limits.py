@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic
 from megaplan.families.registry import families_of
-from megaplan.hosts.torchtitan.blocks import PAIR
+from megaplan.hosts.torchtitan.blocks import PAIR, PAIRS, SIZE
 from megaplan.hosts.values import Limit
 from megaplan.spec.context import Checked
-from megaplan.spec.models import GroupedQueryAttention, Spec
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, MixtureOfExperts, Spec
 from megaplan.spec.options import VALUES_ALONE, given_options
 from megaplan.spec.pattern import parse_pattern
 
@@ -35,13 +35,12 @@ def torchtitan_limits(spec: Spec, letters: str) -> Iterator[Limit]:
         spec: A typed spec, of any host.
         letters: One letter per layer.
     """
-    if "E" in letters:
-        yield Limit("model.pattern", "E layers: the buffers of torchtitan's token dispatchers and grouped experts are not priced")
-    elif letters != PAIR * (len(letters) // 2):
+    if len(letters) % SIZE or {letters[start : start + SIZE] for start in range(0, len(letters), SIZE)} - {*PAIRS}:
         shown = letters if len(letters) <= 24 else f"{letters[:24]}…"
-        detail = f"the layers are {shown}: a torchtitan block is an A layer and the D layer behind it"
+        detail = f"the layers are {shown}: a torchtitan block is an A layer and the D or E layer behind it"
         yield Limit("model.pattern", detail, "pattern: AD")
     yield from _model(spec)
+    yield from _unsharded(spec, letters)
     yield from _mesh(spec)
     yield from _precision(spec)
     yield from _policies(spec)
@@ -59,8 +58,8 @@ def _model(spec: Spec) -> Iterator[Limit]:
         if getattr(model.features, name) is not None:
             yield Limit(f"model.features.{name}", f"model.features.{name}: torchtitan has no such part", f"{name}: null")
     for family, section in families_of(model):
-        if family.letter == "A" and not isinstance(section, GroupedQueryAttention):
-            yield Limit("model.attention.kind", "model.attention.kind = mla: torchtitan's latent attention is not priced")
+        if family.letter == "E":
+            yield from _experts(section)
         elif family.letter == "A" and section.window_size is not None:
             detail = f"model.attention.window_size = {section.window_size}: torchtitan masks it with flex attention, which is not priced"
             yield Limit("model.attention.window_size", detail, "window_size: null")
@@ -74,6 +73,34 @@ def _model(spec: Spec) -> Iterator[Limit]:
         yield Limit("model.tie_embeddings", detail, "tie_embeddings: false")
     if spec.data.packing != "none":
         yield Limit("data.packing", f"data.packing = {spec.data.packing}: its attention masks are not priced", "packing: none")
+
+
+def _experts(moe: MixtureOfExperts) -> Iterator[Limit]:
+    if moe.activation != "swiglu":
+        yield Limit(
+            "model.moe.activation", f"model.moe.activation = {moe.activation}: torchtitan's experts are swiglu", "activation: swiglu"
+        )
+    if moe.capacity_factor is not None:
+        yield Limit("model.moe.capacity_factor", "model.moe.capacity_factor is given, and torchtitan drops no row", "capacity_factor: null")
+    if not isinstance(moe.routing_skew, float):
+        yield Limit("model.moe.routing_skew", "model.moe.routing_skew by layer: torchtitan's blocks have one", "routing_skew: 1.0")
+
+
+def _unsharded(spec: Spec, letters: str) -> Iterator[Limit]:
+    """Degrees with which experts or latent attention run otherwise than is priced."""
+    what = "experts" if "E" in letters else "latent attention" if isinstance(spec.model.attention, LatentAttention) else None
+    if what is None:
+        return
+    if spec.mesh.etp > 1:
+        yield Limit("mesh.etp", f"mesh.etp = {spec.mesh.etp}: torchtitan's experts are whole on their ranks", "etp: 1")
+    if spec.mesh.tp > 1:
+        yield Limit("mesh.tp", f"mesh.tp = {spec.mesh.tp} with {what}: what tensor parallelism keeps of them is not priced", "tp: 1")
+    if spec.mesh.cp > 1 and isinstance(spec.model.attention, LatentAttention):
+        yield Limit("mesh.cp", f"mesh.cp = {spec.mesh.cp} with latent attention: its ring of keys and values is not priced", "cp: 1")
+    if spec.precision.recipe is not None:
+        yield Limit(
+            "precision.recipe", f"precision.recipe with {what}: which of their products have eight bits is not priced", "recipe: null"
+        )
 
 
 def _mesh(spec: Spec) -> Iterator[Limit]:

@@ -18,12 +18,15 @@ from megaplan.blocks.ops import INPUT, OUTPUT, Op, add, linear, norm
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.families.attention.section import GroupedQueryAttention
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.dense.section import Mlp
+from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.hosts.megarun.program import Replay, replay
+from megaplan.hosts.torchtitan.experts import GROUPED, ROUTER, ExpertKey, expert_ops, expert_shapes
+from megaplan.hosts.torchtitan.latent import latent_ops, latent_shapes
 from megaplan.scalars import RecomputePolicy
 
-CHEAP = ("norm", "rope", "repeat", "activation")
+CHEAP = ("norm", "rope", "repeat", "activation", "cast")
 """Prefixes of the element-wise operations that a compiled block runs again in backward under every checkpoint."""
 MIDDLE = "h"
 """The residual stream between the halves."""
@@ -45,6 +48,8 @@ class BlockKey(NamedTuple):
         compiled: torch.compile runs the block.
         low: Linears multiply in 8 bits.
         casts_weights: Weights of linears are cast on every use, because they are gathered in 16 bits.
+        latent: Latent attention: True if its queries have a latent, too; None for grouped queries.
+        experts: Properties of the experts in place of a dense MLP; None without.
     """
 
     qk_norm: bool
@@ -55,6 +60,8 @@ class BlockKey(NamedTuple):
     compiled: bool
     low: bool
     casts_weights: bool
+    latent: bool | None = None
+    experts: ExpertKey | None = None
 
 
 @cache
@@ -77,25 +84,41 @@ def block_replay(key: BlockKey, policy: RecomputePolicy) -> Replay:
 
 
 def saved_operations(ops: tuple[Op, ...]) -> frozenset[str]:
-    """Operations saved by selective checkpointing: attention, reduce-scatters, and the first, third, fifth … product of the block."""
-    products = [op.name for op in ops if op.late]
-    others = [op.name for op in ops if op.name.endswith(("reduce_scatter", ".core"))]
+    """Operations saved by selective checkpointing: attention, reduce-scatters, exchanges, choices, every other product from the first."""
+    products = [op.name for op in ops if op.late and op.name != ROUTER and not op.name.startswith(GROUPED)]
+    others = [op.name for op in ops if op.name.endswith(("reduce_scatter", ".core", "exchange", "choose"))]
     return frozenset([*products[::2], *others])
 
 
-def block_shapes(dims: Dims, key: BlockKey, attention: GroupedQueryAttention, mlp: Mlp) -> Shapes:
-    """Storages of a block."""
+def block_shapes(
+    dims: Dims, key: BlockKey, attention: GroupedQueryAttention | LatentAttention, mlp: Mlp | None, moe: MixtureOfExperts | None
+) -> Shapes:
+    """Storages of a block, which has an MLP or experts."""
+    stream = dict.fromkeys(("normed", "o", MIDDLE, "mlp.normed", "mlp.o", OUTPUT), dims.residual)
+    found = {
+        **storages(dims.dtype, Column.ACTIVATIONS, stream),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"mlp.rstd": dims.residual[:2]}),
+        **(latent_shapes(dims, attention) if isinstance(attention, LatentAttention) else _grouped_shapes(dims, key, attention)),
+    }
+    if key.experts is not None and moe is not None:
+        found |= expert_shapes(dims, moe)
+    elif mlp is not None:
+        inner = dict.fromkeys(("gate", "silu", "up", "product"), dims.wide(mlp.ffn_hidden_size // dims.tp))
+        found |= storages(dims.dtype, Column.ACTIVATIONS, inner)
+        if key.low and isinstance(attention, GroupedQueryAttention):
+            found = _with_copies(found, _plain(key), dims, attention, mlp)
+    return residual(found)
+
+
+def _grouped_shapes(dims: Dims, key: BlockKey, attention: GroupedQueryAttention) -> Shapes:
     query, groups = attention.num_heads // dims.tp, max(1, attention.num_kv_heads // dims.tp)
     width, wide, own = attention.head_dim, dims.wide, dims.residual[:2]
     shapes: dict[str, tuple[int, ...]] = {
         name: wide(query, width) for name in ("q", "q_proj", "q_normed", "heads", "k_repeated", "v_repeated")
     }
     shapes |= {name: wide(groups, width) for name in ("k", "k_proj", "k_normed", "v")}
-    shapes |= dict.fromkeys(("normed", "o", MIDDLE, "mlp.normed", "mlp.o", OUTPUT), dims.residual)
-    shapes |= dict.fromkeys(("gate", "silu", "up", "product"), wide(mlp.ffn_hidden_size // dims.tp))
     statistics: dict[str, tuple[int, ...]] = {
         "rstd": own,
-        "mlp.rstd": own,
         "q_rstd": wide(query),
         "k_rstd": wide(groups),
         "lse": (dims.batch, query, dims.tokens),
@@ -105,12 +128,11 @@ def block_shapes(dims: Dims, key: BlockKey, attention: GroupedQueryAttention, ml
     heads = query if key.repeats else groups
     moved: dict[str, tuple[int, ...]] = dict.fromkeys(("gathered", "o_partial", "mlp.gathered", "mlp.o_partial"), dims.gathered)
     moved |= {"kv_gathered": (dims.batch, dims.tokens * dims.cp, 2 * heads, width)}
-    found = {
+    return {
         **storages(dims.dtype, Column.ACTIVATIONS, shapes),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
         **storages(dims.dtype, Column.COMMUNICATION, moved),
     }
-    return residual(_with_copies(found, _plain(key), dims, attention, mlp) if key.low else found)
 
 
 LOW, LOW_WEIGHT, LOW_GRADIENT = ".low", ".low_weight", ".low_gradient"
@@ -130,7 +152,9 @@ def _with_copies(shapes: Shapes, ops: tuple[Op, ...], dims: Dims, attention: Gro
 
 @cache
 def _plain(key: BlockKey) -> tuple[Op, ...]:
-    return (*_attention(key), *_mlp(key))
+    attention = _attention(key) if key.latent is None else latent_ops(MIDDLE, low_rank=key.latent, compiled=key.compiled)
+    ops = _mlp(key) if key.experts is None else expert_ops(key.experts, MIDDLE, compiled=key.compiled)
+    return (*attention, *ops, add(LAST, (MIDDLE, "mlp.o"), OUTPUT))
 
 
 @cache
@@ -192,4 +216,4 @@ def _mlp(key: BlockKey) -> tuple[Op, ...]:
     ops.append(linear("mlp.down_proj", "product", "mlp.o_partial" if key.sharded else "mlp.o", "mlp.down_proj.weight"))
     if key.sharded:
         ops.append(Op("mlp.reduce_scatter", ("mlp.o_partial",), ("mlp.o",)))
-    return (*ops, add(LAST, (MIDDLE, "mlp.o"), OUTPUT))
+    return tuple(ops)

@@ -14,6 +14,9 @@ TOPIC = (
     "A pipeline accumulates whole gradients in fp32, 4 bytes a parameter of the stage, until its last microbatch.",
     "Blocks keep, of each microbatch: recompute full, the input; selective, also attention and the first, third, fifth and seventh "
     "product, eager even those that backward never reads; none, all that autograd saves, compiled without what is cheap to make again.",
+    "Experts, with k rows a token and R rows on the rank: eager keeps the router's input and the experts' outputs in fp32, 4 bytes each, "
+    "and of the rows their inputs and three inner tensors, 2 bytes each; recompute selective keeps what both all-to-alls brought. Experts "
+    "that a group of their own reduces before their block has ended count until then.",
     "Loss, with L = tokens · vocab_size / tp: eager 2 L bytes of logits, 4 L each for their fp32 copy and the log-probabilities in "
     "forward, 12 L in backward; over a cut vocabulary 16 L in backward; compiled 4 L.",
     "host.keep_pipeline_outputs: 2 L of every microbatch on the last stage until the step has ended, 4 L while they are joined.",

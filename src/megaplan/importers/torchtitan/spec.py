@@ -29,6 +29,8 @@ MAX_DIGITS = 9
 """Most digits of a count that is written as text."""
 NO_CLIP = 1e30
 """Norm that exports write where gradients are not clipped."""
+EXPERT_AXES = {"ep": "expert_parallel", "etp": "expert_tensor_parallel"}
+BACKEND = "model.attn_backend"
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
@@ -91,7 +93,7 @@ def _stated_model(settings: Sequence[str]) -> dict[str, Any] | None:
 def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, Any] | None) -> tuple[dict[str, Any], bool]:
     model = _flavor(config).section() if model is None else model
     blocks = model["num_layers"] // 2
-    mesh, stated = _mesh(config, gpus)
+    mesh, stated = _mesh(config, gpus, routed="moe" in model)
     kinds = {schedule.torch_name: kind for kind, schedule in SCHEDULES.items()}
     kind = config.choice(SCHEDULE, kinds)
     starts = read_stages(config, blocks, mesh["pp"], looped=SCHEDULES[kind].least_vpp > 1) if mesh["pp"] > 1 else [0]
@@ -139,17 +141,23 @@ def _flavor(config: JobConfig) -> Flavor:
         sizes = json.dumps(FLAVORS["llama3"]["8B"].section()).replace('"', "")
         config.wrong("model.flavor", f"with model.name = {name} none of {known}", f"--set 'model={sizes}'")
     else:
-        return FLAVORS[name][flavor]
+        found = FLAVORS[name][flavor]
+        if found.q_rank is not None and config.values.get(BACKEND) == "flex":
+            config.values.pop(BACKEND)  # its masks are of blocks of 128 positions: under 1 MiB for 32,768
+        return found
     return FLAVORS["llama3"]["8B"]
 
 
-def _mesh(config: JobConfig, gpus: int | None) -> tuple[dict[str, Any], bool]:
-    """Degrees, and true if the file and `gpus` state the GPUs."""
+def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[str, Any], bool]:
+    """Degrees, and true if the file and `gpus` state the GPUs; `routed` models have experts, which borrow the data ranks."""
     names = {"pp": "pipeline_parallel", "dp_replicate": "data_parallel_replicate", "cp": "context_parallel", "tp": "tensor_parallel"}
     mesh: dict[str, Any] = {axis: config.whole(f"parallelism.{name}_degree") for axis, name in names.items()}
-    for degree in ("parallelism.expert_parallel_degree", "parallelism.expert_tensor_parallel_degree"):
-        if config.whole(degree) > 1:
-            config.refuse(degree, "the model has no experts", f"{degree.rpartition('.')[2]} = 1")
+    experts = {axis: config.whole(f"parallelism.{name}_degree") for axis, name in EXPERT_AXES.items()}
+    for axis, degree in experts.items():
+        if degree > 1 and not (routed and axis == "ep"):
+            name = f"{EXPERT_AXES[axis]}_degree"
+            why = "experts cut over tensor parallelism are not priced" if routed else "the model has no experts"
+            config.refuse(f"parallelism.{name}", why, f"{name} = 1")
     key = "parallelism.data_parallel_shard_degree"
     shard, others = config.whole(key, -1), prod(mesh.values())
     if shard == 0:
@@ -161,6 +169,8 @@ def _mesh(config: JobConfig, gpus: int | None) -> tuple[dict[str, Any], bool]:
     if gpus is not None and shard * others != gpus:
         config.refuse(key, f"the degrees make {shard * others} ranks, and --gpus {gpus}", f"--gpus {shard * others}")
     mesh["dp_shard"] = shard
+    if experts["ep"] > 1 and routed:
+        mesh["ep"] = experts["ep"]
     return mesh | ({"vocab_parallel": True} if mesh["tp"] > 1 else {}), stated
 
 

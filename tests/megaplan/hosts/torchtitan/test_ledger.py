@@ -205,3 +205,58 @@ def test_slots_of_letters_are_slots_of_blocks():
         ("embedding", "layers.0", "layers.1"),
         ("layers.2", "layers.3", "final_norm", "head"),
     ]
+
+
+EXPERTS = (
+    "model.pattern=AE",
+    "model.mlp=null",
+    "model.moe={num_experts: 16, top_k: 2, ffn_hidden_size: 96, activation: swiglu, shared_ffn_hidden_size: 192}",
+)
+TOKENS, ROWS = 2 * 128, 2 * 2 * 128
+OUTER, INNER, SHARED = ROWS * 256 * 2, ROWS * 96 * 2, TOKENS * 192 * 2
+
+
+def test_experts_keep_what_the_router_and_their_products_read():
+    found = saved(*EXPERTS)
+    attention = set(saved()) - {"gate", "silu", "up", "product"}
+    assert attention < set(found)
+    assert {name: size for name, size in found.items() if name not in attention} == {
+        "router.wide": 2 * STREAM,
+        "router.scores": TOKENS * 16 * 4,
+        "router.indices": ROWS * 8,
+        "rows.order": 2 * ROWS * 8,
+        "rows": OUTER,
+        **dict.fromkeys(("experts.gate", "experts.silu", "experts.up", "experts.product"), INNER),
+        "rows.wide": 2 * OUTER,
+        "rows.scores": ROWS * 4,
+        **dict.fromkeys(("shared.gate", "shared.silu", "shared.up", "shared.product"), SHARED),
+    }
+
+
+def test_rows_that_travel_are_sorted_again_and_selective_keeps_both_exchanges():
+    whole, selective = saved(*EXPERTS, "mesh.ep=4"), saved(*EXPERTS, "mesh.ep=4", "recompute.default=selective")
+    assert set(whole) - set(saved(*EXPERTS)) == {"rows.places"}
+    assert {name: size for name, size in selective.items() if name.startswith("rows")} == {
+        "rows.received": OUTER,
+        "rows.returned": OUTER,
+    }
+    skewed = saved(*EXPERTS, "mesh.ep=4", "recompute.default=selective", "model.moe.routing_skew=1.5")
+    assert (skewed["rows.received"], skewed["rows.returned"]) == (OUTER * 3 // 2, OUTER)
+
+
+def test_full_checkpoints_of_experts_keep_no_tensor_but_the_stream():
+    assert saved(*EXPERTS, "recompute.default=full") == saved("recompute.default=full") == {}
+
+
+def test_latent_attention_keeps_values_with_the_part_of_keys_that_came_with_them():
+    attention = "{kind: mla, num_heads: 8, q_lora_rank: null, kv_lora_rank: 64, qk_nope_head_dim: 32, qk_rope_head_dim: 16, v_head_dim: 32}"
+    found = saved(f"model.attention={attention}")
+    heads = TOKENS * 8 * 2
+    assert (found["q"], found["k"], found["kv_up"], found["heads"]) == (48 * heads, 48 * heads, 64 * heads, 32 * heads)
+    assert (found["kv_latent"], found["kv_latent_normed"]) == (TOKENS * 80 * 2, TOKENS * 64 * 2)
+
+
+def test_experts_are_sharded_over_the_ranks_that_expert_parallelism_leaves():
+    local, spread = (budget(*EXPERTS, *more).worst.cells[Phase.INIT] for more in ((), ("mesh.ep=4",)))
+    bank = 4 * 3 * 16 * 96 * 256 * 4 // 4  # four layers of three matrices a bank, in fp32, over four ranks
+    assert local[Column.EXPERT_PARALLEL_PARAMS] == spread[Column.EXPERT_PARALLEL_PARAMS] == bank
