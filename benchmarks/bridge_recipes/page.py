@@ -28,9 +28,9 @@ architectures come from `benchmarks/bridge_recipes/architectures.json`.
 tightest that fit have less room than any margin, which says that estimates are not simply low; how far they are from measurements is on
 [another page](accuracy-megatron.md). That a recipe is published does not say that it ran.
 
-Peaks include what the allocator reserves above what is allocated: 2 % where the recipe lets its segments grow, else 5 %. CUDA graphs of
-layers add the scratch of the largest layer, since their pool shares nothing with what runs outside; what the driver keeps for each graph
-is not counted.
+Peaks include what the allocator reserves above what is allocated: 3 % where the recipe lets its segments grow without graphs of layers,
+else 5 %. CUDA graphs of layers add the scratch of the largest layer, since their pool shares nothing with what runs outside; what the
+driver keeps for each graph is not counted.
 """
 
 

@@ -20,8 +20,9 @@ OptimizerRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 OffloadFraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 RESERVED_PERCENT = 10
 """Percent that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
-EXPANDABLE_PERCENT = 2
-"""Percent that Megatron reserves above allocated with expandable segments; Megatron-Bridge reports 2 to 8 for a hybrid model."""
+EXPANDABLE_PERCENT, GRAPHED_PERCENT = 3, 5
+"""Percent that Megatron reserves above allocated with expandable segments, and with graphs of layers as well: fitted to runs of one hybrid
+model, four without graphs (2.4 to 3.4) and three with them (2.8 to 7.8); docs/reference/public-reports.md lists them."""
 RELEASED = ("megatron-bridge", "nemo")
 """Frameworks with releases whose measured step times differ."""
 
@@ -76,7 +77,7 @@ class Host(Section):
         offloaded_layers: Number of first layers whose activations are all on the host between forward and backward; null for none.
         fsdp_unit_elements: Elements that Megatron-FSDP gathers and reduces at once; null for its default, 1,000 million.
         fsdp_double_buffer: Megatron-FSDP gathers and reduces in two permanent buffers, each of one layer.
-        fragmentation_percent: Percent reserved above allocated, 2 with expandable segments; published: 2.8 to 9.3 on B200s, 18 to 21 once.
+        fragmentation_percent: Percent reserved above allocated; 3 with expandable segments, unless layers have graphs. Published: 2 to 21.
         features: Launch features that are listed and not priced.
         framework: Framework whose efficiencies and step constants time the step; several frameworks run Megatron-Core.
         release: Release of megatron-bridge or nemo, such as 26.04, which has its own constant for MoE layers; null for none.
@@ -158,7 +159,8 @@ class Host(Section):
         if isinstance(given, dict) and given.get("expandable_segments") is True:
             kind = HOSTS.get(str(given.get("name")))
             if kind is not None and "fragmentation_percent" in kind.keys:
-                return {"fragmentation_percent": EXPANDABLE_PERCENT, **given}
+                graphed = given.get("cuda_graphs") == "layers"
+                return {"fragmentation_percent": GRAPHED_PERCENT if graphed else EXPANDABLE_PERCENT, **given}
         return given
 
     @property
