@@ -230,4 +230,7 @@ def _with(spec: Spec, values: dict[str, Any]) -> Spec:
             blocks[name.removeprefix("blocks.")] = value
         elif getattr(getattr(spec, section), name) != value:
             sections.setdefault(section, {})[name] = value
-    return spec.model_copy(update={name: getattr(spec, name).model_copy(update=update) for name, update in sections.items()})
+    update: dict[str, Any] = {name: getattr(spec, name).model_copy(update=changes) for name, changes in sections.items()}
+    if "host" in sections:  # defaults of its other keys may follow from it
+        update["host"] = type(spec.host).model_validate(spec.host.model_dump(exclude_unset=True) | sections["host"])
+    return spec.model_copy(update=update)

@@ -85,12 +85,12 @@ class Pricer:
     measured: Callable[[Spec, Inventory], MeasuredCosts | None] = lambda _spec, _inventory: None
     work: Work = field(default_factory=lambda: Work(1 << 62))
     thorough: bool = False
-    _sides: dict[bool, Side] = field(default_factory=dict)
+    _sides: dict[tuple[bool, bool | None], Side] = field(default_factory=dict)
     _schedules: set[tuple[object, ...]] = field(default_factory=set)
 
     def side(self, spec: Spec) -> Side:
-        """Values that specs with one inventory share."""
-        key = spec.mesh.vocab_parallel
+        """Values that specs with one inventory and one setting of the allocator share."""
+        key = spec.mesh.vocab_parallel, spec.host.expandable_segments
         if key not in self._sides:
             self._sides[key] = Side(spec)
         return self._sides[key]

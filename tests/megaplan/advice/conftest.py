@@ -22,6 +22,6 @@ def again() -> Callable[[Spec, Sequence[str]], Spec]:
     """A spec with `--set` texts."""
 
     def call(spec: Spec, overrides: Sequence[str]) -> Spec:
-        return check_document(apply_overrides(Document(spec.as_document(), SourceMap()), overrides)).spec
+        return check_document(apply_overrides(Document(spec.model_dump(mode="json", exclude_unset=True), SourceMap()), overrides)).spec
 
     return call
