@@ -23,6 +23,7 @@ from megaplan.results import Picture, Result, Row, verdict_text
 
 if TYPE_CHECKING:
     from megaplan.advice.faster import Advice
+    from megaplan.api.parts import JobParts
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,6 +172,13 @@ class Estimate(Result):
             KeyError: The job has no such rank.
         """
         return self.budget.of_rank(rank)
+
+    @cached_property
+    def parts(self) -> JobParts:
+        """Traffic of a step by axis and link; the whole run and the post-training plan if the spec has these sections."""
+        from megaplan.api.parts import parts_of  # noqa: PLC0415  (only where it is asked for)
+
+        return parts_of(self.job.spec, self.job.inventory, self.job.layout, self.step_time, self.budget)
 
     @property
     def host_bytes_per_node(self) -> int:

@@ -23,6 +23,7 @@ from megaplan.plan.read import LoadedPlan, inspect_plan, parse_plan
 from megaplan.results import Result, Row
 
 if TYPE_CHECKING:
+    from megaplan.api.parts import JobParts
     from megaplan.layout.step_time import PlannedTime
     from megaplan.plan.document import PlanDocument
 
@@ -61,7 +62,9 @@ class Diff(Result):
         """The document that `megaplan diff --json` prints."""
         from megaplan.plan.diff_document import diff_document  # noqa: PLC0415
 
-        return diff_document(self.changes, self.step_times)
+        before, after = (part.as_document() for part in self.parts)
+        pairs = {name: {"before": before[name], "after": after[name]} for name in before}
+        return {**diff_document(self.changes, self.step_times), **pairs}
 
     @property
     def same(self) -> bool:
@@ -78,6 +81,17 @@ class Diff(Result):
         """The time of a step in seconds, before and after; the reason (text) where none is stated."""
         before, after = self.before, self.after
         return planned_time(before.spec, before.spans, before.inventory), planned_time(after.spec, after.spans, after.inventory)
+
+    @cached_property
+    def parts(self) -> tuple[JobParts, JobParts]:
+        """Traffic between ranks, whole run and post-training plan, before and after."""
+        from megaplan.api.parts import parts_of  # noqa: PLC0415
+
+        old, new = self.step_times
+        return (
+            parts_of(self.before.spec, self.before.inventory, self.before.layout(), old),
+            parts_of(self.after.spec, self.after.inventory, self.after.layout(), new),
+        )
 
 
 def diff(before: PlanSource, after: PlanSource, /) -> Diff:

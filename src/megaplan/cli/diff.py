@@ -69,11 +69,11 @@ def _written(found: Diff, shape: Format) -> dict[str, Any] | None:
     if shape is Format.MARKDOWN:
         from megaplan.cli.diff_markdown import diff_markdown  # noqa: PLC0415
 
-        output.write(diff_markdown(found.changes, found.step_times))
+        output.write(diff_markdown(found.changes, found.step_times, found.parts))
     else:
         from megaplan.cli.diff_text import diff_lines  # noqa: PLC0415
 
-        output.write_styled(diff_lines(found.changes, found.step_times))
+        output.write_styled(diff_lines(found.changes, found.step_times, found.parts))
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megaplan.api.parts import JobParts
 from megaplan.cli.diff_text import (
     change_lines,
     column_rows,
@@ -13,6 +14,7 @@ from megaplan.cli.diff_text import (
     rank_blocks,
     ranks_label,
 )
+from megaplan.cli.parts_text import part_tables
 from megaplan.cli.time_text import change_line
 from megaplan.foreign import markdown
 from megaplan.layout.step_time import PlannedTime
@@ -29,9 +31,9 @@ MAX_CHARACTERS = 65_535
 _NOTICE = "\n\n**Truncated:** {dropped:,} more characters; run `megaplan diff` for the rest.\n"
 
 
-def diff_markdown(diff: PlanDiff, times: StepTimePair) -> str:
+def diff_markdown(diff: PlanDiff, times: StepTimePair, parts: tuple[JobParts, JobParts]) -> str:
     """The complete comment, at most `MAX_CHARACTERS` long, with a notice if it is truncated."""
-    text = "\n".join(_lines(diff, times)) + "\n"
+    text = "\n".join(_lines(diff, times, parts)) + "\n"
     if len(text) <= MAX_CHARACTERS:
         return text
     kept = text[: MAX_CHARACTERS - 400].rpartition("\n")[0]
@@ -39,7 +41,7 @@ def diff_markdown(diff: PlanDiff, times: StepTimePair) -> str:
     return kept + closing + _NOTICE.format(dropped=len(text) - len(kept))
 
 
-def _lines(diff: PlanDiff, times: StepTimePair) -> Iterator[str]:
+def _lines(diff: PlanDiff, times: StepTimePair, parts: tuple[JobParts, JobParts]) -> Iterator[str]:
     before, after = diff.names
     yield MARKER
     yield f"### megaplan: {diff.verdict}"
@@ -81,6 +83,13 @@ def _lines(diff: PlanDiff, times: StepTimePair) -> Iterator[str]:
         yield f"<details><summary>{ranks_label(rank)}, bytes by column</summary>"
         yield ""
         yield from markdown_table([("column", "before", "after", "change"), *column_rows(rank)])
+        yield ""
+        yield "</details>"
+    for title, rows in () if diff.same else part_tables(*parts):
+        yield ""
+        yield f"<details><summary>{title.capitalize()}</summary>"
+        yield ""
+        yield from markdown_table(rows)
         yield ""
         yield "</details>"
     reasons = host_lines(diff)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from megaplan.api.parts import JobParts
+from megaplan.cli.parts_text import part_tables
 from megaplan.cli.time_text import change_line
 from megaplan.columns import Column
 from megaplan.foreign import one_line
@@ -26,8 +28,10 @@ MAX_UNLIKE = 4
 _QUIET = {"split.certificate.costs", "split.certificate.optimal", "split.certificate.unit"}  # value and gap imply them; the JSON has them
 
 
-def diff_lines(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str]) -> Iterator[StyledLine]:
-    """Every line as (text, style); `times`: of a step, before and after."""
+def diff_lines(
+    diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str], parts: tuple[JobParts, JobParts]
+) -> Iterator[StyledLine]:
+    """Every line as (text, style); `times`: of a step, before and after; `parts`: traffic, run and post-training plan of both."""
     yield diff.verdict, "bold"
     for file, found in diff.tampered:
         yield f"digest: {file}: {found.summary}", "red"
@@ -50,6 +54,10 @@ def diff_lines(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | str
             yield title, "bold"
             yield from ((f"  {line}", "") for line in lines)
     yield from _memory(diff)
+    for title, rows in () if diff.same else part_tables(*parts):
+        yield "", ""
+        yield title, "bold"
+        yield from ((line, "") for line in table(rows, indent="  "))
 
 
 def flip_texts(diff: PlanDiff) -> list[tuple[str, bool]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from megaplan.budget.values import Budget, RankBudget, ServingBudget
 from megaplan.cli.header import header_lines
+from megaplan.cli.parts_text import traffic_lines
 from megaplan.cli.ranks_text import rank_table, view_of
 from megaplan.cli.time_text import cost_line, time_lines
 from megaplan.layout.runs import runs_label, runs_of
@@ -48,6 +49,9 @@ def estimate_lines(
     yield _largest(found), ""
     yield "", ""
     yield from ((line, "") for line in _four_numbers(found, ranks[0]))
+    if found.parts.traffic:
+        yield "", ""
+        yield from ((line, "") for line in traffic_lines(found.parts.traffic))
     if found.serving is not None:
         yield "", ""
         yield from _serving(found.serving)

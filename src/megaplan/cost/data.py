@@ -157,6 +157,50 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     return inventory.trained_parameters * precision.reduce.bytes * times, gathered
 
 
+class DataSends(NamedTuple):
+    """Times of a mean pipeline rank's transfers between data ranks, once each; bytes at rates of a nanosecond a byte.
+
+    Attributes:
+        gather: Gather of all its parameters.
+        shards: Reduction of all its gradients over shards.
+        replicas: Sum of the gradients of shards, or of whole copies, over replicas.
+        context: Sum of the gradients over context ranks.
+        matrices: Muon's matrices, sent to the ranks that orthogonalise them and back.
+    """
+
+    gather: int
+    shards: int
+    replicas: int
+    context: int
+    matrices: int
+
+
+def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
+    """Transfers of a mean pipeline rank; arguments as for `data_times`."""
+    mesh, precision, pp = spec.mesh, spec.precision, spec.mesh.pp
+    dense, experts, trained, trained_experts = (each // pp for each in (local.dense, local.experts, local.trained, local.trained_experts))
+    (dense_degree, bank_degree), dense_stride, bank_stride = spec.shard_degrees, mesh.cp * mesh.tp, mesh.ep * mesh.etp
+    shards, banks = Ranks(dense_degree, dense_stride), Ranks(bank_degree, bank_stride)
+    sent, summed = precision.params.bytes, precision.reduce.bytes
+    own, banked = trained // dense_degree, trained_experts // bank_degree
+    if spec.sharding.copies:
+        replicas = 2 * gather_ns(rates, spec, Ranks(mesh.data_ranks, dense_stride), own * summed)
+        replicas += 2 * gather_ns(rates, spec, Ranks(mesh.efsdp * mesh.dp_replicate, bank_stride), banked * summed)
+    else:
+        replicas = 2 * gather_ns(rates, spec, Ranks(mesh.dp_replicate, mesh.dp_shard * dense_stride), (own + banked) * summed)
+    exchange = 0
+    if spec.optimizer.uses_muon:
+        pairs = zip((shards, banks), exchanged_elements(spec, held_of(spec, local)), strict=True)
+        exchange = 2 * sum([gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in pairs])
+    return DataSends(
+        gather=gather_ns(rates, spec, shards, dense * sent) + gather_ns(rates, spec, banks, experts * sent),
+        shards=gather_ns(rates, spec, shards, trained * summed) + gather_ns(rates, spec, banks, trained_experts * summed),
+        replicas=replicas,
+        context=2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed),
+        matrices=exchange,
+    )
+
+
 def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     """Times of a mean pipeline rank.
 
@@ -165,27 +209,10 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
         rates: Rates of the device.
         local: Elements of its tensor and expert ranks.
     """
-    mesh, precision = spec.mesh, spec.precision
-    dense, experts = local.dense // mesh.pp, local.experts // mesh.pp
-    trained, trained_experts = local.trained // mesh.pp, local.trained_experts // mesh.pp
-    (dense_degree, bank_degree), dense_stride, bank_stride = spec.shard_degrees, mesh.cp * mesh.tp, mesh.ep * mesh.etp
-    shards, banks = Ranks(dense_degree, dense_stride), Ranks(bank_degree, bank_stride)
-    sent, summed = precision.params.bytes, precision.reduce.bytes
-    gather = gather_ns(rates, spec, shards, dense * sent) + gather_ns(rates, spec, banks, experts * sent)
-    reduced = gather_ns(rates, spec, shards, trained * summed) + gather_ns(rates, spec, banks, trained_experts * summed)
-    own, banked = trained // dense_degree, trained_experts // bank_degree
-    shard = own + banked
-    if spec.sharding.copies:
-        reduced += 2 * gather_ns(rates, spec, Ranks(mesh.data_ranks, dense_stride), own * summed)
-        reduced += 2 * gather_ns(rates, spec, Ranks(mesh.efsdp * mesh.dp_replicate, bank_stride), banked * summed)
-    else:
-        reduced += 2 * gather_ns(rates, spec, Ranks(mesh.dp_replicate, mesh.dp_shard * dense_stride), shard * summed)
-    reduced += 2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed)
-    held, pp = held_of(spec, local), mesh.pp
-    exchange = 0
-    if spec.optimizer.uses_muon:
-        pairs = zip((shards, banks), exchanged_elements(spec, held), strict=True)
-        exchange = 2 * sum([gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in pairs])
+    sends, held, pp = data_sends(spec, rates, local), held_of(spec, local), spec.mesh.pp
+    gather, reduced, exchange = sends.gather, sends.shards + sends.replicas + sends.context, sends.matrices
+    dense_degree, bank_degree = spec.shard_degrees
+    shard = local.trained // pp // dense_degree + local.trained_experts // pp // bank_degree
     if rates.measured is None:
         return DataTimes(gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + _muon_ns(spec, rates, local.matrices) + exchange)
 

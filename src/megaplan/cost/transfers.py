@@ -117,10 +117,15 @@ def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchang
     """Times that a block waits for its groups: its tensor group, its context group, and its expert group."""
     found = tensor_transfers(rates, spec, load, exchanges.gathered_width) if exchanges.sharded else Transfers()
     if exchanges.context_width:
-        keys = load.num_tokens * spec.mesh.cp * (exchanges.context_width // load.tp) * load.itemsize
-        once = gather_ns(rates, spec, RankGroup(spec.mesh.cp, spec.mesh.tp), keys)
-        found += Transfers(once, 2 * once, once, once)
-    return found + _row_transfers(rates, spec, load, exchanges) if exchanges.rows else found
+        found += context_transfers(rates, spec, load, exchanges)
+    return found + row_transfers(rates, spec, load, exchanges) if exchanges.rows else found
+
+
+def context_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
+    """Keys and values of a context group."""
+    keys = load.num_tokens * spec.mesh.cp * (exchanges.context_width // load.tp) * load.itemsize
+    once = gather_ns(rates, spec, RankGroup(spec.mesh.cp, spec.mesh.tp), keys)
+    return Transfers(once, 2 * once, once, once)
 
 
 def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None) -> Transfers:
@@ -139,7 +144,7 @@ def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Tran
     return Transfers(once, once), Transfers(once, 2 * once)
 
 
-def _row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
+def row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
     """Rows of the rank's own tokens, to every rank that holds a slice of their experts, or those that the busiest of them receives."""
     group = RankGroup(load.ep * load.etp, 1)
     row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize

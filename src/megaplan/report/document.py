@@ -10,7 +10,6 @@ from megaplan.columns import Column, Phase
 from megaplan.families.registry import FAMILIES
 from megaplan.layout.runs import runs_label, runs_of
 from megaplan.report.formulas import column_formulas, term_formulas
-from megaplan.report.parts import post_training_part, run_part
 from megaplan.report.timeline import step_document
 
 if TYPE_CHECKING:
@@ -54,8 +53,7 @@ def report_document(found: Estimate, estimate: Mapping[str, Any]) -> dict[str, A
         "slots": _slots(job),
         "split": _split(job),
         "step": step_document(job, found.budget),
-        "run": run_part(job, found.budget, found.step_time),
-        "post_training": post_training_part(job),
+        **{name: part for name, part in found.parts.as_document().items() if name != "traffic"},
         "formulas": column_formulas(job.spec.host.kind),
         "terms": term_formulas(),
     }

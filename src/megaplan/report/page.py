@@ -20,6 +20,7 @@ SCRIPTS = (
     "table",
     "run",
     "post_training",
+    "traffic",
     "header",
     "bars",
     "timeline_data",

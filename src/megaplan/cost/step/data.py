@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import log2
 from typing import Any, NamedTuple
 
@@ -124,21 +125,30 @@ def _groups(work: TimedStep) -> tuple[tuple[Group, Group, Group, Group], float]:
     return (over, experts_over, dense, experts), optimizer
 
 
+def data_exchanges(work: TimedStep) -> Iterator[tuple[str, Group, float, float]]:
+    """Groups of data ranks with what is reduced and what is gathered in a step, of one rank; the name is empty, or that of expert banks."""
+    once = once_of(work)
+    repeats = work.batch.num_microbatches if once.per_microbatch else 1
+    again = once.gathers if once.per_microbatch else 1
+    for name, group, times in (
+        ("", once.dense, 1),
+        (" of experts", once.experts, 1),
+        ("", once.sharded, repeats),
+        (" of experts", once.sharded_experts, repeats),
+    ):
+        if group.ranks > 1:
+            yield name, group, group.reduced * times, group.gathered * times * again
+
+
 def data_traffic(work: TimedStep) -> tuple[int, int]:
     """Bytes of gradients that data ranks reduce and of parameters that they gather in a step, over all tensor, expert and pipeline ranks.
 
     A payload counts once per collective, whatever the number of its ranks; zero without data ranks.
     """
-    once, mesh = once_of(work), work.mesh
-    reduced = gathered = 0.0
-    repeats = work.batch.num_microbatches if once.per_microbatch else 1
-    once_a_step = ((once.dense, 1, mesh.tp), (once.experts, 1, mesh.ep * mesh.etp))
-    gathered_often = ((once.sharded, repeats, mesh.tp), (once.sharded_experts, repeats, mesh.ep * mesh.etp))
-    for group, times, ranks in (*once_a_step, *gathered_often):
-        if group.ranks > 1:
-            again = once.gathers if times > 1 or once.per_microbatch else 1
-            reduced += group.reduced * times * ranks * mesh.pp
-            gathered += group.gathered * times * again * ranks * mesh.pp
+    mesh, reduced, gathered = work.mesh, 0.0, 0.0
+    for name, _, own_reduced, own_gathered in data_exchanges(work):
+        ranks = (mesh.ep * mesh.etp if name else mesh.tp) * mesh.pp
+        reduced, gathered = reduced + own_reduced * ranks, gathered + own_gathered * ranks
     return round(reduced), round(gathered)
 
 

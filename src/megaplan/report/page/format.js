@@ -40,3 +40,9 @@ function duration(seconds) {
 }
 
 const between = ({ low, high }, show) => (low === high ? '' : `80 % interval ${show(low)} – ${show(high)}`);
+
+// Traffic in decimal units, as links are sold: 7.09 GB.
+function gigabytes(bytes) {
+  for (const [unit, factor] of [['TB', 1e12], ['GB', 1e9], ['MB', 1e6], ['kB', 1e3]]) if (bytes >= factor) return `${fixed(bytes / factor, 2)} ${unit}`;
+  return `${bytes} B`;
+}

@@ -3,7 +3,7 @@ const NAMES = {
   replicated_params: 'Replicated parameters', tensor_parallel_params: 'Tensor-parallel parameters', expert_parallel_params: 'Expert-parallel parameters',
   gradients: 'Gradients', matrix_optimizer: 'Matrix optimizer', other_optimizer: 'Other optimizer', activations: 'Activations', feature_activations: 'Feature activations',
   init: 'Initialisation', first_forward_backward: 'First forward and backward', first_optimizer: 'First optimizer step', forward_backward: 'Forward and backward', optimizer: 'Optimizer step',
-  dp_replicate: 'DP replicate', dp_shard: 'DP shard', pp: 'PP', vpp: 'VPP', cp: 'CP', tp: 'TP', ep: 'EP', etp: 'ETP',
+  dp: 'DP', dp_replicate: 'DP replicate', dp_shard: 'DP shard', pp: 'PP', vpp: 'VPP', cp: 'CP', tp: 'TP', ep: 'EP', etp: 'ETP',
   gpipe: 'GPipe', '1f1b': '1F1B', interleaved_1f1b: 'interleaved 1F1B', looped_bfs: 'looped BFS', zbv: 'ZBV', interleaved_zero_bubble: 'interleaved zero bubble', dualpipe: 'DualPipe', dualpipev: 'DualPipeV',
   gaps: 'Gaps between kernels', host: 'Waits for the host', layers: 'Layers', bubble: 'Pipeline bubble', exposed_data: 'Exposed data-parallel traffic', exposed_transfers: 'Exposed transfers', plain_torch: 'Plain torch operations',
   grouped_gemm: 'Grouped products', gemm: 'Matrix products', fixed: 'Fixed costs', mtp: 'MTP', kv_cache: 'KV cache',

@@ -3,7 +3,7 @@ const PAGES = { plan: planPage, search: searchPage };
 
 function planPage() {
   const drawn = data.step.reason ? [[section('timeline', 'Timeline', el('p', {}, data.step.reason)), () => {}]] : [memoryOverTime(), timelineSection()];
-  const sections = [memoryByRank(), stepTime(), ...drawn.map(([made]) => made), wholeRun(data.run), postTraining(data.post_training), layerMap()];
+  const sections = [memoryByRank(), stepTime(), ...drawn.map(([made]) => made), trafficSection(data.estimate.traffic), wholeRun(data.run), postTraining(data.post_training), layerMap()];
   return { title: `${data.name}, ${meshLabel(data.mesh)}`, header: header(), sections: sections.filter(Boolean), draw: drawn.map(([, draw]) => draw) };
 }
 
