@@ -67,7 +67,8 @@ def facts(model_type: str) -> dict[str, Any]:
 def model_class(model_type: str) -> str:
     """Class with a head over the vocabulary, or the class of an encoder."""
     tables = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) if model_type in MULTIMODAL else ()
-    for table in (*tables, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES):
+    heads = {key: name for key, name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items() if str(name).endswith("ForCausalLM")}
+    for table in (*tables, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, heads, MODEL_MAPPING_NAMES):
         if name := table.get(model_type):
             return name if isinstance(name, str) else name[0]
     config = CONFIG_MAPPING[model_type]

@@ -380,6 +380,17 @@ def _glm_lite(draw: Random) -> Config:
     return config | _listed_mlps(draw, config)
 
 
+def _flint(draw: Random, config: Config) -> Config:
+    dense = {"mlp_only_layers": sorted(draw.sample(range(config["num_hidden_layers"]), 1))} if _flag(draw) else {}
+    return {"shared_expert_intermediate_size": draw.randint(6, 30), **dense}
+
+
+def _lara(draw: Random, config: Config) -> Config:
+    kinds = ("linear_attention", "sliding_attention", "full_attention")
+    listed = {"layer_types": [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]} if _flag(draw) else {"layer_types": None}
+    return {"shared_expert_intermediate_size": draw.randint(6, 30), "sliding_window": 16, **listed}
+
+
 _MOE = ("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 _DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 
@@ -464,6 +475,16 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "qwen2_vl_text": _qwen_window(_dense()),
     "qwen3_vl_moe_text": _and(_routed(*_MOE, head_dim=True), _qwen_layers),
     "qwen3_vl_text": _dense("attention_bias", head_dim=True),
+    "cosmos3_edge_text": _and(_dense("attention_bias", "mlp_bias"), lambda _draw, _: {"head_dim": 128}),
+    "flint": _windowed(_and(_routed(*_MOE, head_dim=True), _flint)),
+    "granite_docling_text": _dense("attention_bias", "mlp_bias"),
+    "hunyuan_vl_text": _hunyuan,
+    "kolibri1": _windowed(
+        _and(_routed(*_MOE[:3], head_dim=True), lambda draw, _: {"shared_expert_intermediate_size": draw.randint(6, 30)})
+    ),
+    "lara_mini": _and(_and(_routed(*_MOE, head_dim=True), _delta), _lara),
+    "mistral4": _latent,
+    "qwen2_5_omni_text": _qwen_window(_dense()),
     "qwen3_omni_moe_text": _and(_routed(*_MOE, head_dim=True), _qwen_layers),
     "paddleocr_vl_text": _dense(head_dim=True, use_bias=False),
     "glm4v_text": _dense(),

@@ -244,6 +244,11 @@ def seed_oss(reader: ConfigReader) -> dict[str, Any]:
     )
 
 
+def cosmos3_edge(reader: ConfigReader) -> dict[str, Any]:
+    """cosmos3_edge_text: llama with an MLP of two matrices."""
+    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), gated=False)
+
+
 def arcee(reader: ConfigReader) -> dict[str, Any]:
     """arcee: an MLP of two matrices."""
     return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), gated=False)

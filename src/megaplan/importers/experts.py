@@ -233,6 +233,35 @@ def _deepseek_experts(reader: ConfigReader, *, count: str = "n_routed_experts", 
     return moe
 
 
+def flint(reader: ConfigReader) -> dict[str, Any]:
+    """flint: sinks, a norm over each head, rotation in layers with a window alone; a shared expert without a gate, two dense layers."""
+    layers = reader.layers(2)
+    full = {0, 1, layers - 1, *range(1, layers, 4)}
+    kinds = layer_kinds(reader, [FULL if layer in full else SLIDING for layer in range(layers)])
+    attention = {**biases(reader), "qk_norm": True, "sinks": True, **straight(kinds)}
+    moe = qwen_experts(reader) | {"shared_ffn_hidden_size": reader.whole("shared_expert_intermediate_size"), "score": "sigmoid"}
+    if reader.value("mlp_only_layers") is None:
+        reader.skip("mlp_only_layers")
+        dense = {layer for layer in range(layers) if layer < 2 or (layer + 1) % reader.whole("decoder_sparse_step")}
+    else:
+        dense = qwen_dense(reader)
+    return _decoder(reader, attention, moe, windowed=kinds, dense=dense)
+
+
+def kolibri1(reader: ConfigReader) -> dict[str, Any]:
+    """kolibri1: norms before and after each block, and over each head; rotation in layers with a window alone; corrected sigmoid scores."""
+    kinds = every(reader, 5)
+    moe = qwen_experts(reader) | {"shared_ffn_hidden_size": reader.whole("shared_expert_intermediate_size")}
+    moe |= {"score": "sigmoid", "expert_bias": True}
+    return _decoder(reader, {"qk_norm": True, **straight(kinds)}, moe, model={"norm_placement": "both"}, windowed=kinds)
+
+
+def straight(kinds: Sequence[str]) -> dict[str, Any]:
+    """`nope_layers` of a decoder whose layers without a window do not rotate, if it has windows."""
+    layers = [2 * layer for layer, kind in enumerate(kinds) if kind == FULL]
+    return {"nope_layers": layers} if layers else {}
+
+
 def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
     """minimax_m2: a norm over all heads of the queries and of the keys; `rotary_dim` of each head is rotated."""
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)

@@ -11,6 +11,8 @@ from megaplan.importers.rotary import latent_score_scale, rope
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms over latents, which no config has: the default of the classes' norm."""
+OWN_HEAD_DIM = ("glm_moe_dsa", "mistral4")
+"""Types whose class writes its own `head_dim` over the config's."""
 _DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -35,6 +37,11 @@ def glm4_moe_lite(reader: ConfigReader) -> dict[str, Any]:
     listed = reader.value("mlp_layer_types") is not None
     reader.skip("first_k_dense_replace")  # of the published config; the class has one dense layer, whatever it says
     return _decoder(reader, sigmoid_choice(reader), dense=None if listed else {0})
+
+
+def mistral4(reader: ConfigReader) -> dict[str, Any]:
+    """mistral4: experts are chosen by softmax scores in groups; `head_dim` is the whole width of a query head."""
+    return _decoder(reader, grouped_choice(reader))
 
 
 def dense(reader: ConfigReader) -> dict[str, Any]:
@@ -122,7 +129,7 @@ def _check_heads(reader: ConfigReader, attention: dict[str, Any]) -> None:
     heads, rope_dim = attention["num_heads"], attention["qk_rope_head_dim"]
     whole = attention["qk_nope_head_dim"] + rope_dim
     for key, meant in (("num_key_value_heads", (heads,)), ("head_dim", (rope_dim,)), ("qk_head_dim", (whole,))):
-        if not reader.has(key) or (key == "head_dim" and reader.family == "glm_moe_dsa"):  # whose class writes its own over it
+        if not reader.has(key) or (key == "head_dim" and reader.family in OWN_HEAD_DIM):
             reader.skip(key)
         elif (value := reader.whole_or_null(key)) is not None and value not in meant:
             reader.contradicts(key, f"{key} = {value}, and latent attention has {meant[0]}", f"write {meant[0]}")

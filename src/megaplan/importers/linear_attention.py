@@ -13,6 +13,7 @@ from megaplan.importers.latent import latent_widths
 from megaplan.importers.parts import (
     FULL,
     LINEAR,
+    SLIDING,
     biases,
     common,
     experts,
@@ -51,6 +52,28 @@ def qwen3_5(reader: ConfigReader) -> dict[str, Any]:
 def qwen3_5_moe(reader: ConfigReader) -> dict[str, Any]:
     """qwen3_5_moe_text: experts in every layer, whose chosen weights sum to 1."""
     return _qwen(reader, "E" * reader.layers(2), {"E": ("moe", _qwen_moe(reader, normalize=True))})
+
+
+def lara_mini(reader: ConfigReader) -> dict[str, Any]:
+    """lara_mini: gated delta nets, attention with windows, and attention without rotation; experts with a shared one everywhere."""
+    model, layers = common(reader), reader.layers(2)
+    kinds = layer_kinds(reader, [_LARA[layer % len(_LARA)] for layer in range(layers)])
+    mixers = lettered(reader, "layer_types", kinds, _MIXERS | {SLIDING: "A"})
+    letters = "".join(mixer + "E" for mixer in mixers) or "GE"
+    attention = heads(reader, model["hidden_size"]) | biases(reader) | {"qk_norm": True}
+    attention |= rope(reader, attention["head_dim"])
+    full = [2 * layer for layer, kind in enumerate(kinds) if kind == FULL]
+    size = reader.whole_or_null("sliding_window") if SLIDING in kinds else None
+    reader.skip("sliding_window")
+    attention |= {"nope_layers": full} if full else {}
+    attention |= {"window_size": size, **({"full_layers": full} if full else {})} if size is not None else {}
+    moe = qwen_experts(reader) | {"shared_ffn_hidden_size": reader.whole("shared_expert_intermediate_size")}
+    sections = {"A": ("attention", attention), "G": ("linear_attention", _delta(reader)), "E": ("moe", moe)}
+    return model_of(reader, letters, model, sections)
+
+
+_LARA = (LINEAR, SLIDING, LINEAR, FULL, SLIDING)
+"""Kinds of lara_mini's layers, if the config does not list them."""
 
 
 def olmo_hybrid(reader: ConfigReader) -> dict[str, Any]:
@@ -124,7 +147,12 @@ def _qwen(reader: ConfigReader, feeds: str, sections: dict[str, tuple[str, dict[
     reader.only("attention_bias", (False, None), "q_proj's bias covers the gate, and attention.bias does not")
     attention = heads(reader, model["hidden_size"]) | {"qk_norm": True, "gate": True}
     attention |= rope(reader, attention["head_dim"], partial=_QWEN_ROTATED)
-    delta = {
+    return model_of(reader, letters, model, {"A": ("attention", attention), "G": ("linear_attention", _delta(reader)), **sections})
+
+
+def _delta(reader: ConfigReader) -> dict[str, Any]:
+    """The section of a gated delta net."""
+    return {
         "kind": "gated_delta",
         "num_key_heads": reader.whole("linear_num_key_heads"),
         "num_value_heads": reader.whole("linear_num_value_heads"),
@@ -132,7 +160,6 @@ def _qwen(reader: ConfigReader, feeds: str, sections: dict[str, tuple[str, dict[
         "value_dim": reader.whole("linear_value_head_dim"),
         "conv_kernel": reader.whole("linear_conv_kernel_dim"),
     }
-    return model_of(reader, letters, model, {"A": ("attention", attention), "G": ("linear_attention", delta), **sections})
 
 
 def _qwen_moe(reader: ConfigReader, *, normalize: bool | str = "norm_topk_prob") -> dict[str, Any]:
