@@ -186,11 +186,15 @@ class ConfigReader:
         """
         for key, value in self._config.items():
             known = self.facts.renamed.get(key, key)
-            if known == "vocab_size":  # which several releases repeat, and no encoder of patches reads
+            if known in ("vocab_size", "text_hidden_size") or self._repeats(known, value):  # which no encoder of patches reads
                 continue
             if key not in self._read and known not in self.facts.fields and known not in self.facts.common and self._decides(known, value):
                 self._refuse_unknown(key, value)
         self.stop_if_wrong()
+
+    def _repeats(self, key: str, value: Any) -> bool:
+        """True if an unknown field has the name of a class's field behind a prefix, and the value that is built."""
+        return any(key.endswith(f"_{name}") and self.value(name) == value for name in self.facts.fields)
 
     def stop_if_wrong(self) -> None:
         """Raises what was found.

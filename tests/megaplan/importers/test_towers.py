@@ -55,6 +55,17 @@ def test_an_unread_field_that_names_a_tensor_is_refused() -> None:
     assert [(item.code, item.location.key) for item in refused.value.diagnostics] == [("MP806", "expert_hidden_size")]
 
 
+def test_fields_of_an_earlier_release_that_repeat_what_the_class_builds() -> None:
+    """Kimi-K2.5's published config names its encoder's fields with a prefix that transformers does not read: 416,866,032 parameters."""
+    ((fields, _),) = SMALL["kimi_k25"]
+    old = {"vt_hidden_size": 1152, "vt_num_hidden_layers": 27, "vt_intermediate_size": 4304, "text_hidden_size": 7168}
+    found = imported({**fields, "projection_hidden_size": 1152, "vision_config": old})
+    assert found.document["model"]["towers"]["vision"] == {"parameters": 416_866_032}
+    with pytest.raises(MegaplanError) as refused:
+        imported({**fields, "vision_config": {**old, "vt_hidden_size": 128}})
+    assert [(item.code, item.location.key) for item in refused.value.diagnostics] == [("MP806", "vt_hidden_size")]
+
+
 def test_an_encoder_without_a_structure_is_refused_by_its_type() -> None:
     with pytest.raises(MegaplanError) as refused:
         imported(GEMMA | {"vision_config": {"model_type": "dinov2"}})
