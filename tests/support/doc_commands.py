@@ -2,7 +2,8 @@
 
 A block of commands is `console`: every command begins with `$ `, and the lines below it are what it prints, which is not compared. The
 block is run by a test unless the line before it is a comment with the reason why not: `<!-- not run: needs two machines -->`. A comment
-`<!-- exit status 1 -->` says how the block ends; without it every command ends with 0.
+`<!-- exit status 1 -->` says how the block ends; without it every command ends with 0. With `<!-- output compared -->` the lines that a
+block shows are lines of what it prints, in this order; others may be between them. All blocks of a tutorial run in one folder.
 """
 
 import os
@@ -52,8 +53,15 @@ class Block:
         return int(found.group(1)) if found else 0
 
     @property
+    def shown(self) -> list[str]:
+        """Lines that the page says the commands print, if they are compared."""
+        if self.comment != "<!-- output compared -->":
+            return []
+        return re.sub(r"^\$ (?:[^\n]*\\\n)*[^\n]*\n", "", self.text, flags=re.MULTILINE).splitlines()
+
+    @property
     def of_runtime(self) -> bool:
-        return any(re.search(r"^(megarun|torchrun) ", command) for command in self.commands)
+        return self.page.parent.name == "tutorials" or any(re.search(r"^(megarun|torchrun) ", command) for command in self.commands)
 
 
 def blocks() -> Iterator[Block]:
@@ -94,6 +102,9 @@ def run_block(block: Block, folder: Path) -> None:
         ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
     assert done.returncode == block.status, f"{block.name}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    printed = iter(done.stdout.splitlines())
+    missing = [line for line in block.shown if line not in printed]  # an iterator is left behind the line that it found
+    assert not missing, f"{block.name} shows {missing[0]!r}, which is not printed there:\n{done.stdout[-3000:]}"
 
 
 def _absolute(paths: str) -> str:

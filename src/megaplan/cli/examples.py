@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from megaplan.terminal.usage import examples_text
+
 GROUPS = {
-    "Plan": ("estimate", "search", "split", "run", "rl", "costs", "schedule", "show", "report"),
+    "Plan": ("estimate", "search", "split", "run", "rl", "costs", "schedule", "show", "report", "project"),
     "Review": ("diff", "check"),
     "Move": ("export", "import", "new", "schema"),
     "Look up": ("explain", "devices", "calibrate"),
@@ -32,8 +34,19 @@ EXAMPLES = {
     "explain": ("megaplan explain MP203", "megaplan explain activations", "megaplan explain MFU", "megaplan explain list"),
     "export": ("megaplan export plan.json --to megatron -o launch.sh", "megaplan export plan.json --to chrome-trace -o step.json"),
     "report": ("megaplan report plan.json -o report.html",),
-    "schedule": ("megaplan schedule plan.json",),
+    "schedule": ("megaplan schedule --kind 1f1b --pp 4 --microbatches 16",),
+    "run": ("megaplan run spec.yaml --tokens 2T --mtbf 30000h --price 2.5", "megaplan run plan.json --tokens 300B --figures"),
+    "costs": ("megaplan costs spec.yaml -o costs.json",),
+    "show": ("megaplan show plan.json", "megaplan show plan.json --svg step.svg"),
+    "calibrate": ("megaplan calibrate spec.yaml --step-seconds 1.5 -o device.json",),
+    "project": ("megaplan project runs/my --to 64..4096",),
     "devices": ("megaplan devices", "megaplan devices h200"),
+    "import hf": ("megaplan import hf config.json -o spec.yaml",),
+    "import megatron": (
+        "megaplan import megatron launch.sh --gpus 64 -o job.yaml",
+        "megaplan import megatron --record --gpus 64 -o job.yaml -- bash launch.sh",
+    ),
+    "import torchtitan": ("megaplan import torchtitan job.toml --gpus 8 -o job.yaml",),
     "new": ("megaplan new tiny-hybrid -o spec.yaml",),
     "schema": ("megaplan schema spec > spec.schema.json",),
 }
@@ -47,4 +60,4 @@ def group_of(name: str) -> str | None:
 
 def epilog_of(name: str) -> str | None:
     """The examples of a command as paragraphs of its help."""
-    return "\n\n".join(("Examples:", *EXAMPLES[name])) if name in EXAMPLES else None
+    return examples_text(EXAMPLES[name]) if name in EXAMPLES else None

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from megaplan.cli.examples import epilog_of
 from megaplan.cli.files import STDOUT, write_new
 from megaplan.cli.options import Overrides
 from megaplan.terminal import output
@@ -18,7 +19,7 @@ def _group() -> None:
     """Convert other projects' model configs to specs."""
 
 
-@group.command("hf")
+@group.command("hf", epilog=epilog_of("import hf"))
 def import_hf(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="A Hugging Face config.json, or org/model of its cache; - for stdin.")],
     *,

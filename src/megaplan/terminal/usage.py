@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic
@@ -23,3 +24,8 @@ def usage_error(error: Exception, program: str) -> Diagnostic | None:
         return None
     command = getattr(getattr(error, "ctx", None), "command_path", None) or program
     return diagnostic("MP480", _VALIDATOR.sub("", message().rstrip()), hints=(f"{command} --help",))
+
+
+def examples_text(examples: Sequence[str]) -> str:
+    """Examples as the last paragraphs of a help text."""
+    return "\n\n".join(("Examples:", *examples))

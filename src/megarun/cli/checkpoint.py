@@ -20,6 +20,7 @@ from megaplan.units import format_bytes
 from megaplan.wording import plural
 from megarun.checkpoint.index import INDEX, read_index
 from megarun.checkpoint.manifest import MANIFEST, Manifest, damaged_files, list_checkpoints, read_manifest
+from megarun.cli.examples import epilog
 from megarun.data.identity import data_text
 from megarun.errors import refusal
 from megarun.job.run import read_job
@@ -39,25 +40,25 @@ Folder = Annotated[str, typer.Argument(metavar="DIR", help="A run's folder or UR
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
-@app.command("list")
+@app.command("list", epilog=epilog("checkpoint list"))
 def list_command(folder: Folder, *, as_json: AsJson = False) -> int:
     """List the finished checkpoints of a run, newest first; those on other lines last."""
     return _answered(as_json, lambda: _list(folder, as_json))
 
 
-@app.command("inspect")
+@app.command("inspect", epilog=epilog("checkpoint inspect"))
 def inspect_command(folder: Folder, *, as_json: AsJson = False) -> int:
     """Show the manifest and tensors of a checkpoint; for a run, of its newest one."""
     return _answered(as_json, lambda: _inspect(folder, as_json))
 
 
-@app.command("verify")
+@app.command("verify", epilog=epilog("checkpoint verify"))
 def verify_command(folder: Folder, *, as_json: AsJson = False) -> int:
     """Compare size and SHA-256 of every file of a checkpoint, or of all checkpoints of a run, with the manifest."""
     return _answered(as_json, lambda: _verify(folder, as_json))
 
 
-@app.command("export")
+@app.command("export", epilog=epilog("checkpoint export"))
 def export_command(
     folder: Folder,
     out: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="A new .safetensors file; with --format hf a new folder.")],
@@ -75,7 +76,7 @@ def export_command(
     return _answered(False, lambda: _export(folder, out))
 
 
-@app.command("import")
+@app.command("import", epilog=epilog("checkpoint import"))
 def import_command(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan of the model, made from its config.json.")],
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's folder: config.json and safetensors.")],

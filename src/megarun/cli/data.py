@@ -20,6 +20,7 @@ from megaplan.errors import MegaplanError
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR
 from megaplan.units import format_bytes, parse_bytes
+from megarun.cli.examples import epilog
 
 if TYPE_CHECKING:
     from megarun.data.corpus import Corpus, ProgressCallback
@@ -43,7 +44,7 @@ def _size(text: str) -> int:
     return size
 
 
-@app.command("tokenize")
+@app.command("tokenize", epilog=epilog("data tokenize"))
 def tokenize_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of UTF-8 texts; every file is one document.")],
     out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The token file to write.")],
@@ -87,7 +88,7 @@ def tokenize_command(
     return _answer(work, as_json=False)
 
 
-@app.command("inspect")
+@app.command("inspect", epilog=epilog("data inspect"))
 def inspect_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A token file.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,

@@ -11,6 +11,7 @@ from megaplan.errors import MegaplanError
 from megaplan.plan.read import read_plan
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR
+from megarun.cli.examples import epilog
 from megarun.errors import refusal
 from megarun.launch.scripts import JobShape, kubernetes_documents, slurm_script
 
@@ -20,7 +21,7 @@ Plan = Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `mega
 Train = Annotated[list[str], typer.Argument(metavar="-- OPTION…", help="Options of `megarun train`: --data FILE --out DIR …")]
 
 
-@app.command("slurm")
+@app.command("slurm", epilog=epilog("launch slurm"))
 def slurm_command(
     plan: Plan,
     train: Train,
@@ -38,7 +39,7 @@ def slurm_command(
     return _answered(lambda: output.write(slurm_script(_shape(plan), ["train", plan, *_checked(train)], directives)))
 
 
-@app.command("kubernetes")
+@app.command("kubernetes", epilog=epilog("launch kubernetes"))
 def kubernetes_command(
     plan: Plan,
     train: Train,

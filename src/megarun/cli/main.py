@@ -20,6 +20,7 @@ import typer
 from megaplan.terminal.exit_status import ERROR, INTERRUPTED, SIGNAL_STATUS
 from megaplan.terminal.output import write
 from megaplan.terminal.run import exit_status_of
+from megarun.cli.examples import FILES, MACHINE, TRAIN, epilog
 
 if TYPE_CHECKING:
     from megarun.training.loop import Trained
@@ -49,7 +50,7 @@ def root(
     """Train a megaplan plan exactly, in one process or under torchrun."""
 
 
-@app.command()
+@app.command(epilog=epilog("train"), rich_help_panel=TRAIN)
 def train(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `megaplan split` writes it.")],
     *,
@@ -141,7 +142,7 @@ def _summarise(name: str, trained: Trained, out: Path) -> None:
         print_summary(name, trained.history, str(out / FILE_NAME))
 
 
-@app.command()
+@app.command(epilog=epilog("trace"), rich_help_panel=MACHINE)
 def trace(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `megaplan split` writes it.")],
     *,
@@ -161,7 +162,7 @@ def trace(
     return _answered(lambda: trace_plan(plan, rank=rank, stage=stage, as_json=as_json, top=top), as_json, with_traceback)
 
 
-@app.command("compile")
+@app.command("compile", epilog=epilog("compile"), rich_help_panel=MACHINE)
 def compile_command(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, as `megaplan split` writes it.")],
     *,
@@ -183,7 +184,7 @@ def compile_command(
     return _answered(lambda: compile_plan(plan, device=device, cache=cache, jobs=jobs, as_json=as_json), as_json, with_traceback)
 
 
-@app.command()
+@app.command(epilog=epilog("doctor"), rich_help_panel=MACHINE)
 def doctor(
     plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file: also look at what it needs.")] = None,
     *,
@@ -255,9 +256,9 @@ def _mount_groups(words: Sequence[str]) -> None:
     if words[:1] not in (["train"], ["trace"], ["compile"], ["doctor"]) and not app.registered_groups:
         from megarun.cli import checkpoint, data, launch  # noqa: PLC0415
 
-        app.add_typer(data.app, name="data")
-        app.add_typer(checkpoint.app, name="checkpoint")
-        app.add_typer(launch.app, name="launch")
+        app.add_typer(data.app, name="data", rich_help_panel=FILES)
+        app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=FILES)
+        app.add_typer(launch.app, name="launch", rich_help_panel=TRAIN)
 
 
 def _failed(error: Exception, words: Sequence[str]) -> int:

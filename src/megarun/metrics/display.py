@@ -71,7 +71,7 @@ class Display:
 
     def show(self, metrics: StepMetrics) -> None:
         """Show the metrics of a step."""
-        text = f"loss {metrics.loss:.4f}  {metrics.tokens_per_second:,.0f} tokens/s"
+        text = step_text(metrics)
         self._progress.update(self._task, completed=metrics.step, text=text)
         if self._speaks and not self._live and self._is_due(metrics.step):
             self._printed = time.monotonic()
@@ -85,6 +85,13 @@ class Display:
         """Print the held-out loss on a separate line."""
         if self._speaks:
             self._progress.console.print(f"step {evaluated.step}/{self._num_steps}  held-out loss {evaluated.evaluation_loss:.4f}")
+
+
+def step_text(metrics: StepMetrics) -> str:
+    """`loss 2.3456  12,345 tokens/s  MFU 41.2 %  lr 3.00e-04  gradient norm 0.92  61.20 GiB`; MFU on CUDA alone."""
+    mfu = "" if metrics.mfu is None else f"  MFU {100 * metrics.mfu:.1f} %"
+    rate = f"loss {metrics.loss:.4f}  {metrics.tokens_per_second:,.0f} tokens/s{mfu}"
+    return f"{rate}  lr {metrics.learning_rate:.2e}  gradient norm {metrics.grad_norm:.3g}  {format_bytes(metrics.allocated_bytes)}"
 
 
 def print_summary(title: str, history: Sequence[StepMetrics], metrics_path: str) -> None:
