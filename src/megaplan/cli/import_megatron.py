@@ -52,9 +52,10 @@ def import_megatron(
 ) -> int:
     """Convert a Megatron launch to a spec. Arguments that decide a tensor and that a spec cannot express are errors."""
     from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
-    from megaplan.importers.megatron.arguments import Policy, name_of  # noqa: PLC0415
+    from megaplan.importers.megatron.arguments import name_of  # noqa: PLC0415
     from megaplan.importers.megatron.spec import import_megatron as read_launch  # noqa: PLC0415
     from megaplan.importers.megatron.spec import import_recording  # noqa: PLC0415
+    from megaplan.importers.structure import Policy  # noqa: PLC0415
     from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
 
     policy = Policy(strict=strict, ignored=frozenset(name_of(each) for each in ignore or ()))

@@ -18,16 +18,21 @@ def import_torchtitan(
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job, where a degree is -1.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="NAME/FLAVOR", help="Of torchtitan's registry: llama3/8B.")] = None,
     function: Annotated[str | None, typer.Option("--config", metavar="FUNCTION", help="Configuration of a Python file: llama3_8b.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option("--ignore", metavar="KEY", help="Leave out a key of the file; repeatable.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse every key that the importer does not know.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Convert a torchtitan job to a spec. Keys that are unknown or that a spec cannot express are errors."""
+    """Convert a torchtitan job to a spec. Keys that decide a tensor and that a spec cannot express are errors."""
     from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
+    from megaplan.importers.structure import Policy  # noqa: PLC0415
     from megaplan.importers.torchtitan.spec import import_torchtitan as read_job  # noqa: PLC0415
     from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
 
     name = display_name(config)
-    imported = read_job(read_text(config), name, overrides or (), gpus, model, function)
+    imported = read_job(
+        read_text(config), name, overrides or (), gpus, model, function, Policy(strict=strict, ignored=frozenset(ignore or ()))
+    )
     write_new(target, hf.spec_text(imported.document, [f"Imported from {name}, a job of torchtitan."]), force=force)
     if target != STDOUT:
         output.write(f"wrote {target}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 _COUNTED = re.compile(
@@ -28,3 +29,16 @@ def names_a_tensor(name: str, value: Any) -> bool:
     if value is True:
         return _SWITCHED.search(name) is not None and not name.startswith(("no_", "disable_"))
     return isinstance(value, int) and value > 0 and _COUNTED.search(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The policy for arguments that the importer does not know.
+
+    Attributes:
+        strict: True if each is an error; otherwise only those whose name says that they decide a tensor.
+        ignored: Names of arguments to leave out; those of Megatron have underscores for dashes.
+    """
+
+    strict: bool = False
+    ignored: frozenset[str] = frozenset()

@@ -9,6 +9,7 @@ from megaplan.cli.main import run
 from megaplan.errors import MegaplanError, Severity
 from megaplan.exporters.torchtitan import export_torchtitan
 from megaplan.exporters.values import Source
+from megaplan.importers.structure import Policy
 from megaplan.importers.torchtitan.models import FLAVORS
 from megaplan.importers.torchtitan.spec import import_torchtitan
 from megaplan.inventory.build import build_inventory
@@ -205,3 +206,51 @@ def test_the_command_writes_a_spec_that_is_estimated(tmp_path, capsys):
     assert run(["import", "torchtitan", str(job), "-o", str(spec), "--set", "device.name=h100-sxm"]) == 0
     assert run(["estimate", str(spec)]) == 0
     assert "host torchtitan, blocks and loss compiled" in capsys.readouterr().out
+
+
+REGISTRY = """
+own_args = {"9B": Args(dim=1)}
+llama3_args = {
+    "9B": TransformerModelArgs(
+        dim=4096, n_layers=40, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=3 / 2, multiple_of=1024, rope_theta=500000, max_seq_len=8192
+    ),
+    "2B": TransformerModelArgs(dim=2048, n_layers=8, n_heads=16, hidden_dim=8192, head_dim=64, vocab_size=5120, use_flex_attn=False),
+    "flex": TransformerModelArgs(dim=2048, n_layers=8, n_heads=16, use_flex_attn=True),
+    "made": TransformerModelArgs(dim=width(), n_layers=8, n_heads=16),
+}
+"""
+"""A fork's registry."""
+
+
+@pytest.mark.parametrize(("flavor", "sizes"), [("9B", (80, 16_384, 8, 128, 128_256)), ("2B", (16, 8192, 16, 64, 5120))])
+def test_a_flavor_of_a_forks_own_tree_has_the_sizes_of_its_registry(tmp_path, flavor, sizes):
+    folder = tmp_path / "torchtitan/models/llama3"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(REGISTRY)
+    job = NEW.replace("qwen3", "llama3").replace('"1.7B"', f'"{flavor}"')
+    for path in (tmp_path / "configs/job.toml", folder / "train_configs/job.toml"):
+        path.parent.mkdir()
+        path.write_text(job)
+        model = import_torchtitan(job, str(path)).loaded.spec.model
+        attention = model.attention
+        assert (model.num_layers, model.mlp.ffn_hidden_size, attention.num_kv_heads, attention.head_dim, model.vocab_size) == sizes
+    for other in ("flex", "made"):
+        with pytest.raises(MegaplanError, match=r"model\.flavor"):
+            import_torchtitan(job.replace(f'"{flavor}"', f'"{other}"'), str(path))
+    assert codes(job)[0] == ["MP916"]
+
+
+def test_an_unknown_key_is_a_note_unless_it_decides_a_tensor_or_is_a_misspelling():
+    forked = NEW + "\n[infra]\nset_gpu_affinity = true\n[own]\nprefetch = 2\n"
+    (note,) = [found for found in import_torchtitan(forked, "job.toml").loaded.diagnostics if found.code == "MP913"]
+    assert note.detail == "infra.set_gpu_affinity = true\nown.prefetch = 2"
+    for policy, text in (
+        (Policy(strict=True), forked),
+        (Policy(), NEW + "\n[own]\nnum_extra_layers = 2\n"),
+        (Policy(), NEW.replace("seq_len = 4096", "seq_length = 4096")),
+    ):
+        with pytest.raises(MegaplanError, match="MP913"):
+            import_torchtitan(text, "job.toml", policy=policy)
+    assert import_torchtitan(
+        NEW + "\n[own]\nnum_extra_layers = 2\n", "job.toml", policy=Policy(ignored=frozenset({"own.num_extra_layers"}))
+    )

@@ -41,5 +41,4 @@ REFUSED = (
     *_off("gradients of some parameters in fp32", ddp_param_name_patterns_for_fp32_local_accumulation=None),
     *_off("weights sharded over tp and gathered", tensor_parallel_num_weight_shards=None, expert_tensor_parallel_num_weight_shards=None),
     *_off("a configuration file in the place of arguments; give that file", yaml_cfg=None),
-    *_off("an older name that Megatron refuses", batch_size=None, model_parallel_size=None, checkpoint_activations=False, warmup=None),
 )

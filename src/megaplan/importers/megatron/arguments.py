@@ -13,9 +13,9 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
-from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, RENAMED
 from megaplan.importers.megatron.unset import readable, unset_names
-from megaplan.importers.structure import names_a_tensor
+from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
 
 MOST_DIGITS = 40
@@ -45,19 +45,6 @@ class Given:
     parsed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The policy for arguments that the importer does not know.
-
-    Attributes:
-        strict: True if each is an error; otherwise only those whose name says that they decide a tensor.
-        ignored: Names, with underscores for dashes, of arguments to leave out.
-    """
-
-    strict: bool = False
-    ignored: frozenset[str] = frozenset()
-
-
 class Arguments:
     """The arguments of a launch while they are read; each one is read, listed as irrelevant, reported as not carried, or refused.
 
@@ -84,6 +71,13 @@ class Arguments:
 
     def _translate_older(self) -> None:
         """Replaces switches of earlier releases by the arguments that took their place."""
+        for older, name in RENAMED.items():
+            if self.values.get(older) is not None and self.values.get(name) is None:
+                self.values[name] = self.values[older]
+                self.note(name, f"{flag(older)} is of earlier releases, and is read as {flag(name)}")
+                self._read.add(older)
+        if self.values.get("checkpoint_activations") and self.values.get("recompute_method") is None:
+            self.values["recompute_method"] = "uniform"  # the only method of the releases that had this switch
         for older, (name, value) in OLDER.items():
             if self.values.get(older) and self.values.get(name) is None:
                 self.values[name] = value
@@ -305,7 +299,7 @@ class Arguments:
 
     def _is_settled(self, key: str) -> bool:
         """True for an argument that was read, that is off, or that changes nothing."""
-        return key in self._read or key in OLDER or changes_nothing(key) or self.values[key] in (None, False)
+        return key in self._read or key in OLDER or key in RENAMED or changes_nothing(key) or self.values[key] in (None, False)
 
     def _unread(self, key: str) -> Diagnostic:
         """MP913 for an unknown argument; MP914 for one that has a meaning only with other arguments."""

@@ -18,6 +18,9 @@ class _FrontEnd(NamedTuple):
     model: str
 
 
+_WHOLE = re.MULTILINE | re.DOTALL
+_OWN_COMMANDS = {"torchtitan": "megaplan import torchtitan {}", "transformers": "megaplan import hf {}"}
+"""Commands that read the files of a front end as they are."""
 _FRONT_ENDS = (
     _FrontEnd(
         "ms-swift", re.compile(r"^[^#\n]*\b(?:megatron|swift)\s+(?:sft|pt|rlhf|grpo|export)\b", re.MULTILINE), "the config of --model"
@@ -39,6 +42,20 @@ _FRONT_ENDS = (
     _FrontEnd(
         "NeMo 2", re.compile(r"_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|^[^#\n]*\bnemo llm\b", re.MULTILINE), "its recipe"
     ),
+    _FrontEnd("a Megatron-Bridge recipe", re.compile(r"\bmegatron\.bridge\.recipes\b"), "the recipe, whose run writes run_config.yaml"),
+    _FrontEnd("LLaMA-Factory", re.compile(r"\A(?=.*^model_name_or_path:)(?=.*^(?:finetuning_type|stage):)", _WHOLE), "model_name_or_path"),
+    _FrontEnd(
+        "axolotl", re.compile(r"\A(?=.*^base_model:)(?=.*^sequence_len:)|^[^#\n]*\baxolotl (?:train|preprocess)\b", _WHOLE), "base_model"
+    ),
+    _FrontEnd("torchtune", re.compile(r"_component_: *torchtune\.|^[^#\n]*\btune run\b", re.MULTILINE), "the builder of its section model"),
+    _FrontEnd("nanotron", re.compile(r"\A(?=.*^parallelism:)(?=.*^\s+model_config:)", _WHOLE), "model.model_config"),
+    _FrontEnd(
+        "DeepSpeed",
+        re.compile(r"\A\s*\{(?=.*\"(?:zero_optimization|train_micro_batch_size_per_gpu)\")", _WHOLE),
+        "the program that reads it",
+    ),
+    _FrontEnd("torchtitan", re.compile(r"\A(?=.*^\[model\])(?=.*^\[(?:training|parallelism)\])", _WHOLE), "torchtitan's registry"),
+    _FrontEnd("transformers", re.compile(r"\A\s*\{(?=.*\"model_type\")(?!.*\"MODEL_ARGS\")", _WHOLE), "the file itself"),
 )
 _OURS = {
     "tensor_model_parallel_size": "mesh.tp",
@@ -48,7 +65,14 @@ _OURS = {
     "expert_tensor_parallel_size": "mesh.etp",
     "micro_batch_size": "batch.micro_batch_size",
 }
-_SIZES = {"global_batch_size": "--global-batch", "max_length": "--seq", "seq_length": "--seq", "seq_len": "--seq"}
+_SIZES = {
+    "global_batch_size": "--global-batch",
+    "max_length": "--seq",
+    "cutoff_len": "--seq",
+    "sequence_len": "--seq",
+    "seq_length": "--seq",
+    "seq_len": "--seq",
+}
 
 
 def refuse_front_end(text: str, name: str) -> None:
@@ -66,6 +90,10 @@ def refuse_front_end(text: str, name: str) -> None:
         return
     front, match = found
     line = text.count("\n", 0, match.start()) + 1 + match[0][: match[0].rfind("\n") + 1].count("\n")
+    if front.name in _OWN_COMMANDS:
+        raise MegaplanError(
+            [diagnostic("MP926", f"{name} is of {front.name}", Location(name), (_OWN_COMMANDS[front.name].format(shlex.quote(name)),))]
+        )
     detail = f"{name} is of {front.name}, whose model comes from {front.model}"
     hints = (
         _command(text),
@@ -79,7 +107,11 @@ def _command(text: str) -> str:
     given = {key.replace("-", "_"): value for key, value in re.findall(r"([A-Za-z][\w-]*)[ =:]+[\"']?([\w./-]+)", text)}
     given |= {key.rpartition(".")[2]: value for key, value in re.findall(r"([\w.]+)=([\w./-]+)", text) if "." in key}
     model = next(
-        (given[key] for key in ("model", "model_name_or_path", "hf_checkpoint", "pretrain", "path", "load") if "/" in given.get(key, "")),
+        (
+            given[key]
+            for key in ("model", "model_name_or_path", "base_model", "hf_checkpoint", "pretrain", "path", "load")
+            if "/" in given.get(key, "")
+        ),
         "MODEL",
     )
     processes = next(

@@ -8,11 +8,12 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
-from megaplan.importers.megatron.arguments import Arguments, Given, Policy, name_of, typed
+from megaplan.importers.megatron.arguments import Arguments, Given, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge
 from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import has_table, read_table
 from megaplan.importers.megatron.script import Field, read_words, substituted
+from megaplan.importers.structure import Policy
 from megaplan.spec.document import parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")

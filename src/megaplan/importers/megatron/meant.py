@@ -27,6 +27,12 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("ep", "ep_size", "expert_parallel_size"), "--expert-model-parallel-size"),
         **dict.fromkeys(("cp", "cp_size"), "--context-parallel-size"),
         **dict.fromkeys(("use_bias", "add_bias_linear"), "--add-qkv-bias"),
+        **dict.fromkeys(("num_attention_heads_kv",), "--group-query-attention --num-query-groups"),
+        **dict.fromkeys(("attention_head_type",), "--group-query-attention --num-query-groups 1   # for"),
+        **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
+        **dict.fromkeys(("glu_activation",), "--swiglu   # for"),
+        **dict.fromkeys(("no_tie_embed_logits",), "--untie-embeddings-and-output-weights"),
+        **dict.fromkeys(("zero_stage",), "--use-distributed-optimizer   # for stage 1, not"),
     }
 )
 """Names that other programs use, and the argument of Megatron-LM that has the meaning."""
@@ -35,9 +41,23 @@ OLDER: MappingProxyType[str, tuple[str, Any]] = MappingProxyType(
     {
         "fp8_hybrid": ("fp8_format", "hybrid"),
         "fp8_e4m3": ("fp8_format", "e4m3"),
+        "checkpoint_activations": ("recompute_granularity", "full"),
+        "activations_checkpoint_method": ("recompute_granularity", "full"),
     }
 )
 """Switches of earlier releases that decide memory: the argument that took their place, and its value."""
+
+RENAMED = MappingProxyType(
+    {
+        "model_parallel_size": "tensor_model_parallel_size",
+        "batch_size": "micro_batch_size",
+        "warmup": "lr_warmup_fraction",
+        "activations_checkpoint_method": "recompute_method",
+        "activations_checkpoint_num_layers": "recompute_num_layers",
+        "checkpoint_num_layers": "recompute_num_layers",
+    }
+)
+"""Arguments of earlier releases, and the present names of the same values."""
 
 OLDER_WORDS: MappingProxyType[tuple[str, Any], str] = MappingProxyType(
     {
@@ -48,12 +68,13 @@ OLDER_WORDS: MappingProxyType[tuple[str, Any], str] = MappingProxyType(
 
 OLDER_IGNORED = frozenset({
     "no_async_tensor_model_parallel_allreduce", "async_tensor_model_parallel_allreduce", "no_query_key_layer_scaling",
-    "no_contiguous_buffers_in_local_ddp", "use_contiguous_buffers_in_local_ddp", "ddp_impl", "no_scatter_gather_tensors_in_pipeline",
-    "scatter_gather_tensors_in_pipeline", "use_cpu_initialization", "no_layer_norm_sharding", "fp8_wgrad", "moe_use_legacy_grouped_gemm",
-    "disable_moe_token_dropping", "no_bias_dropout_fusion", "deepspeed_config", "use_legacy_models", "use_mcore_models",
-    "delay_grad_reduce", "overlap_param_gather_with_optimizer_step", "no_delay_grad_reduce", "use_ring_exchange_p2p", "no_fused_kernels",
-    "no_gradient_reduce_fusion", "timing_log_level", "no_save_rng", "no_load_rng", "num_distributed_workers", "moe_token_dropping",
-    "max_tokens_to_oom", "use_unpadded_batch", "enable_one_logger", "onelogger_entity", "transformer_timers", "use_tokenizer_from_hf",
-    "attention_softmax_in_fp32", "recompute_in_first_chunk", "no_check_for_nan_in_loss", "local_rank",
+    "no_contiguous_buffers_in_local_ddp", "use_contiguous_buffers_in_local_ddp", "ddp_impl", "DDP_impl",
+    "no_scatter_gather_tensors_in_pipeline", "scatter_gather_tensors_in_pipeline", "use_cpu_initialization",
+    "no_layer_norm_sharding", "fp8_wgrad", "moe_use_legacy_grouped_gemm", "disable_moe_token_dropping", "no_bias_dropout_fusion",
+    "deepspeed_config", "use_legacy_models", "use_mcore_models", "delay_grad_reduce", "overlap_param_gather_with_optimizer_step",
+    "no_delay_grad_reduce", "use_ring_exchange_p2p", "no_fused_kernels", "no_gradient_reduce_fusion", "timing_log_level",
+    "no_save_rng", "no_load_rng", "num_distributed_workers", "moe_token_dropping", "max_tokens_to_oom", "use_unpadded_batch",
+    "enable_one_logger", "onelogger_entity", "transformer_timers", "use_tokenizer_from_hf", "attention_softmax_in_fp32",
+    "recompute_in_first_chunk", "no_check_for_nan_in_loss", "local_rank",
 })  # fmt: skip
 """Arguments of earlier releases that change no tensor of the ledger."""

@@ -13,6 +13,7 @@ from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.model import load_balancing
 from megaplan.importers.megatron.stack import LaunchLayers
+from megaplan.importers.megatron.unset import unset_names
 from megaplan.low_precision import FORMATS
 from megaplan.scalars import MAX_INT, MAX_MICROBATCHES
 from megaplan.spec.host import GraphModule, Host, OffloadModule
@@ -36,6 +37,12 @@ def world_size(launch: Arguments, given: int | None, least: int) -> tuple[int, b
         if found != given:
             launch.note("nproc_per_node", f"{given} GPUs, as --gpus says; the launch states {found}")
         return given, True
+    counts = {key: launch.values.get(key) for key in ("nnodes", "nproc_per_node", "world_size")}
+    lacking = [name for value in counts.values() if isinstance(value, str) for name in unset_names(value)]
+    if lacking:
+        launch.pass_over(*counts)
+        launch.say(f"the number of GPUs depends on {', '.join(dict.fromkeys(lacking))}")
+        return least, False
     nodes, processes = launch.value("nnodes"), launch.value("nproc_per_node")
     stated = launch.optional("world_size")
     if stated is not None:

@@ -39,22 +39,23 @@ def read_words(words: Sequence[Field]) -> Given:
     """Arguments from words: a switch has no value, an argument with several words a list of them."""
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
-    left_out: list[tuple[int, str]] = []
+    empty: dict[str, int] = {}
     key: str | None = None
     for word, line in words:
-        empty = not UNSET.sub("", word)
+        lacks = not UNSET.sub("", word)
         if word.startswith("--") and len(word) > 2:
             written, equals, value = word.partition("=")
             key = name_of(readable(written))
             values[key] = typed(value) if equals else True
             lines[key] = line
-        elif empty and (key is None or _is_switch(key) or values[key] is not True):
+        elif lacks and (key is None or _is_switch(key) or values[key] is not True):
             if word:
-                left_out.append((line, f"{readable(word)} is set nowhere, and is read as empty"))  # as bash does
+                empty |= {readable(word): line}  # as bash does
         elif key is not None:
             held = values[key]
             values[key] = typed(word) if held is True else [*(held if isinstance(held, list) else [held]), typed(word)]
-    return Given(values, lines, left_out=tuple(left_out))
+    said = f"{', '.join(empty)} {'is' if len(empty) == 1 else 'are'} set nowhere, and read as empty"
+    return Given(values, lines, left_out=((next(iter(empty.values())), said),) if empty else ())
 
 
 def substituted(text: str, variables: Mapping[str, Any]) -> str:

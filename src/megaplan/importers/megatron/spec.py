@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.importers.megatron.arguments import Arguments, Policy
+from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.front_ends import refuse_front_end
 from megaplan.importers.megatron.launch import read_arguments
 from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.recorded import read_recording, unset_names
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_optimizer, read_state, read_training, wholly_sharded
 from megaplan.importers.megatron.stack import read_stack
+from megaplan.importers.structure import Policy
 from megaplan.spec.comments import settings_in_comments
 from megaplan.spec.document import Document
 from megaplan.spec.load import LoadedSpec, check_document

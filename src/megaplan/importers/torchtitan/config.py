@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
 from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, read_registry
 from megaplan.scalars import MAX_INT
@@ -27,18 +29,20 @@ class JobConfig:
         settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
     """
 
-    def __init__(self, text: str, name: str, function: str | None = None) -> None:
+    def __init__(self, text: str, name: str, function: str | None = None, policy: Policy | None = None) -> None:
         """Read TOML, JSON as torchtitan saves it, or a configuration in Python.
 
         Args:
             text: Text of the file.
             name: Name of the file in diagnostics; one that ends in `.py` is Python.
             function: Configuration of a Python file.
+            policy: Policy for keys that the importer does not know.
 
         Raises:
             MegaplanError: MP916 if it is none of them, or no table; MP932 and MP933 of a Python file.
         """
-        self._name = name
+        self.name, self._policy = name, policy or Policy()
+        self._unknown: list[str] = []
         self._errors: list[Diagnostic] = []
         self._defaulted: list[str] = []
         is_python = name.endswith(".py")
@@ -52,7 +56,7 @@ class JobConfig:
             given |= {"activation_checkpoint.mode": mode, "activation_checkpoint.selective_ac_option": "op"}
         self.low = bool(given.pop(FLOAT8_2024, False))
         fused = given.pop("optimizer.fused", self.age is not Age.TOML_2024)
-        self.values = {MOVED.get(key, key): value for key, value in given.items()}
+        self.values = {MOVED.get(key, key): value for key, value in given.items() if key not in self._policy.ignored}
         self.values.setdefault("optimizer.implementation", "fused" if fused else "foreach")
         self._count_tokens()
         self._refuse_others()
@@ -79,9 +83,9 @@ class JobConfig:
             self.settings = settings_of_section(own) if isinstance(own, dict) else []
             values = dict(_dotted(found)) if isinstance(found, dict) else None
         except (ValueError, RecursionError) as error:
-            raise MegaplanError([diagnostic("MP916", f"no TOML or JSON: {error}", Location(self._name))]) from None
+            raise MegaplanError([diagnostic("MP916", f"no TOML or JSON: {error}", Location(self.name))]) from None
         if values is None:
-            raise MegaplanError([diagnostic("MP916", "the file is no table of sections", Location(self._name))])
+            raise MegaplanError([diagnostic("MP916", "the file is no table of sections", Location(self.name))])
         return values
 
     def _refuse_others(self) -> None:
@@ -91,10 +95,16 @@ class JobConfig:
                 if value != neutral and not (value is None and not neutral):
                     self.refuse(key, why, f"{key.rpartition('.')[2]} = {json.dumps(neutral)}")
             elif key not in DEFAULTS and key not in IGNORED and not key.startswith(IGNORED_SECTIONS):
-                self._errors.append(diagnostic("MP913", f"{key} = {json.dumps(value, default=str)}", self._at(key)))
+                if self._policy.strict or names_a_tensor(key.rpartition(".")[2], value) or _resembles(key):
+                    self._errors.append(diagnostic("MP913", self._shown(key), self._at(key), (f"--ignore {key}",)))
+                else:
+                    self._unknown.append(key)
+
+    def _shown(self, key: str) -> str:
+        return f"{key} = {json.dumps(self.values[key], default=str)}"
 
     def _at(self, key: str) -> Location:
-        return Location(self._name, key=key)
+        return Location(self.name, key=key)
 
     def value(self, key: str) -> Any:
         """The value of a key, or torchtitan's default."""
@@ -151,8 +161,8 @@ class JobConfig:
         shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
         self._errors.append(diagnostic("MP914", f"{key} = {shown}: {why}", self._at(key), hints))
 
-    def finish(self) -> Diagnostic:
-        """The note about assumptions.
+    def finish(self) -> list[Diagnostic]:
+        """The notes about assumptions and about keys that are not known.
 
         Raises:
             MegaplanError: Everything that was wrong: MP913, MP914, MP916.
@@ -162,7 +172,16 @@ class JobConfig:
         absent = ", ".join(f"{key} = {json.dumps(DEFAULTS[key])}" for key in dict.fromkeys(self._defaulted)) or "none"
         chunks = "\nthe loss takes logits in chunks, and the estimate has them whole, which is more" if self._chunked else ""
         detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {absent}"
-        return diagnostic("MP919", detail, Location(self._name), severity=Severity.NOTE)
+        notes = [diagnostic("MP919", detail, Location(self.name), severity=Severity.NOTE)]
+        if self._unknown:
+            said = "\n".join(map(self._shown, self._unknown))
+            notes.append(diagnostic("MP913", said, self._at(self._unknown[0]), ("--strict",), severity=Severity.NOTE))
+        return notes
+
+
+def _resembles(key: str) -> bool:
+    """True if a key is that of a section that is read, misspelt."""
+    return bool(get_close_matches(key, DEFAULTS, cutoff=0.85))
 
 
 def _dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """Models of torchtitan's registry by name and flavor, as sections of a spec.
 
 Source: torchtitan/models/llama3/__init__.py, qwen3/__init__.py and deepseek_v3/__init__.py at 9810191b^, the last version with TOML
-files; llama3's vocabulary is that of Llama 3's tokenizer, which those files name.
+files, and llama2's of 2024; the vocabularies of llama2 and llama3 are those of the tokenizers that those files name.
 """
 
 from __future__ import annotations
@@ -112,6 +112,11 @@ FLAVORS: dict[str, dict[str, Flavor]] = {
         "8B": Flavor(4096, 32, 32, 8, 128, 14_336, LLAMA3_VOCABULARY, 500_000.0),
         "70B": Flavor(8192, 80, 64, 8, 128, 28_672, LLAMA3_VOCABULARY, 500_000.0),
         "405B": Flavor(16_384, 126, 128, 8, 128, 53_248, LLAMA3_VOCABULARY, 500_000.0),
+    },
+    "llama2": {
+        "7B": Flavor(4096, 32, 32, 32, 128, 11_008, 32_000, 10_000.0),
+        "13B": Flavor(5120, 40, 40, 40, 128, 13_824, 32_000, 10_000.0),
+        "70B": Flavor(8192, 80, 64, 8, 128, 28_672, 32_000, 10_000.0),
     },
     "qwen3": {
         "0.6B": _qwen3(1024, 28, 16, 3072, tied=True),

@@ -11,7 +11,9 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, Severity
+from megaplan.importers.structure import Policy
 from megaplan.importers.torchtitan.config import JobConfig
+from megaplan.importers.torchtitan.fork import fork_flavor
 from megaplan.importers.torchtitan.keys import Age
 from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, Flavor
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
@@ -55,6 +57,7 @@ def import_torchtitan(
     gpus: int | None = None,
     model: str | None = None,
     function: str | None = None,
+    policy: Policy | None = None,
 ) -> ImportedJob:
     """The spec of a job.
 
@@ -65,21 +68,22 @@ def import_torchtitan(
         gpus: GPUs of the job, needed if a degree is -1.
         model: NAME/FLAVOR of the registry, needed if the file has no section `model`.
         function: Configuration of a Python file that has several.
+        policy: Policy for keys that the importer does not know.
 
     Raises:
         MegaplanError: Every error found: MP913, MP914, MP916, MP932, MP933, or those of the spec that results.
     """
-    config = JobConfig(text, name, function)
+    config = JobConfig(text, name, function, policy)
     if model is not None:
         config.values["model.name"], _, config.values["model.flavor"] = model.partition("/")
     settings = (*config.settings, *overrides)
     plain, stated = _document(config, _title(function or name), gpus, _stated_model(settings))
-    note = config.finish()
+    notes = config.finish()
     document = apply_overrides(Document(plain, SourceMap(name)), settings)
     loaded = check_document(document)
     size = loaded.spec.mesh.world_size
     assumed = diagnostic("MP917", f"{size} GPUs until set", Location(name), (f"--gpus {size}",), severity=Severity.NOTE)
-    found = (note, *([] if stated else [assumed]), *loaded.diagnostics)
+    found = (*notes, *([] if stated else [assumed]), *loaded.diagnostics)
     return ImportedJob(loaded._replace(diagnostics=found), document.value)
 
 
@@ -136,6 +140,8 @@ def _flavor(config: JobConfig) -> Flavor:
     if why is not None:
         config.refuse("model.flavor", f"of model {name}: {why}")
         config.finish()  # its other keys belong to a model that has no spec
+    elif (own := fork_flavor(config.name, name, flavor)) is not None:
+        return own
     elif flavor not in FLAVORS.get(name, {}):
         known = ", ".join(f"{model}/{each}" for model, flavors in FLAVORS.items() for each in flavors)
         sizes = json.dumps(FLAVORS["llama3"]["8B"].section()).replace('"', "")
