@@ -8,6 +8,7 @@ from itertools import combinations
 from math import gcd, prod
 from typing import Any, NamedTuple
 
+from megaplan.exploration.space import KINDS, SLOTS
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES
@@ -27,7 +28,6 @@ KEYS = (
     "host.expandable_segments",
 )
 """Keys that a change may have, in the order of a hint."""
-SLOTS = (2, 3, 4, 6, 8)
 STRENGTH = ("none", "selective", "full")
 
 
@@ -47,7 +47,7 @@ class Edit(NamedTuple):
 
 def single_edits(spec: Spec) -> list[Edit]:
     """Every single edit that keeps the number of GPUs."""
-    return [*moves(spec), *_policies(spec), *_batches(spec), *_schedules(spec)]
+    return [*moves(spec), *_policies(spec), *_batches(spec), *schedules(spec)]
 
 
 def moves(spec: Spec) -> Iterator[Edit]:
@@ -207,14 +207,14 @@ def _batches(spec: Spec) -> Iterator[Edit]:
             yield Edit("steps", (("schedule.steps_per_update", schedule.steps_per_update * parts),))
 
 
-def _schedules(spec: Spec) -> Iterator[Edit]:
-    mesh, kind = spec.mesh, spec.schedule.kind
-    if mesh.pp == 1:
-        return
-    if kind != "1f1b":
-        yield Edit("schedule", (("schedule.kind", "1f1b"), ("mesh.vpp", 1)))
-    if SCHEDULES[kind].placement == "loop":
-        yield from (Edit("schedule", (("mesh.vpp", vpp),)) for vpp in SLOTS if vpp != mesh.vpp)
+def schedules(spec: Spec) -> Iterator[Edit]:
+    """Every schedule that a search tries, with its numbers of slots, and the spec's own with others."""
+    own = spec.schedule.kind, spec.mesh.vpp
+    for kind in dict.fromkeys((*(spec.host.kind.schedules or KINDS), own[0])) if spec.mesh.pp > 1 else ():
+        schedule = SCHEDULES[kind]
+        for vpp in {"single": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]:
+            if vpp >= schedule.least_vpp and (kind, vpp) != own:
+                yield Edit("schedule", (("schedule.kind", kind), ("mesh.vpp", vpp)))
 
 
 def _letters(spec: Spec) -> str:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from megaplan.advice.changes import Edit, changed, moves, texts, together
+from megaplan.advice.changes import Edit, changed, moves, schedules, texts, together
 from megaplan.advice.pricing import Price, Pricer
-from megaplan.exploration.space import KINDS, SLOTS
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.results import Result, Row
-from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
 from megaplan.wording import plural
@@ -136,19 +134,7 @@ def _candidates(spec: Spec, changes: Iterable[tuple[Edit, ...]], pricer: Pricer,
 
 def faster_edits(spec: Spec) -> list[Edit]:
     """Every edit that may shorten the step: exchanged degrees, schedule, micro-batch, and settings that use more memory for less time."""
-    return [*moves(spec), *_schedules(spec), *_batches(spec), *_policies(spec)]
-
-
-def _schedules(spec: Spec) -> Iterator[Edit]:
-    if spec.mesh.pp == 1:
-        return
-    own = spec.schedule.kind, spec.mesh.vpp
-    for kind in spec.host.kind.schedules or KINDS:
-        schedule = SCHEDULES[kind]
-        slots = {"single": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]
-        for vpp in slots:
-            if vpp >= schedule.least_vpp and (kind, vpp) != own:
-                yield Edit("schedule", (("schedule.kind", kind), ("mesh.vpp", vpp)))
+    return [*moves(spec), *schedules(spec), *_batches(spec), *_policies(spec)]
 
 
 def _batches(spec: Spec) -> Iterator[Edit]:
