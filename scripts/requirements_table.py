@@ -1,4 +1,4 @@
-"""Write docs/reference/requirements.md: each requirement, the tests that hold it, and those that no test holds yet.
+"""Write docs/reference/requirements.md: each requirement with its tests, requirements without one, and rows with their commands.
 
 python scripts/requirements_table.py [--check]     --check exits 1 if the page is out of date or a test cites an unknown number
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,20 @@ def page() -> str:
     for number, text in texts.items():
         tests = ", ".join(f"`{name.removeprefix('tests/')}`" for name in sorted(cited.get(number, ()))) or "**none yet**"
         lines.append(f"| {number} | {text.replace('|', chr(92) + '|')} | {tests} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *rows()]) + "\n"
+
+
+def rows() -> Iterator[str]:
+    """The table of rows.yaml: what a plan must be able to say, and the command that shows whether it can."""
+    yield from ("", "## Rows, and how each is checked", "")
+    yield "Generated from `rows.yaml`; `tests/megaplan/cli/test_rows.py` runs every command. Works: planned, and trained under megarun."
+    yield "Priced: planned, and refused by megarun (MP790). A code: the command is refused with it, or says what does not fit."
+    yield from ("", "| Row | Answer | How checked |", "|---|---|---|")
+    for row in yaml.safe_load((ROOT / "docs/reference/rows.yaml").read_text()):
+        answer, command = row["answer"], row["command"].replace("|", "\\|")
+        shown = f"[{answer}](../errors/{answer}.md)" if answer.startswith("MP") else answer
+        also = f", `{row['also']}`" if "also" in row else ""
+        yield f"| {row['row']} | {shown} | `{command}`{also} |"
 
 
 def main() -> int:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from megaplan.families.attention.section import LayerWindow
-from megaplan.spec.models import GroupedQueryAttention, LatentAttention
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, LayerWindow
 
 WINDOW = {"window_size": 5, "full_layers": (2, 4)}
 
