@@ -45,6 +45,8 @@ PLANS = {
     "looped-bfs-pp2": Cell("looped-bfs-pp2", V2, "looped_bfs", MODEL),
     "cp2-ep2-pp2": Cell("cp2-ep2-pp2", C2 | {"pp": 2, "ep": 2}, spec=MODEL | AGAIN),
     "ep2-kernels": Cell("ep2-kernels", E2, spec=MODEL | {"host.kernels": "triton"}),
+    "ddp-ep2": Cell("ddp-ep2", E2, spec=MODEL | {"sharding.mode": "ddp"}),
+    "ddp-pp2-dp2": Cell("ddp-pp2-dp2", {"pp": 2, "dp_replicate": 2}, spec=MODEL | {"sharding.mode": "ddp"}),
     "few-dp2": Cell("few-dp2", {"dp_shard": 2}, spec=FEW, num_microbatches=12),
     "few-dp3": Cell("few-dp3", {"dp_shard": 3}, spec=FEW, num_microbatches=12),
     "few-pp2-dp4": Cell("few-pp2-dp4", {"pp": 2, "dp_shard": 4}, spec=FEW, num_microbatches=12),
@@ -74,6 +76,7 @@ PAIRS = [
     ("looped-bfs-pp2", "hsdp"), ("tp2", "ep2-kernels"), ("ep2-kernels", "ep4"), ("sided-one", "sided-zbv-pp2-dp2"),
     ("sided-zbv-pp2-dp2", "sided-cp2-pp2"), ("sided-cp2-pp2", "sided-tp2-ep2-dp2"), ("sided-tp2-ep2-dp2", "sided-one"),
     ("lora-one", "lora-one"), ("lora-one", "lora-tp2"), ("lora-tp2", "lora-pp2-ep2-dp2"), ("lora-pp2-ep2-dp2", "lora-tp2"),
+    ("dp2", "ddp-ep2"), ("ddp-ep2", "dp4-reshard"), ("ddp-ep2", "ddp-pp2-dp2"), ("ddp-pp2-dp2", "one"),
     ("few-dp2", "few-dp3"),
     ("few-dp3", "few-dp3"), ("few-dp3", "few-pp2-dp4"), ("few-pp2-dp4", "few-dp3-ep2-tp2"), ("few-dp3-ep2-tp2", "few-dp2"),
 ]  # fmt: skip
