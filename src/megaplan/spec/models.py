@@ -54,6 +54,7 @@ from megaplan.spec.architecture import (
     MultiTokenPrediction,
     Ngram,
     RelationBias,
+    Tower,
     Towers,
 )
 from megaplan.spec.device import DeviceRef
@@ -128,6 +129,7 @@ __all__ = [
     "Spec",
     "SplitSection",
     "StableRate",
+    "Tower",
     "Towers",
     "Training",
     "YarnScaling",
