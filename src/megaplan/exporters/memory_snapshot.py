@@ -14,8 +14,8 @@ from megaplan.exporters.values import Source
 from megaplan.exporters.viewers import ReplayedStep, replayed_step
 from megaplan.schedules import Action, ActionKind
 
-BASE = 0x7F0000000000
-"""Address of each device's segment, as CUDA's are."""
+BASE, DEVICE = 0x7F0000000000, 1 << 36
+"""Address of the first device's segment, and the distance of the next device's: devices share one space of addresses, as CUDA's do."""
 LASTING = (
     *(Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS, Column.GRADIENTS),
     *(Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER, Column.WORKSPACE, Column.OVERHEAD),
@@ -49,7 +49,8 @@ class _Device:
     """Blocks and events of one pp rank; freed addresses are reused for allocations of the same size."""
 
     def __init__(self, step: ReplayedStep, rank: int) -> None:
-        self.rank, self.kept, self.end = rank, step.kept, BASE
+        self.rank, self.kept, self.base = rank, step.kept, BASE + rank * DEVICE
+        self.end = self.base
         self.events: list[dict[str, Any]] = []
         self.free: dict[int, list[int]] = {}
         self.held: dict[tuple[int, int], tuple[int, int, list[dict[str, Any]]]] = {}
@@ -100,12 +101,12 @@ class _Device:
         """The segment after the step, when no microbatch is in flight."""
         active = sum(size for _, size, _ in self.lasting)
         blocks = [_block(address, size, "active_allocated", _frames(name)) for name, size, address in self.lasting]
-        if self.end > BASE + active:
-            blocks.append(_block(BASE + active, self.end - BASE - active, "inactive", []))
+        if self.end > self.base + active:
+            blocks.append(_block(self.base + active, self.end - self.base - active, "inactive", []))
         return {
             "device": self.rank,
-            "address": BASE,
-            "total_size": self.end - BASE,
+            "address": self.base,
+            "total_size": self.end - self.base,
             "allocated_size": active,
             "active_size": active,
             "requested_size": active,

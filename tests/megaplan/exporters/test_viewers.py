@@ -117,3 +117,15 @@ def test_the_command_writes_both(tmp_path, capsys, monkeypatch):
     assert "-o snapshot.pickle" in capsys.readouterr().err
     assert run(["export", plan, "--to", "chrome-trace", "--set", "schedule.num_microbatches=60000"]) == 2
     assert "MP481" in capsys.readouterr().err
+
+
+def test_torchs_own_viewer_reads_the_snapshot_and_keeps_devices_apart(source):
+    viewer = pytest.importorskip("torch.cuda._memory_viz")
+    snapshot = pickle.loads(memory_snapshot(source))
+    text = viewer.trace(snapshot)
+    assert "seg_" not in text  # nothing of a device is in the bytes that another one holds at the end
+    assert text.count("free completed") == sum(
+        event["action"] == "free_completed" for events in snapshot["device_traces"] for event in events
+    )
+    assert f"segments: {len(snapshot['segments'])}" in viewer.segsum(snapshot)
+    assert "<script" in viewer.trace_plot(snapshot)
