@@ -107,14 +107,18 @@ def section_of(spec: Spec) -> PostTraining:
     return spec.post_training
 
 
+def response_limit(spec: Spec, plan: PostTraining) -> int:
+    """Tokens at which a response is cut."""
+    return plan.rollout.response.max or int(spec.batch.seq_length - plan.rollout.prompt)
+
+
 def training_job(spec: Spec, inventory: Inventory, spans: Spans, plan: PostTraining) -> TrainingJob:
     """The job of a spec with the section.
 
     Raises:
         MegaplanError: MP850, lengths do not fit batch.seq_length.
     """
-    limit = plan.rollout.response.max or int(spec.batch.seq_length - plan.rollout.prompt)
-    job = TrainingJob(spec, inventory, plan, Lengths(plan.rollout.response, limit), spans)
+    job = TrainingJob(spec, inventory, plan, Lengths(plan.rollout.response, response_limit(spec, plan)), spans)
     per_update = job.rows / plan.policy.updates / spec.mesh.data_ranks / spec.batch.micro_batch_size
     count = max(1, ceil(per_update))
     if spec.mesh.vpp > 1:
