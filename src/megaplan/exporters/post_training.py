@@ -17,10 +17,10 @@ from megaplan.spec.models import Spec
 from megaplan.spec.post_training import PostTraining
 
 CARRIED = frozenset({
-    "model", "mesh", "schedule", "batch", "sharding", "precision.params", "precision.grads", "precision.reduce",
-    "optimizer.matrix", "optimizer.other", "recompute", "host.name", "host.recompute_modules", "host.recompute_method",
-    "host.recompute_num_layers", "host.precision_aware_optimizer", "host.distributed_optimizer", "host.hidden_dropout", "host.attention_dropout", "host.model", "training.steps", "training.seed",
-    "training.learning_rate", "training.weight_decay", "training.gradient_clip", "post_training",
+    "model", "mesh", "schedule", "batch", "sharding", "precision.params", "precision.grads", "precision.reduce", "optimizer.matrix",
+    "optimizer.other", "recompute", "host.name", "host.recompute_modules", "host.recompute_method", "host.recompute_num_layers",
+    "host.precision_aware_optimizer", "host.distributed_optimizer", "host.hidden_dropout", "host.attention_dropout", "host.model",
+    "training.steps", "training.seed", "training.learning_rate", "training.weight_decay", "training.gradient_clip", "post_training",
 })  # fmt: skip
 
 
