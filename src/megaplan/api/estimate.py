@@ -24,6 +24,7 @@ from megaplan.results import Picture, Result, Row, verdict_text
 if TYPE_CHECKING:
     from megaplan.advice.faster import Advice
     from megaplan.api.parts import JobParts
+    from megaplan.budget.decoding import ServingTimes
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +77,13 @@ class Estimate(Result):
         from megaplan.plan.timeline_svg import timeline_svg  # noqa: PLC0415
 
         return Picture(timeline_svg(self.job.spec, self.job.spans))
+
+    @cached_property
+    def serving_times(self) -> ServingTimes | None:
+        """Times of decoding and prefill; None where the spec has no `serving`."""
+        from megaplan.post_training.engines import serving_times  # noqa: PLC0415  (most specs have no such section)
+
+        return serving_times(self.job.spec, self.job.inventory) if self.serving is not None else None
 
     @property
     def fits(self) -> bool:

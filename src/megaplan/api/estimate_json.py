@@ -37,7 +37,7 @@ def estimate_document(found: Any, ranks: Sequence[RankBudget]) -> dict[str, Any]
         "ranks": [_rank(rank, found) for rank in ranks],
         "time": time_document(found.step_time),
         "traffic": found.parts.as_document()["traffic"],
-        "serving": found.serving.as_document() if found.serving else None,
+        "serving": {**found.serving.as_document(), "times": found.serving_times.as_document()} if found.serving else None,
         "diagnostics": [item.as_document() for item in found.diagnostics],
     }
 

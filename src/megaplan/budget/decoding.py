@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any, NamedTuple
 
 from megaplan.budget.serving import local_elements, served_by
 from megaplan.cost.model import model_costs
@@ -106,6 +107,35 @@ class Served:
         sent = ceil(2 * (tp - 1) / tp * tokens * self.hidden_size * ACTIVATION_BYTES)
         link = self.rates.network_ns(sent, 8) if self.crosses else self.rates.node_ns(sent)
         return self.num_layers * (link + self.rates.latency_ns * (1 + self.crosses))
+
+
+class ServingTimes(NamedTuple):
+    """Times of one copy of a served model, whose stages are all busy.
+
+    Attributes:
+        decode_ns: Nanoseconds of a step in which each sequence makes one token at the end of its context.
+        prefill_ns: Nanoseconds to read one prompt of the whole context.
+        batch_size: Sequences of the copy.
+        num_devices: Devices of the copy.
+        low: Lower end of the 80 % interval, as a factor of a time.
+        high: Upper end.
+    """
+
+    decode_ns: int
+    prefill_ns: int
+    batch_size: int
+    num_devices: int
+    low: float
+    high: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens that the copy makes in a second of decoding."""
+        return self.batch_size / (self.decode_ns * NS)
+
+    def as_document(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {**self._asdict(), "tokens_per_second": self.tokens_per_second}
 
 
 def served(spec: Spec, inventory: Inventory, degrees: tuple[int, int, int], dtype: DType, kv_dtype: DType) -> Served:

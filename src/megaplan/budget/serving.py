@@ -28,14 +28,20 @@ def serving_budget(spec: Spec, inventory: Inventory) -> ServingBudget | None:
     if serving is None:
         return None
     whole = _stage(spec, inventory, (0, len(inventory.layers)), (1, 1, 1))
-    mesh = spec.mesh
-    degrees = serving.tp or mesh.tp, serving.pp or mesh.pp, serving.ep or mesh.ep
+    degrees = serving_degrees(spec)
     spans = spans_of(len(inventory.layers), degrees[1])
     stages = tuple(_stage(spec, inventory, span, degrees) for span in spans) if max(degrees) > 1 else ()
     blocks = -(-serving.context_length // serving.block_size) if serving.cache == "paged" else 0
     usable = device_budget(device_of(spec.device), 1).usable_bytes
     _, _, kv_cache, states, parameters = whole
     return ServingBudget(kv_cache, states, parameters, usable, blocks, degrees, stages)
+
+
+def serving_degrees(spec: Spec) -> tuple[int, int, int]:
+    """Ranks of a tensor group, stages, and ranks of the experts of a spec with the section."""
+    serving, mesh = spec.serving, spec.mesh
+    assert serving is not None
+    return serving.tp or mesh.tp, serving.pp or mesh.pp, serving.ep or mesh.ep
 
 
 def spans_of(num_layers: int, stages: int) -> list[tuple[int, int]]:

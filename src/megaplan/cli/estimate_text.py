@@ -13,10 +13,12 @@ from megaplan.cli.time_text import cost_line, time_lines
 from megaplan.layout.runs import runs_label, runs_of
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
-from megaplan.units import format_bytes
+from megaplan.units import format_bytes, format_ns
+from megaplan.wording import plural
 
 if TYPE_CHECKING:
     from megaplan.api.estimate import Estimate
+    from megaplan.budget.decoding import ServingTimes
 
 
 def estimate_lines(
@@ -54,7 +56,7 @@ def estimate_lines(
         yield from ((line, "") for line in traffic_lines(found.parts.traffic))
     if found.serving is not None:
         yield "", ""
-        yield from _serving(found.serving)
+        yield from _serving(found.serving, found.serving_times)
 
 
 def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
@@ -106,7 +108,7 @@ def _world(budget: Budget) -> int:
     return sum(len(rank.ranks) for rank in budget.ranks)
 
 
-def _serving(serving: ServingBudget) -> Iterator[StyledLine]:
+def _serving(serving: ServingBudget, times: ServingTimes | None) -> Iterator[StyledLine]:
     parts = (
         ("parameters", serving.parameters_bytes),
         ("KV cache", serving.kv_cache_bytes),
@@ -121,4 +123,10 @@ def _serving(serving: ServingBudget) -> Iterator[StyledLine]:
         where = f"layers {largest.first}-{largest.end - 1}" if len(serving.stages) > 1 else "every rank"
         verdict_text = "fits" if serving.ranks_fit else "DOES NOT FIT"
         sentences.append(f"by rank at {degrees}: at most {format_bytes(largest.total)}, of {where}, {verdict_text}")
+    if times is not None:
+        sentences.append(
+            f"a decoding step at the full context takes {format_ns(times.decode_ns)}, {times.tokens_per_second:,.0f} tokens/s of "
+            f"{plural(times.num_devices, 'device')}; a prompt of the whole context is read in {format_ns(times.prefill_ns)} "
+            f"(modelled; 80 % interval {times.low:g} to {times.high:g} of it)"
+        )
     yield from ((line, "") for sentence in sentences for line in wrap(sentence, indent="  "))

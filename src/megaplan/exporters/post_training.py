@@ -29,7 +29,7 @@ class Job(NamedTuple):
 
     Attributes:
         spec: The spec.
-        plan: Its section.
+        plan: The section `post_training`.
         longest: Tokens at which a response is cut.
         row_tokens: Tokens of a training forward.
         log_prob_tokens: Tokens of a forward without gradients.

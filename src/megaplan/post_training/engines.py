@@ -8,14 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from megaplan.budget.decoding import Served, served
-from megaplan.budget.serving import serving_budget
+from megaplan.budget.decoding import Served, ServingTimes, forward_flops, served
+from megaplan.budget.serving import serving_budget, serving_degrees
 from megaplan.columns import Basis
 from megaplan.diagnostics import refuse
 from megaplan.dtypes import DType
 from megaplan.errors import MegaplanError
 from megaplan.goodput.figures import RunFigure
 from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Inventory
 from megaplan.spec.device import device_of
 from megaplan.spec.models import Serving, Spec
 from megaplan.spec.post_training import PostTraining
@@ -122,8 +123,36 @@ def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemor
         "engine_parameters": parameters, "kv_cache": pages * page, "recurrent_states": states, "engine_activations": activations,
         "engine_graphs": graphs, "engine_context": context,
     }  # fmt: skip
-    model = replace(served(merged, inventory, degrees, dtype, given.kv_dtype), host_ns=int(known["host_step_seconds"].value * SECOND_NS))
+    model = replace(served(merged, inventory, degrees, dtype, given.kv_dtype), host_ns=_host_ns(known))
     return EngineMemory(columns, pages * block, model, degrees, sequences, batched, bool(setting(plan, "prefix_cache")))
+
+
+def serving_times(spec: Spec, inventory: Inventory) -> ServingTimes | None:
+    """Times of the model of the section `serving` in vLLM, whose time of the host is added; None without the section.
+
+    Args:
+        spec: A checked spec.
+        inventory: Parameter tensors of the spec.
+
+    Raises:
+        MegaplanError: MP504, the device is unknown.
+    """
+    serving = spec.serving
+    if serving is None:
+        return None
+    known, degrees = engine_figures("vllm"), serving_degrees(spec)
+    tp, pp, ep = degrees
+    model = replace(served(spec, inventory, degrees, spec.precision.params, serving.kv_dtype), host_ns=_host_ns(known))
+    flops = forward_flops(spec, inventory, serving.context_length)
+    seconds = model.decode_seconds(serving.batch_size, serving.context_length), model.prefill_seconds(serving.context_length, flops)
+    decode, prefill = (int(each * SECOND_NS) for each in seconds)
+    low, high = known["iteration_low"].value, known["iteration_high"].value
+    return ServingTimes(decode, prefill, serving.batch_size, pp * max(tp, ep), low, high)
+
+
+def _host_ns(known: dict[str, RunFigure]) -> int:
+    """Time of the host in a decoding step that no kernel hides."""
+    return int(known["host_step_seconds"].value * SECOND_NS)
 
 
 def _pages(room: int, page: int) -> int:

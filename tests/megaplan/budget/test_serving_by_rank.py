@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from megaplan.budget.decoding import ServingTimes
 from megaplan.budget.serving import cached_tokens, serving_budget, shared_tokens, spans_of
 from megaplan.budget.values import ServingBudget
 from megaplan.errors import MegaplanError
 from megaplan.inventory.build import build_inventory
+from megaplan.post_training.engines import serving_times
 from megaplan.spec.load import spec_from_document
 from megaplan.spec.models import Serving, Spec
 
@@ -138,3 +140,28 @@ def test_what_cannot_be_divided_or_shared_is_refused(
     assert found.location.key == key
     assert values in found.detail
     assert found.hints
+
+
+def times(spec: Spec) -> ServingTimes:
+    found = serving_times(spec, build_inventory(spec))
+    assert found is not None
+    return found
+
+
+def test_a_decoding_step_reads_the_cache_and_a_prompt_its_products(hybrid: Callable[..., Spec]) -> None:
+    """A longer context costs a step the bandwidth of its cache; more sequences share the parameters and the host's time."""
+    short, long, more = (
+        times(hybrid({"serving": {**ONE_STAGE, **changes}})) for changes in ({}, {"context_length": 4_000_100}, {"batch_size": 64})
+    )
+    assert long.decode_ns - short.decode_ns > 0
+    assert long.prefill_ns > 1000 * short.prefill_ns
+    assert more.tokens_per_second > 8 * short.tokens_per_second
+    assert more.prefill_ns == short.prefill_ns, "one prompt"
+
+
+def test_times_are_of_a_copy_of_the_model(nam56r: Callable[..., Spec]) -> None:
+    whole, group = (times(nam56r({"serving.tp": tp, "serving.pp": 1, "serving.ep": tp})) for tp in (1, 4))
+    assert (whole.num_devices, group.num_devices) == (1, 4)
+    assert group.decode_ns < whole.decode_ns
+    assert 0 < group.low < 1 < group.high
+    assert serving_times(nam56r({"serving": None}), build_inventory(nam56r())) is None
