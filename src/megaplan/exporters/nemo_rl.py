@@ -16,7 +16,7 @@ from megaplan.exporters.values import Exported, Loss, Source, complete
 
 
 def export_nemo_rl(source: Source) -> Exported:
-    """YAML for NeMo-RL's `examples/run_grpo_math.py`, beside its `grpo_math_1B.yaml`, whose other values hold.
+    """YAML for NeMo-RL's `examples/run_grpo_math.py`, next to its `grpo_math_1B.yaml`, whose other values hold.
 
     Raises:
         MegaplanError: MP851, the spec has no section post_training.
