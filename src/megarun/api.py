@@ -129,6 +129,7 @@ def train(
     checkpoint_url: str = "",
     weights_only: bool = False,
     other_data: bool = False,
+    memory_copies: bool = False,
     eval_data: FilePath | None = None,
     validation_fraction: float | str | None = None,
     eval_every: int = EVAL_EVERY,
@@ -157,6 +158,7 @@ def train(
         checkpoint_url: Storage that keeps the checkpoints instead of `out`, such as `s3://bucket/run`; needs `megaplan[s3]`.
         weights_only: Take parameters alone, and start at step 0.
         other_data: Resume although `data` is not what the checkpoint names.
+        memory_copies: Keep each rank's last states in the memory of two nodes, for restarts by torchrun.
         eval_data: A held-out token file to evaluate on.
         validation_fraction: Evaluate on this part of each file's rows, above 0 and below 1, and train on the rest.
         eval_every: Steps between evaluations.
@@ -190,7 +192,7 @@ def train(
         words,
         command=" ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"]),
         steps=steps,
-        checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data, checkpoint_url),
+        checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data, checkpoint_url, memory_copies),
         evaluation=_evaluation(eval_data, validation_fraction, eval_every, eval_batches),
         tensorboard=tensorboard,
         compiled=compile,
@@ -209,7 +211,8 @@ def _trained(run: Run, compile_jobs: int | None, start_timeout: float, first_ste
     from megarun.training.loop import train as train_run  # noqa: PLC0415
 
     kernels = start_kernels(run.job, compile_jobs)  # forks, before there are threads
-    return train_run(run, read_launch(start_timeout, run.job.spec.mesh), Timeouts(first_step_timeout, step_timeout), kernels)
+    launch = read_launch(start_timeout, run.job.spec.mesh, elastic=run.checkpoints.memory_copies)
+    return train_run(run, launch, Timeouts(first_step_timeout, step_timeout), kernels)
 
 
 def _words(data: Data) -> list[str]:

@@ -11,10 +11,12 @@ from megaplan.errors import MegaplanError
 from megaplan.terminal.output import note
 from megarun.checkpoint.leftovers import tidy
 from megarun.checkpoint.manifest import FOLDER, finished
+from megarun.checkpoint.memory import MemoryCopies, Record
 from megarun.checkpoint.remote import Owner, stage_of
 from megarun.checkpoint.resume import UNREADABLE, Found, begin_line, load_checkpoint, newest_complete, report_skipped, verified
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.save import Saver
+from megarun.checkpoint.state import whole_state
 from megarun.data.progress import START, DataProgress
 from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
@@ -43,6 +45,14 @@ class Keeper:
         self.control: dist.ProcessGroup = dist.new_group(backend="gloo")
         self._saving: dist.ProcessGroup = dist.new_group(backend="gloo")  # for the saving thread alone
         self._saver: Saver | None = None
+        self._copies = MemoryCopies.of_job(run.plan.plan_digest, self.control) if run.checkpoints.memory_copies else None
+        self._copy: Record | None = None
+        self._trainer: Trainer | None = None
+
+    @property
+    def continues(self) -> bool:
+        """True if the run continues from a checkpoint or from copies in memory, once `find` has looked for them."""
+        return self._found is not None or self._copy is not None
 
     def find(self) -> Found | None:
         """The checkpoint to start from; None to start from step 0.
@@ -72,6 +82,9 @@ class Keeper:
             self._found = found
         if self._found is not None and self._found.within(root):
             self._retention.start = self._found.path
+        copy = self._copies.newest() if self._copies is not None else None
+        if copy is not None and (self._found is None or copy.step >= self._found.manifest.step):
+            self._copy = copy
         return self._found
 
     def start(self, trainer: Trainer) -> tuple[int, DataProgress]:
@@ -80,8 +93,10 @@ class Keeper:
         Raises:
             MegaplanError: It does not fit the plan, or cannot be read.
         """
-        run = self._run
+        run, self._trainer = self._run, trainer
         self._saver = Saver(run, trainer, self._saving, self._retention, self._owner)
+        if self._copy is not None and self._copies is not None:
+            return self._from_memory(trainer, self._copy, self._copies)
         if self._found is None:
             self._saver.line = begin_line(run.keeps_in, None, 0, self.control)
             return 0, START
@@ -92,6 +107,17 @@ class Keeper:
             what = "parameters of " if weights_only else ""
             note([f"resumed from {what}{self._found.path}, {self._found.manifest.step} steps done"])
         return started
+
+    def _from_memory(self, trainer: Trainer, copy: Record, copies: MemoryCopies) -> tuple[int, DataProgress]:
+        """Continue from the copies of a step; the checkpoint that was found is an ancestor."""
+        run = self._run
+        assert self._saver is not None
+        trainer.optimizers.make_states()
+        copies.load(copy.step, whole_state(trainer, run.job.inventory))
+        self._saver.line = begin_line(run.keeps_in, self._found, copy.step, self.control)
+        if trainer.mesh.rank == 0:
+            note([f"resumed from copies in memory, {copy.step} steps done"])
+        return copy.step, copy.data_progress
 
     def _load(self, trainer: Trainer) -> tuple[int, DataProgress]:
         """Load the checkpoint that was found; with `--resume auto` one that cannot be read is skipped for the one before it.
@@ -131,6 +157,8 @@ class Keeper:
         Raises:
             MegaplanError: The checkpoint cannot be read.
         """
+        if self._copies is not None:
+            self._copies.forget()
         return load_checkpoint(found, trainer, self._run, weights_only=False, group=self.control)
 
     def poll_interrupt(self, interrupt: Interrupt) -> int:
@@ -156,7 +184,7 @@ class Keeper:
         Raises:
             MegaplanError: MP645 if this save or the previous one failed; MP658 if another job has taken over the folder.
         """
-        if self._saver is None:
+        if self._saver is None or self._trainer is None:
             raise RuntimeError("call `start` before the first step")
         every = self._run.checkpoints.save_every
         if stopped or (every and (last or step % every == 0)):
@@ -165,7 +193,11 @@ class Keeper:
             if self._owner is not None and dist.get_rank() == 0:
                 self._owner.require()
             self._saver.save(step, data_progress)
+        if self._copies is not None and not (stopped or last):
+            self._copies.keep(step, data_progress, whole_state(self._trainer, self._run.job.inventory))
         if stopped or last:
             self._saver.wait()
+            if self._copies is not None:
+                self._copies.close()
         if stopped and dist.get_rank() == 0:
             note([f"stopped after step {step} and saved; run the same command to resume"])

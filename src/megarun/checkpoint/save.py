@@ -20,7 +20,7 @@ from megarun.checkpoint.manifest import FOLDER, Manifest, folder_name
 from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
 from megarun.checkpoint.remote import Owner, RemoteWriter, stage_of
 from megarun.checkpoint.retention import Retention
-from megarun.checkpoint.state import generator_state, model_state, optimizer_state
+from megarun.checkpoint.state import whole_state
 from megarun.checkpoint.storage import CheckpointWriter, UnseenFilesError, first_error, first_reason
 from megarun.data.progress import START, DataProgress
 from megarun.engine.trainer import Trainer
@@ -78,7 +78,7 @@ class Saver:
             MegaplanError: MP645 if the previous save failed.
         """
         self.wait()
-        copies = {name: pieces.on_cpu(self._host.get(name)) for name, pieces in self._state()}
+        copies = {name: pieces.on_cpu(self._host.get(name)) for name, pieces in whole_state(self._trainer, self._run.job.inventory)}
         if self._trainer.mesh.device.type == "cuda":
             torch.cuda.synchronize(self._trainer.mesh.device)
         self._host = copies
@@ -127,14 +127,6 @@ class Saver:
         if isinstance(root, RemotePath):
             return RemoteWriter(root, stage_of(self._run.out, self._trainer.mesh.rank), manifest, plan, self._retention, self._owner)
         return CheckpointWriter(root, manifest, plan, self._retention)
-
-    def _state(self) -> list[tuple[str, Pieces]]:
-        inventory = self._run.job.inventory
-        return [
-            *model_state(self._trainer, inventory),
-            *optimizer_state(self._trainer, inventory),
-            *generator_state(self._trainer),
-        ]
 
     def _guarded(self, step: int, writer: CheckpointWriter, action: Callable[[], Any]) -> Any:
         try:

@@ -51,6 +51,11 @@ def generator_state(trainer: Trainer) -> list[tuple[str, Pieces]]:
     return found
 
 
+def whole_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:
+    """This rank's pieces of everything that a run continues from."""
+    return [*model_state(trainer, inventory), *optimizer_state(trainer, inventory), *generator_state(trainer)]
+
+
 def _parameters(trainer: Trainer) -> Iterator[tuple[str, torch.nn.Parameter]]:
     for stage in trainer.stages:
         yield from stage.named_parameters()

@@ -68,6 +68,9 @@ def train(
     checkpoint_url: Annotated[
         str, typer.Option("--checkpoint-url", metavar="URL", help="Keep checkpoints in a storage, s3://BUCKET/RUN, instead of in --out.")
     ] = "",
+    memory_copies: Annotated[
+        bool, typer.Option("--memory-copies", help="Keep each rank's last states in the memory of two nodes; torchrun restarts from there.")
+    ] = False,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Load only parameters, and start at step 0.")] = False,
     other_data: Annotated[bool, typer.Option("--other-data", help="Resume with other data than the checkpoint's.")] = False,
     eval_data: Annotated[Path | None, typer.Option("--eval-data", metavar="FILE", help="A held-out token file to evaluate on.")] = None,
@@ -111,7 +114,7 @@ def train(
             data,
             command=shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", out]),
             steps=steps,
-            checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data, checkpoint_url),
+            checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data, checkpoint_url, memory_copies),
             evaluation=Evaluation(eval_data, validation_fraction, eval_every, eval_batches),
             tensorboard=tensorboard,
             compiled=compiled,
@@ -122,7 +125,7 @@ def train(
         from megarun.training import loop  # noqa: PLC0415
 
         kernels = loop.start_kernels(job, compile_jobs)  # forks, before there are threads
-        launch = read_launch(start_timeout, job.spec.mesh, elastic=plans is not None)
+        launch = read_launch(start_timeout, job.spec.mesh, elastic=plans is not None or memory_copies)
         exit_on_peer_failure(launch)
         trained = loop.train(prepared, launch, Timeouts(first_step_timeout, step_timeout), kernels)
         if launch.rank == 0:

@@ -97,6 +97,7 @@ class Checkpoints:
         weights_only: True to load only the parameters and start at step 0.
         other_data: True if the token files or their weights may differ from the checkpoint's.
         url: Storage that keeps checkpoints instead of the output folder; empty: none.
+        memory_copies: True if every rank's last states are also kept in the memory of its node and of another one.
     """
 
     save_every: int = 0
@@ -105,6 +106,7 @@ class Checkpoints:
     weights_only: bool = False
     other_data: bool = False
     url: str = ""
+    memory_copies: bool = False
 
 
 DEFAULT_CHECKPOINTS = Checkpoints()

@@ -126,8 +126,8 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
         mesh = build_mesh(run.job.spec.mesh, device)
         keeper = Keeper(run, folder.require if folder is not None else None)
         progress.enter("starting")
-        start = keeper.find()
-        resumed = start is not None or launch.restarted
+        keeper.find()
+        resumed = keeper.continues or launch.restarted
         metrics_file = stack.enter_context(MetricsFile(run.out, mesh.rank, resumed=resumed, tensorboard=run.tensorboard))
         if folder is not None:
             folder.keep(PLAN, run.plan.text)
