@@ -17,17 +17,16 @@ import random
 import sys
 import time
 
-from megaplan.budget.build import build_budget
 from megaplan.budget.evaluation import BlockMemo
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.stored import stored
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.space import DEFAULT_VARIED, Space
 from megaplan.inventory.build import build_inventory, inventory_of
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import spans_of
-from megaplan.partition.certify import stack_of
+from megaplan.layout.build import build_layout, spans_of
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.memory import Memory
+from megaplan.partition.stack import stack_of
 from megaplan.spec.load import load_spec
 
 BAR_SECONDS = 2.0

@@ -25,10 +25,9 @@ from typing import Any
 
 from megaplan import __version__
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.spans import cuts_of, spans_of
-from megaplan.partition.equal import equal_cuts
+from megaplan.layout.build import cuts_of, spans_of
 from megaplan.partition.step import Pipeline, step_time_cuts
-from megaplan.partition.values import StackCosts
+from megaplan.partition.values import StackCosts, equal_cuts
 from megaplan.spec.models import Spec
 
 SEED = 20260101

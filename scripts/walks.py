@@ -63,7 +63,7 @@ def _command(*words: str) -> Callable[[], object]:
 
 def _budget() -> Callable[[], object]:
     from megaplan.api.load import load  # noqa: PLC0415
-    from megaplan.budget.build import build_budget  # noqa: PLC0415
+    from megaplan.budget.peaks import build_budget  # noqa: PLC0415
 
     job = load(str(FLAGSHIP))
     subject = job.spec, job.inventory, job.layout

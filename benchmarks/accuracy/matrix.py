@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import load_spec_text

@@ -24,7 +24,7 @@ from matrix import Case, cases
 from recorded import FIELDS, Recorded, read, stale, trace_of
 
 from megaplan.columns import Column, Phase
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megarun.trace.compare import LARGEST_OVERESTIMATE, LARGEST_UNDERESTIMATE, RankComparison
 from megarun.trace.run import MAX_PROCESSES, choose_ranks, rank_processes, trace_alone
 from megarun.trace.values import RankTrace

@@ -20,7 +20,7 @@ from published import published_bytes
 from recompute import recompute_lines
 from stages import stage_lines
 
-from megaplan.budget.skew import largest_skew
+from megaplan.budget.fit import largest_skew
 from megaplan.hosts.megatron.peak import MegatronMemory, memory
 from megaplan.hosts.megatron.run import MegatronStage
 

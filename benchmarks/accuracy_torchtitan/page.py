@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from accuracy_torchtitan.rows import ROWS, Published
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.importers.torchtitan.spec import import_torchtitan
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout

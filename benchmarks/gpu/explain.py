@@ -8,7 +8,7 @@ from gpu.blocks import compared_with_trace
 from gpu.measure import How, find_case, train_plan
 
 from megaplan.columns import Phase
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megarun.trace.run import trace_alone
 
 SHOWN_SIZES = 30

@@ -17,12 +17,12 @@ from gpu.checks import Emit, said
 from gpu.profiles import profiled
 from torch.distributed.tensor import DTensor
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.cost.model import model_costs
 from megaplan.inventory.tensors import Init
 from megaplan.plan.make import make_plan
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
 from megarun.data.batches import Batches

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError, Severity
 from megaplan.plan.make import make_plan
-from megaplan.spec.device import device_of
-from megaplan.spec.document import Document
+from megaplan.spec.document import Document, SourceMap
+from megaplan.spec.host import device_of
 from megaplan.spec.load import check_document
-from megaplan.spec.source import SourceMap
 from megarun.job.job import Job
 from megarun.job.support import refuse_unbuilt
 from megarun.trace.compare import Pair, RankComparison

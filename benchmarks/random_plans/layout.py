@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import lcm
 from typing import Any
 
-from megaplan.partition.equal import equal_cuts
+from megaplan.partition.values import equal_cuts
 from random_plans.choices import Draw, Scope, Size, divisors
 
 MAX_WORLD_SIZE = 256

@@ -16,7 +16,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megarun.data.batches import Batch
 from megarun.engine.phases import PhasedTrainer
 from megarun.engine.trainer import sharded_stages

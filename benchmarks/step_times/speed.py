@@ -10,7 +10,7 @@ import time
 from itertools import islice, product
 from pathlib import Path
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.cost.step.from_spec import step_of, timed_step
 from megaplan.cost.step.predict import StepTimer
 from megaplan.cost.step.workload import BatchShape

@@ -61,7 +61,7 @@ class Section(BaseModel):
 class OptionsSection(Section):
     """A section whose optional keys are written only where they are given, so that a new one changes no plan's digest.
 
-    `options` names them; `megaplan.spec.options` lists those that a spec sets, for everything that cannot build them.
+    `options` names them; `megaplan.spec.settings` lists those that a spec sets, for everything that cannot build them.
     """
 
     options: ClassVar[frozenset[str]] = frozenset()

@@ -171,12 +171,10 @@ def train(
         step_timeout: Seconds that a rank may be in one place of a later step.
 
     Returns:
-        `history`: what every step of this start measured (`loss` in nats per token, `step_seconds`, `allocated_bytes`, …); `stopped_by`:
-        the signal that ended the run before its last step, 0 if none did.
+        Measurements of every step of this start (`history`), and the signal that ended the run early (`stopped_by`), 0 if none did.
 
     Raises:
-        MegaplanError: The plan has something that megarun does not build, the number of processes is wrong, the token
-            files do not fit, `out` holds another run, ranks do not train the same, or steps stay bad.
+        MegaplanError: The plan, the processes, the token files or `out` cannot be used, ranks do not train the same, or steps stay bad.
 
     Examples:
         >>> import megaplan, megarun

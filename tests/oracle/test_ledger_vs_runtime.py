@@ -9,9 +9,9 @@ from saved_storages import saved_storages
 from torch import nn
 
 from megakernels import cross_entropy, use_kernels
-from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, block_ledger
 from megaplan.hosts.megarun.parts import BlockBytes
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory

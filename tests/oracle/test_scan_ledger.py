@@ -13,16 +13,16 @@ from megakernels import scratch_bytes, use_kernels
 from megakernels.facts import KernelScratch
 from megakernels.ops.gated_delta import facts as delta_facts
 from megakernels.ops.mamba3 import facts as trapezoidal_facts
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.relay import num_lanes
+from megaplan.blocks.ops import Dims
+from megaplan.blocks.storages import num_lanes
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import core_inside, indexed_inside
-from megaplan.families.attention.tensors import PLAIN
+from megaplan.families.attention.section import PLAIN
 from megaplan.families.linear_attention.composition import delta_inside
 from megaplan.families.mamba.composition import scan_inside, selective_inside
 from megaplan.families.recurrent.composition import recurrence_inside
-from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import (
     GatedDeltaNet,

@@ -10,8 +10,8 @@ from saved_storages import saved_storages
 from torch import nn
 
 from megakernels import use_kernels
-from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes, block_ledger
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout

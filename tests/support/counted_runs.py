@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megakernels import use_kernels
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megarun.engine.build import build_stage, materialise
 

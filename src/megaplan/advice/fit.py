@@ -12,8 +12,7 @@ from megaplan.budget.values import Budget
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.runs import runs_label, runs_of
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout, runs_label, runs_of
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes
 

@@ -11,17 +11,16 @@ from megaplan.budget.values import device_budget
 from megaplan.errors import MegaplanError, Severity
 from megaplan.exploration.evaluate import Side
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans, cuts_of, spans_of
-from megaplan.partition.certify import stack_of
+from megaplan.layout.build import Spans, cuts_of, spans_of
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.constraints import constraints_of
-from megaplan.partition.costs import stack_costs
 from megaplan.partition.memory import Memory
-from megaplan.partition.objective import objective_of
+from megaplan.partition.stack import stack_of
 from megaplan.partition.step import Pipeline, shortest
+from megaplan.partition.values import objective_of, stack_costs
 from megaplan.partition.weigh import cuts_that_fit, fitting_cuts
 from megaplan.scalars import MAX_MICROBATCHES
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.rules import check_rules

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob
     from megaplan.budget.values import Budget
     from megaplan.cost.times import MeasuredCosts
-    from megaplan.layout.spans import Spans
-    from megaplan.layout.values import Layout
+    from megaplan.layout.build import Spans
+    from megaplan.layout.ranks import Layout
 
 
 def advised(

@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.api.load import FilePath, LoadedJob, Source, load, override_texts
 from megaplan.api.size import JobSize, load_sized
-from megaplan.budget.build import build_budget
-from megaplan.budget.fit import DOES_NOT_FIT, largest_micro_batch, low_headroom
-from megaplan.budget.padding import padding_diagnostics
+from megaplan.budget.fit import DOES_NOT_FIT, RoutingRange, largest_micro_batch, low_headroom, padding_diagnostics, routing_range
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.serving import serving_budget
-from megaplan.budget.skew import RoutingRange, routing_range
 from megaplan.budget.values import Budget, Cells, RankBudget, ServingBudget
 from megaplan.columns import Column, Phase
 from megaplan.errors import Diagnostic
-from megaplan.layout.runs import runs_label, runs_of
+from megaplan.layout.ranks import runs_label, runs_of
 from megaplan.layout.step_time import PlannedTime, planned_time, time_text
 from megaplan.results import Picture, Result, Row, verdict_text
 
 if TYPE_CHECKING:
     from megaplan.advice.faster import Advice
     from megaplan.api.parts import JobParts
-    from megaplan.budget.decoding import ServingTimes
+    from megaplan.budget.serving import ServingTimes
 
 
 @dataclass(frozen=True, repr=False)

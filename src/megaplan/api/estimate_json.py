@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megaplan.budget.skew import RoutingRange
+from megaplan.budget.fit import RoutingRange
 from megaplan.budget.values import RankBudget
 from megaplan.layout.step_time import time_document
 from megaplan.plan.estimates import device_record

@@ -13,17 +13,15 @@ from megaplan.diagnostics import refuse
 from megaplan.errors import Diagnostic, MegaplanError
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import Spans
-from megaplan.layout.values import Layout
+from megaplan.layout.build import Spans, build_layout
+from megaplan.layout.ranks import Layout
 from megaplan.plan.text import MAX_PLAN_BYTES
 from megaplan.results import Result
-from megaplan.spec.document import Document
+from megaplan.spec.document import Document, SourceMap
 from megaplan.spec.hub import MAX_CONFIG_BYTES
 from megaplan.spec.load import LoadedSpec, check_document, load_spec_text
 from megaplan.spec.models import Spec
 from megaplan.spec.read import MAX_BYTES, STDIN, display_name, model_file, read_text
-from megaplan.spec.source import SourceMap
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts

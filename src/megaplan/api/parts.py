@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from megaplan.budget.values import Budget
     from megaplan.goodput.values import RunEstimate
     from megaplan.inventory.tensors import Inventory
+    from megaplan.layout.ranks import Layout
     from megaplan.layout.step_time import PlannedTime
-    from megaplan.layout.values import Layout
     from megaplan.post_training.values import RlEstimate
     from megaplan.spec.models import Spec
 
@@ -59,7 +59,7 @@ def parts_of(spec: Spec, inventory: Inventory, layout: Layout, time: PlannedTime
 def _run(spec: Spec, inventory: Inventory, layout: Layout, time: PlannedTime | str, budget: Budget | None) -> RunEstimate | str | None:
     if spec.run is None:
         return None
-    from megaplan.budget.build import build_budget  # noqa: PLC0415  (most jobs have no such section)
+    from megaplan.budget.peaks import build_budget  # noqa: PLC0415  (most jobs have no such section)
     from megaplan.goodput.estimate import run_estimate  # noqa: PLC0415
 
     held = build_budget(spec, inventory, layout) if budget is None else budget

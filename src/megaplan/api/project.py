@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from megaplan.api.load import LoadedJob, load
 from megaplan.api.measured import measured_steps, measured_subject
 from megaplan.api.search import search
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.diagnostics import refuse
 from megaplan.layout.calibrate import calibrations
 from megaplan.layout.step_time import planned_time

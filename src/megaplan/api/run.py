@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.api.load import FilePath, Source, load
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.goodput.estimate import run_estimate
 from megaplan.goodput.values import RunEstimate
 from megaplan.layout.step_time import planned_time

@@ -9,17 +9,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from megaplan.api.load import FilePath, LoadedJob, Source, as_plan, load_to_split, override_texts
-from megaplan.budget.build import build_budget
-from megaplan.budget.fit import DOES_NOT_FIT
-from megaplan.budget.padding import padding_diagnostics
+from megaplan.budget.fit import DOES_NOT_FIT, padding_diagnostics
+from megaplan.budget.peaks import build_budget
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import cuts_of
+from megaplan.layout.build import build_layout, cuts_of
 from megaplan.layout.step_time import PlannedTime, planned_time, time_document
 from megaplan.partition.choose import choose_cuts
-from megaplan.partition.costs import stack_costs
 from megaplan.partition.report import in_flight_lines, moved_lines
+from megaplan.partition.values import stack_costs
 from megaplan.plan.diff import stale_topics
 from megaplan.plan.make import make_plan, plan_text
 from megaplan.plan.read import read_plan

@@ -30,7 +30,7 @@ from megaplan.budget.tape import (
     reduction_leaves,
 )
 from megaplan.budget.unit import Peak, Unit
-from megaplan.hosts.megarun.group_bytes import GroupBytes
+from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.schedules.states import BACKWARDED, FORWARDED, UNTOUCHED, ChunkState
 
 

@@ -19,7 +19,7 @@ from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.depths import depth_sums
-from megaplan.hosts.megarun.group_bytes import GroupBytes
+from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.schedules.actions import ActionKind
 from megaplan.schedules.states import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new

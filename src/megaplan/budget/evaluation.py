@@ -6,14 +6,15 @@ from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import NamedTuple
 
-from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import Dims
 from megaplan.budget.chunk import Chunk, ChunkPolicy
-from megaplan.budget.equal_ranks import EqualRanks
+from megaplan.budget.rank import EqualRanks
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.buffers import (
+from megaplan.hosts.megarun.depths import shared_names
+from megaplan.hosts.megarun.embedding import (
     boundary_bytes,
     every_stage_bytes,
     further_loss_bytes,
@@ -24,18 +25,16 @@ from megaplan.hosts.megarun.buffers import (
     rotary_scratch_bytes,
     step_sum_bytes,
 )
-from megaplan.hosts.megarun.depths import shared_names
-from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, block_variants
 from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_grad
-from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
+from megaplan.hosts.megarun.sizes import Sizes, local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.hosts.values import BlockVariant
 from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
-from megaplan.layout.values import Layout, Slot
+from megaplan.layout.ranks import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import replays_graphs
 from megaplan.tuples import new

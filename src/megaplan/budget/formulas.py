@@ -90,7 +90,7 @@ FORMULAS: dict[str, ColumnFormula] = {
         "n-gram: B · T · tables · (8 + dim · bytes(activations)); a category: B · T · (8 + (bottleneck + h) · bytes(activations));"
         " relation bias: B · T · 4 on every slot that attends",
         "bytes",
-        "megaplan/hosts/megarun/features.py",
+        "megaplan/hosts/megarun/embedding.py",
         "16 tables of dim 16, B 4, T 4096, bf16: 16384 · 16 · (8 + 32) = 10,485,760 B",
     ),
     Column.ROUTING: ColumnFormula(
@@ -132,7 +132,7 @@ FORMULAS: dict[str, ColumnFormula] = {
         " segment for each reduction that is larger than every activation; 7 % of activations (fitted, 5.5 to 9.5); + Σ over lasting"
         " tensors of -bytes mod 512, mod 2 MiB from 10 MiB on",
         "bytes",
-        "c10/cuda/CUDACachingAllocator.cpp; megaplan/budget/reserved.py",
+        "c10/cuda/CUDACachingAllocator.cpp; megaplan/budget/rank.py",
         "16 layers of Llama on one H200, default allocator, 95.4 GiB allocated: 118.9 GiB reserved as measured, 119.4 by the formula",
         Basis.MODELLED,
     ),

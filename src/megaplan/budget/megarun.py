@@ -6,22 +6,19 @@ from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.equal_ranks import all_offsets, equal_runs
 from megaplan.budget.evaluation import BlockMemo, Evaluation, SlotParts
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.peaks import WORK_OF_STAGE, StageSpans
-from megaplan.budget.rank import Persistent, rank_cells
-from megaplan.budget.reserved import reserving
+from megaplan.budget.rank import Persistent, all_offsets, equal_runs, rank_cells, reserving
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
 from megaplan.budget.values import NOTHING_OFFLOADED, Budget, KeptBytes, RankBudget, StageBudget, device_budget
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.ranks import rank_coordinate
-from megaplan.layout.values import Layout, Slot
+from megaplan.layout.ranks import Layout, Slot, rank_coordinate
 from megaplan.schedules.in_flight import receive_buffers
 from megaplan.schedules.states import RankState, rank_states, sequential_states
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
 
@@ -39,7 +36,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         spec: A checked spec whose host is megarun.
         inventory: Parameter tensors of the spec.
         layout: Slots of the spec.
-        padded: True if shards are padded, as FSDP2 does; the difference is the cost of padding (`megaplan.budget.padding`).
+        padded: True if shards are padded, as FSDP2 does; the difference is the cost of padding (`megaplan.budget.fit`).
         shards: Pool of gradient shards; another than the runtime's own describes older versions.
     """
     device = device_budget(device_of(spec.device), spec.mesh.world_size)

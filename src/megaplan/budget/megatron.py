@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megaplan.budget.equal_ranks import EqualRanks, all_offsets, runs_between
 from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, StageSpans
+from megaplan.budget.rank import EqualRanks, all_offsets, runs_between
 from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked, device_budget
 from megaplan.columns import Basis, Column, Phase
 from megaplan.hosts.megatron.chunks import chunk, recomputed_groups
@@ -36,9 +36,8 @@ from megaplan.hosts.megatron.storage import (
 from megaplan.hosts.megatron.tensors import Parameters
 from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.ranks import rank_coordinate
-from megaplan.layout.values import Layout
-from megaplan.spec.device import device_of
+from megaplan.layout.ranks import Layout, rank_coordinate
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 BUFFERS = ("all-gather buffer",)

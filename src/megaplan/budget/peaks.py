@@ -5,14 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.values import Budget
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans
-from megaplan.layout.values import Layout
+from megaplan.layout.build import Spans
+from megaplan.layout.ranks import Layout
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
     from megaplan.budget.evaluation import BlockMemo
+
+
+def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
+    """Bytes of every rank by phase and column, for the tensors of the spec's host.
+
+    Args:
+        spec: A checked spec.
+        inventory: Parameter tensors of the spec.
+        layout: Slots of the spec.
+
+    Returns:
+        The budget; ranks with equal cells are listed together, largest peak first.
+
+    Raises:
+        MegaplanError: MP311 … MP313 if the schedule cannot run on these degrees; MP504 if the device is unknown.
+    """
+    budget: Budget = spec.host.kind.budget(spec, inventory, layout)
+    return budget
+
 
 StageSpans = tuple[int, Spans]
 """A pipeline rank and the spans of its slots."""

@@ -2,30 +2,190 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
+from itertools import chain, pairwise
 from operator import add
 from typing import NamedTuple
 
+from megaplan.budget.chunk import Chunk
 from megaplan.budget.init import InitPeak, SlotInit
-from megaplan.budget.reserved import add_overhead
 from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import (
     ACTIVATIONS,
     COMMUNICATION,
+    FEATURES,
     GRADIENTS,
     MATRIX_OPTIMIZER,
     NO_BYTES,
     OTHER_OPTIMIZER,
+    OVERHEAD,
+    ROUTING,
     WORKSPACE,
     Cells,
     checked,
 )
 from megaplan.columns import Column, Phase
-from megaplan.hosts.allocator import OPEN_SEGMENTS_BYTES
-from megaplan.hosts.megarun.optimizer import LastPeak
+from megaplan.hosts.allocator import LARGE_BUFFER_BYTES, OPEN_SEGMENTS_BYTES, ROUND_LARGE_BYTES
+from megaplan.hosts.megarun.sizes import LastPeak, Uneven
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
-from megaplan.hosts.megarun.streams import Reserving
+from megaplan.hosts.megarun.streams import GroupPools, Reserving, ShardsPool
+from megaplan.spec.models import Mesh
+from megaplan.tuples import new
+
+
+class EqualRanks(NamedTuple):
+    """Ranks with equal bytes.
+
+    Attributes:
+        first: The first offset.
+        stop: Offset after the last one of the first replica.
+    """
+
+    first: int
+    stop: int
+
+
+def equal_runs(mesh: Mesh, uneven: Iterable[Uneven], places: Container[int], shards: int | None = None) -> tuple[EqualRanks, ...]:
+    """The runs of offsets whose ranks hold the same bytes of every tensor.
+
+    Args:
+        mesh: Degrees.
+        uneven: Tensors of which data ranks hold different bytes.
+        places: Places in the CP group of the requested ranks.
+        shards: Ranks that share a dense tensor; `dp_shard` by default.
+    """
+    size = mesh.dp_shard * mesh.cp * mesh.tp // (shards or mesh.dp_shard), mesh.ep * mesh.etp
+    return runs_between(mesh, [bound * size[tensor.expert] for tensor in uneven for bound in tensor.boundaries], places)
+
+
+def runs_between(mesh: Mesh, offsets: Iterable[int], places: Container[int]) -> tuple[EqualRanks, ...]:
+    """The runs of ranks at these places, between offsets of the first replica where ranks begin to differ."""
+    last = mesh.dp_shard * mesh.cp * mesh.tp
+    edges = sorted({0, last, *[offset for offset in offsets if offset < last]})
+    found = ((_first(mesh, start, stop, places), stop) for start, stop in pairwise(edges))
+    return tuple(EqualRanks(first, stop) for first, stop in found if first < stop)
+
+
+def all_offsets(mesh: Mesh, run: EqualRanks, places: Container[int]) -> list[int]:
+    """Every offset of a run, in every replica."""
+    replica, tp, cp = mesh.dp_shard * mesh.cp * mesh.tp, mesh.tp, mesh.cp
+    own = [offset for offset in range(run.first, run.stop) if offset // tp % cp in places]
+    return own if mesh.dp_replicate == 1 else [base + offset for base in range(0, replica * mesh.dp_replicate, replica) for offset in own]
+
+
+def _first(mesh: Mesh, start: int, stop: int, places: Container[int]) -> int:
+    """The first offset at one of the places; `stop` or larger if there is none."""
+    while start < stop and start // mesh.tp % mesh.cp not in places:
+        start = (start // mesh.tp + 1) * mesh.tp
+    return start
+
+
+PER_MILLE = 1000
+NO_ROUNDING = (0, 0, 0, 0, 0)
+EXPANDABLE_SHARE, SEGMENTS_SHARE = 15, 70
+"""Fitted, per mille of activations: the unused part of the computing stream's pool with expandable segments, and without."""
+PLACE_PERCENT = 40
+"""Fitted: a request of more than this part of the free bytes, which are in pieces, fits no piece and grows the pool (in replays 38 to 48).
+"""
+
+
+def reserving(chunks: Sequence[Chunk], stored: RankStorage, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:
+    """Reserved bytes beyond the allocated ones. With expandable segments they follow from the storage of parameters, for any batch.
+
+    Args:
+        chunks: Chunks that run on it.
+        stored: Storage of its parameters.
+        shards: Pool of gradient shards.
+        num_reductions: Number of reductions of each group per step: one under a pipeline, else one per microbatch.
+        expandable: True if the allocator has expandable segments.
+    """
+    policy = chunks[0].policy
+    if not expandable:
+        return _reserving(chunks, stored.pools, shards, num_reductions=num_reductions, expandable=False)
+    key = policy.separate_shards, policy.pipelined, policy.replicated, num_reductions > 1
+    found = stored.reservings.get(key)
+    if found is None:
+        found = stored.reservings[key] = _reserving(chunks, stored.pools, shards, num_reductions=num_reductions, expandable=True)
+    return found
+
+
+def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *, num_reductions: int, expandable: bool) -> Reserving:
+    separate, replicated = shards is ShardsPool.REDUCE_SCATTER, chunks[0].policy.replicated
+    lasting = pools.shard_bytes if separate and not pools.recast_bytes else pools.recast_bytes
+    passing = 0
+    if num_reductions > 1 or pools.recast_bytes:  # outputs are not the shards themselves; with replicas they wait for the backward's end
+        passing = pools.all_reduced_bytes if replicated else pools.reduced_bytes
+    streams = (pools.gather_bytes > 0) + (lasting + passing > 0)
+    open_bytes = OPEN_SEGMENTS_BYTES + streams * LARGE_BUFFER_BYTES
+    if expandable:
+        requests, live = _last_requests(chunks[0], separate=lasting > 0, later=num_reductions > 1)
+        return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, 0, EXPANDABLE_SHARE, requests, live, False))
+    groups = list(chain.from_iterable([chunk.reduced_groups for chunk in chunks]))
+    if passing and not replicated:
+        passing = _own_segments([group.reduced_bytes for group in groups])
+    left = max([size for chunk in chunks for unit in chunk.units for size, *_ in unit.block.part.tensors.values()], default=0)
+    missing = _own_segments([group.reduce_bytes for group in groups], left)
+    if not lasting:  # memory of the first microbatch's backward serves the next one's
+        missing += sum([group.reduced_bytes for group in groups if group.reduced_bytes > left])
+        missing = max(missing - pools.shard_bytes, 0) if num_reductions > 1 else missing
+    return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, missing, SEGMENTS_SHARE, (), 0, True))
+
+
+def _last_requests(chunk: Chunk, *, separate: bool, later: bool) -> tuple[tuple[int, ...], int]:
+    """Requests of the reduction of a slot's own parameters as a backward ends, and live bytes before it; none under a pipeline."""
+    if chunk.policy.pipelined:
+        return (), 0
+    root = chunk.root
+    live = root.made_bytes + (0 if separate else chunk.shard_bytes if later else chunk.shard_bytes - root.shard_bytes)
+    return ((root.reduce_bytes,) if separate or later else (root.reduce_bytes, root.reduced_bytes)), live
+
+
+def _own_segments(sizes: Iterable[int], largest: int = 0) -> int:
+    """Segments that consecutive requests get, each freed before the next: those of requests larger than all before, and than `largest`."""
+    total = 0
+    for size in sizes:
+        if size > largest:
+            total, largest = total + size + -size % ROUND_LARGE_BYTES, size
+    return total
+
+
+def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, outside_graphs: int, rounding: Sequence[int]) -> None:
+    """Fill the overhead column: reserved less allocated, phase by phase.
+
+    Args:
+        cells: Cells of a rank, all but overhead.
+        reserving: Reserving of the rank.
+        step: Peaks of its steps.
+        outside_graphs: Bytes that the optimizer takes while the memory of recorded microbatches is a pool that serves nothing else; else 0.
+        rounding: Bytes that rounding adds in each phase to tensors that have their own segments.
+    """
+    if not reserving.rounds:
+        rounding = NO_ROUNDING
+    _, first_step, _, steady_step, _ = cells.values()
+    steady = _beyond(steady_step, reserving, step)
+    first = steady if step.first is None else _beyond(first_step, reserving, step.first)
+    more = OPEN_SEGMENTS_BYTES, first, OPEN_SEGMENTS_BYTES, steady + outside_graphs, OPEN_SEGMENTS_BYTES
+    reserved = 0
+    for phase, own, rounded in zip(cells.values(), more, rounding, strict=True):
+        allocated = sum(phase.values())
+        wanted = allocated + own + rounded
+        reserved = max(reserved, wanted)
+        phase[OVERHEAD] = reserved - allocated
+
+
+def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> int:
+    """Bytes that a step reserves beyond its allocated peak and rounding."""
+    other_pool_bytes, open_bytes, missing, share, requests, live, _ = reserving
+    grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, from the computing stream's pool then
+    for size in requests:
+        if size * 100 > free * PLACE_PERCENT:
+            grown += size
+        else:
+            free -= size
+    unused = (phase[ACTIVATIONS] + phase[FEATURES] + phase[ROUTING]) * share // PER_MILLE
+    return open_bytes + max(other_pool_bytes - peak.other_pool_bytes, 0) + missing + unused + max(grown - peak.late_bytes, 0)
+
 
 INIT, FIRST_FORWARD_BACKWARD, FIRST_OPTIMIZER, FORWARD_BACKWARD, OPTIMIZER = Phase
 REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()

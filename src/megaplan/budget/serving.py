@@ -1,14 +1,24 @@
-"""Serving: the KV cache by the map of attention layers and the recurrent-state pool, of the whole model and by rank (R-48)."""
+"""Serving: the KV cache by the map of attention layers and the recurrent-state pool, of the whole model and by rank (R-48), and its times.
+
+Decoding reads every parameter that a batch uses, and the cache of every sequence, once a step; products are faster than that until the
+batch is large. Prefill is bound by products. Layers of a tensor group reduce their outputs twice.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NamedTuple
 
 from megaplan.budget.values import ServingBudget, ServingStage, device_budget
+from megaplan.cost.model import model_costs
+from megaplan.cost.rates import Rates, rates_of
+from megaplan.dtypes import DType
 from megaplan.families.family import ServingState
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory, Outside, Owner
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of, fabric_size
 from megaplan.spec.models import Serving, Spec
 
 AT_THE_END = (Outside.FINAL_NORM, Outside.HEAD)
@@ -116,3 +126,176 @@ def local_elements(block: Block, degrees: tuple[int, int, int], heads: int = 1, 
         cut = heads if tensor.name in cached_by and tensor.owner is Owner.TENSOR_PARALLEL else tp
         total += tensor.local_elements(cut, ep, 1) if tensor.owner is not Owner.EXPERT_PARALLEL else -(-tensor.elements // max(tp, ep))
     return total
+
+
+NS = 1e-9
+REDUCTIONS = 2
+"""Sums over a tensor group in a layer pair of attention and MLP: one after each; a layer of the pattern has one."""
+KERNELS_OF_LAYER = 6
+"""Kernels of a layer of the pattern in an engine: norm, projections, rotation and cache, attention or activation, and the sum."""
+ACTIVATION_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayers:
+    """Equal layers with a cache.
+
+    Attributes:
+        count: Layers.
+        token_bytes: Bytes of a token in one layer's cache, on one rank.
+        window: Largest number of tokens that a layer reads; None for all.
+    """
+
+    count: int
+    token_bytes: int
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model in an engine, as one rank of a tensor group runs it; the stages of a pipeline are summed.
+
+    Attributes:
+        rates: Rates of the device.
+        dtype: Dtype of the parameters.
+        degrees: Ranks of a tensor group, stages, and ranks of the experts.
+        read_bytes: Parameters that every step reads: all but embedding and routed experts.
+        expert_bytes: Routed experts.
+        experts: Routed experts of a layer, and those that a token uses; (1, 1) without.
+        flops: FLOPs of a token outside attention's scores.
+        cached: Layers with a cache.
+        state_bytes: Recurrent states of one sequence.
+        num_layers: Layers of the pattern.
+        hidden_size: Width of the residual stream.
+        crosses: A tensor group leaves its domain.
+        host_ns: Time of the host in a step that no kernel hides.
+    """
+
+    rates: Rates
+    dtype: DType
+    degrees: tuple[int, int, int]
+    read_bytes: int
+    expert_bytes: int
+    experts: tuple[int, int]
+    flops: int
+    cached: tuple[CachedLayers, ...]
+    state_bytes: int
+    num_layers: int
+    hidden_size: int
+    crosses: bool
+    host_ns: int = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in the caches of all layers without a window, on one rank."""
+        return sum(layers.count * layers.token_bytes for layers in self.cached)
+
+    def decode_seconds(self, batch: float, context: float) -> float:
+        """Seconds of a step in which each of `batch` sequences, with `context` tokens in the mean, makes one token."""
+        pp = self.degrees[1]
+        batch /= pp  # stages work on as many batches
+        touched, top_k = self.experts
+        share = 1 - (1 - 1 / touched) ** (batch * top_k)
+        read = self.read_bytes + self.expert_bytes * share
+        products = max(self.rates.memory_ns(ceil(read)), self.rates.compute_ns(ceil(self.flops * batch), "D", self.dtype))
+        cache = sum(each.count * each.token_bytes * min(context, each.window or context) for each in self.cached)
+        moved = self.rates.memory_ns(ceil(batch * (cache + 2 * self.state_bytes)))
+        launches = KERNELS_OF_LAYER * self.num_layers * self.rates.launch_ns
+        return (products + moved + launches + self.host_ns + self._reductions_ns(batch)) * NS
+
+    def prefill_seconds(self, tokens: float, flops: int) -> float:
+        """Seconds to read `tokens` tokens of prompts; `flops` are a token's, attention included, of the whole model."""
+        tp, pp, _ = self.degrees
+        compute = self.rates.compute_ns(ceil(flops * tokens / (tp * pp)), "D", self.dtype)
+        return (compute + self._reductions_ns(tokens / pp)) * NS
+
+    def _reductions_ns(self, tokens: float) -> float:
+        """Sums over the tensor group, one in each layer of the pattern."""
+        tp = self.degrees[0]
+        if tp == 1:
+            return 0.0
+        sent = ceil(2 * (tp - 1) / tp * tokens * self.hidden_size * ACTIVATION_BYTES)
+        link = self.rates.network_ns(sent, 8) if self.crosses else self.rates.node_ns(sent)
+        return self.num_layers * (link + self.rates.latency_ns * (1 + self.crosses))
+
+
+class ServingTimes(NamedTuple):
+    """Times of one copy of a served model, whose stages are all busy.
+
+    Attributes:
+        decode_ns: Nanoseconds of a step in which each sequence makes one token at the end of its context.
+        prefill_ns: Nanoseconds to read one prompt of the whole context.
+        batch_size: Sequences of the copy.
+        num_devices: Devices of the copy.
+        low: Lower end of the 80 % interval, as a factor of a time.
+        high: Upper end.
+    """
+
+    decode_ns: int
+    prefill_ns: int
+    batch_size: int
+    num_devices: int
+    low: float
+    high: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens that the copy makes in a second of decoding."""
+        return self.batch_size / (self.decode_ns * NS)
+
+    def as_document(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {**self._asdict(), "tokens_per_second": self.tokens_per_second}
+
+
+def served(spec: Spec, inventory: Inventory, degrees: tuple[int, int, int], dtype: DType, kv_dtype: DType) -> Served:
+    """The spec's model in an engine.
+
+    Args:
+        spec: A checked spec.
+        inventory: Parameter tensors of the spec.
+        degrees: Ranks of a tensor group, stages, and ranks of the experts.
+        dtype: Dtype of the parameters.
+        kv_dtype: Dtype of the cache.
+
+    Raises:
+        MegaplanError: MP504, the device is unknown.
+    """
+    tp, _, ep = degrees
+    read = experts = states = 0
+    cached: dict[tuple[int, int | None], int] = {}
+    for block in inventory.layers:
+        layer = served_by(spec, block)
+        elements = local_elements(block, degrees, min(tp, layer.cache_parts), layer.cached_by)
+        routed = sum(-(-tensor.elements // max(tp, ep)) for tensor in block.tensors if tensor.owner is Owner.EXPERT_PARALLEL)
+        read, experts = read + elements - routed, experts + routed
+        states += -(-layer.state_bytes // tp)
+        if layer.cache_width:
+            key = kv_dtype.bytes * (layer.cache_width // min(tp, layer.cache_parts)), layer.window
+            cached[key] = cached.get(key, 0) + 1
+    head = Outside.EMBEDDING if inventory.tied else Outside.HEAD
+    read += local_elements(dict(inventory.outside)[head], degrees)
+    moe = spec.model.moe
+    chosen = (moe.num_experts, moe.top_k) if moe is not None and experts else (1, 1)
+    active = read + experts * max(tp, ep) // tp * chosen[1] // chosen[0]
+    return Served(
+        rates=rates_of(spec),
+        dtype=dtype.of_products,
+        degrees=degrees,
+        read_bytes=read * dtype.bytes,
+        expert_bytes=experts * dtype.bytes,
+        experts=chosen,
+        flops=2 * active,
+        cached=tuple(CachedLayers(count, size, window) for (size, window), count in cached.items()),
+        state_bytes=states,
+        num_layers=len(inventory.layers),
+        hidden_size=spec.model.hidden_size,
+        crosses=max(tp, ep) > fabric_size(spec.device),
+    )
+
+
+def forward_flops(spec: Spec, inventory: Inventory, seq_length: int) -> int:
+    """FLOPs of a token's forward through the layers, in a sequence of this length."""
+    batch = spec.batch.model_copy(update={"seq_length": max(seq_length, 1), "micro_batch_size": 1})
+    costs = model_costs(spec.model_copy(update={"batch": batch}), inventory)
+    return sum(layer.forward_flops for layer in costs.layers)

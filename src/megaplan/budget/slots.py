@@ -5,7 +5,7 @@ from __future__ import annotations
 from megaplan.budget.values import Budget, KeptBytes
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megaplan.schedules import ActionKind, Timeline, in_flight, peak_bytes
 from megaplan.spec.models import Spec
 

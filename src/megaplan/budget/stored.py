@@ -13,13 +13,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
-from megaplan.hosts.megarun.group_bytes import GroupBytes, together
-from megaplan.hosts.megarun.optimizer import AT_END, Cast, LastPeak, MatrixScratch, last_peak
-from megaplan.hosts.megarun.sizes import Sizes
+from megaplan.hosts.megarun.sizes import AT_END, Cast, GroupBytes, LastPeak, MatrixScratch, Sizes, last_peak, together
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
 from megaplan.inventory.tensors import Inventory, Outside, has_groups
-from megaplan.layout.values import Slot
+from megaplan.layout.ranks import Slot
 from megaplan.spec.models import SIDES
 from megaplan.tuples import new
 
@@ -120,7 +118,7 @@ class RankStorage:
         state_slack_bytes: Allocator rounding of moments.
         parameters: Elements after TP and EP.
         uneven: Storages with tensors that shard unevenly, and the number of blocks with each.
-        reservings: Reserving of the rank, by the settings of its chunks (`megaplan.budget.reserved`).
+        reservings: Reserving of the rank, by the settings of its chunks (`megaplan.budget.rank`).
     """
 
     def __init__(self, slots: Sequence[SlotStorage]) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megaplan.budget.chunk import ChunkPolicy
-from megaplan.budget.equal_ranks import all_offsets, equal_runs
 from megaplan.budget.evaluation import Evaluated, Evaluation, SlotParts
 from megaplan.budget.megarun import held_by_schedule, schedule_counts
+from megaplan.budget.rank import all_offsets, equal_runs
 from megaplan.budget.step import StepPeak, step_peak
 from megaplan.budget.stored import RankStorage, StoredState, Updates
 from megaplan.budget.values import (
@@ -38,19 +38,16 @@ from megaplan.budget.values import (
 )
 from megaplan.columns import Phase
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.buffers import boundary_bytes, input_bytes, label_bytes, rotary_bytes
-from megaplan.hosts.megarun.dims import local_dims
-from megaplan.hosts.megarun.group_bytes import NOTHING, GroupBytes
-from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
+from megaplan.hosts.megarun.embedding import boundary_bytes, input_bytes, label_bytes, rotary_bytes
+from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes, Sizes, local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
 from megaplan.hosts.torchtitan.blocks import PAIR, in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ends import LOGITS
 from megaplan.hosts.torchtitan.ledger import block_bytes, block_variants
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.ranks import rank_coordinate
-from megaplan.layout.values import Layout, Slot
+from megaplan.layout.ranks import Layout, Slot, rank_coordinate
 from megaplan.schedules.registry import SPLIT_BACKWARD
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()

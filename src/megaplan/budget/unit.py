@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE
 from megaplan.budget.values import ACTIVATIONS
 from megaplan.columns import Column
-from megaplan.hosts.megarun.group_bytes import NOTHING
 from megaplan.hosts.megarun.halves import HalvedBytes
 from megaplan.hosts.megarun.parts import BlockBytes
 from megaplan.hosts.megarun.program import LiveSet
+from megaplan.hosts.megarun.sizes import NOTHING
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.tuples import new
 

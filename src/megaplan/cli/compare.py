@@ -9,7 +9,7 @@ from megaplan.api.estimate import Estimate
 from megaplan.budget.values import Budget, RankBudget
 from megaplan.cli.time_text import rate_gain
 from megaplan.columns import Column, Phase
-from megaplan.layout.runs import runs_label, runs_of
+from megaplan.layout.ranks import runs_label, runs_of
 from megaplan.layout.step_time import NS, PlannedTime, time_document
 from megaplan.terminal.table import table
 from megaplan.units import format_bytes, format_ns

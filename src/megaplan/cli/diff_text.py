@@ -10,7 +10,7 @@ from megaplan.cli.parts_text import part_tables
 from megaplan.cli.time_text import change_line
 from megaplan.columns import Column
 from megaplan.foreign import one_line
-from megaplan.layout.runs import joined, runs_label
+from megaplan.layout.ranks import joined, runs_label
 from megaplan.layout.step_time import PlannedTime
 from megaplan.plan.diff import CutMove, OwnerMove, Place, PlanDiff, RankChange, ValueChange
 from megaplan.plan.diff_document import host_lines

@@ -45,7 +45,7 @@ VALUES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "max_values": ("megaplan.spec.document", "MAX_VALUES", "{:,}".format),
     "megatron_chunk": ("megaplan.hosts.megatron.limits", "CHUNK_SIZE", str),
     "model_types": ("megaplan.importers.registry", "ARCHITECTURES", ", ".join),
-    "padding_percent": ("megaplan.budget.padding", "SHARE", lambda share: f"{100 / share:g}%"),
+    "padding_percent": ("megaplan.budget.fit", "SHARE", lambda share: f"{100 / share:g}%"),
     "recipes": (
         "megaplan.low_precision",
         "GENERATIONS",

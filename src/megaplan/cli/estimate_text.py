@@ -10,7 +10,7 @@ from megaplan.cli.header import header_lines
 from megaplan.cli.parts_text import traffic_lines
 from megaplan.cli.ranks_text import rank_table, view_of
 from megaplan.cli.time_text import cost_line, time_lines
-from megaplan.layout.runs import runs_label, runs_of
+from megaplan.layout.ranks import runs_label, runs_of
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
 from megaplan.units import format_bytes, format_ns
@@ -18,7 +18,7 @@ from megaplan.wording import plural
 
 if TYPE_CHECKING:
     from megaplan.api.estimate import Estimate
-    from megaplan.budget.decoding import ServingTimes
+    from megaplan.budget.serving import ServingTimes
 
 
 def estimate_lines(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from megaplan.budget.values import RankBudget
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.buffers import graph_bytes
-from megaplan.hosts.megarun.dims import local_shape
+from megaplan.hosts.megarun.embedding import graph_bytes
+from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Block
-from megaplan.layout.runs import runs_label, runs_of
+from megaplan.layout.ranks import runs_label, runs_of
 from megaplan.spec.step_graphs import why_eager
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap

@@ -19,8 +19,7 @@ import typer
 from megaplan.errors import MegaplanError
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import ERROR, INTERRUPTED
-from megaplan.terminal.processor_time import limited_processor_time, processor_seconds
-from megaplan.terminal.run import exit_status_of
+from megaplan.terminal.run import exit_status_of, limited_processor_time, processor_seconds
 
 _COMMANDS = (
     "estimate",

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.columns import Column, Phase
-from megaplan.layout.runs import RankRun, joined, runs_label, runs_of
+from megaplan.layout.ranks import RankRun, joined, runs_label, runs_of
 from megaplan.terminal.table import line_width, table, wrap
 
 if TYPE_CHECKING:

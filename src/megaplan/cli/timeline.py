@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import Spans
 from megaplan.layout.planned_step import planned_step
-from megaplan.layout.spans import Spans
 from megaplan.schedules import MAX_REPLAYED, ActionKind, SlotTimes, Timeline, actions, num_actions, placement, replay, slot_owner
 from megaplan.schedules.placement import Placement
 from megaplan.spec.models import Spec

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from megakernels.facts import MEMORY, SUM, KindWork
 from megakernels.ops.newton_schulz.facts import num_inner_products, segments, tiles_of
 from megakernels.ops.optimizer.facts import adamw_bytes, decayed_add_bytes, nesterov_bytes
-from megaplan.inventory.matrices import MatrixRound, matrix_round
+from megaplan.inventory.tensors import MatrixRound, matrix_round
 from megaplan.spec.models import Spec
 
 PRODUCT_ROWS, PRODUCT_COLUMNS = 256, 128

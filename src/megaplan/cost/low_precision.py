@@ -14,7 +14,7 @@ from megakernels.ops.moe.facts import ExpertSizes
 from megaplan.blocks.work import OpWork, Works
 from megaplan.dtypes import DType
 from megaplan.low_precision import PER_TENSOR
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 ATTENTION = "attention"

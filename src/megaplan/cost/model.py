@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megaplan.blocks.work import LayerCost, Works, total
-from megaplan.cost.adapters import trained_elements
-from megaplan.cost.blocks import end_works, layer_works, whole_workload
+from megaplan.cost.blocks import end_works, layer_works, trained_elements, whole_workload
 from megaplan.dtypes import DType
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory

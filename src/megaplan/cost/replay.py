@@ -24,14 +24,13 @@ from megaplan.cost.data import (
     local_elements,
     part_ns,
 )
-from megaplan.cost.prices import Note, Seen
-from megaplan.cost.rates import Rates, rates_of
+from megaplan.cost.rates import Note, Rates, Seen, rates_of
 from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.schedules import LinkedOrders, SlotTimes, actions, link
-from megaplan.spec.device import fabric_size
+from megaplan.spec.host import fabric_size
 from megaplan.spec.models import Spec
 
 K = TypeVar("K")

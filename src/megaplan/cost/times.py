@@ -35,8 +35,7 @@ from megakernels.ops.fp8_linear.facts import ScaledPasses
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.cost.blocks import end_works, layer_works, rank_workload
 from megaplan.cost.low_precision import EightBits, saved_by_attention, sharing
-from megaplan.cost.prices import FORWARD, INPUT, WEIGHT, Prices, Seen
-from megaplan.cost.rates import Rates, rates_of
+from megaplan.cost.rates import FORWARD, INPUT, WEIGHT, Prices, Rates, Seen, rates_of
 from megaplan.cost.transfers import (
     Transfers,
     block_transfers,
@@ -47,8 +46,8 @@ from megaplan.cost.transfers import (
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
-from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import Spec
+from megaplan.spec.pattern import depth_blocks
 
 
 @dataclass(frozen=True, slots=True)

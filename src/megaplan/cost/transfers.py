@@ -26,7 +26,7 @@ from megaplan.cost.rates import Rates
 from megaplan.families.family import Exchanges
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block
-from megaplan.spec.device import fabric_size
+from megaplan.spec.host import fabric_size
 from megaplan.spec.models import Spec
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans
 from megaplan.partition.values import StackCosts
 from megaplan.spec.models import Spec
 

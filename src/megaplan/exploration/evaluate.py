@@ -18,14 +18,13 @@ from megaplan.exploration.space import UNSCHEDULED, Space
 from megaplan.exploration.values import ONE_RANK, Exact, LayoutChoice, MemoryPolicy, Objective, Outcome
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans, spans_of
-from megaplan.partition.certify import stack_of
+from megaplan.layout.build import Spans, spans_of
 from megaplan.partition.fitting import quick_fitting
 from megaplan.partition.memory import Memory
-from megaplan.partition.stack import Stack
+from megaplan.partition.stack import Stack, stack_of
 from megaplan.partition.values import Balance, StackCosts
 from megaplan.schedules.placement import Placement
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 ROUNDS = 4

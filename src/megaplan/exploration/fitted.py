@@ -28,7 +28,7 @@ from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, StageSha
 from megaplan.exploration.clock import CHANGES, StepOf, Terms
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans
 from megaplan.partition.values import StackCosts
 from megaplan.schedules import placement, slot_owner
 from megaplan.spec.models import Spec

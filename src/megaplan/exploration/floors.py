@@ -15,10 +15,9 @@ from functools import lru_cache
 from megaplan.exploration.any_floors import AnyFloors
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
-from megaplan.hosts.megarun.buffers import boundary_bytes
-from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_bytes
-from megaplan.hosts.megarun.sizes import storage_sizes
+from megaplan.hosts.megarun.sizes import local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.partition.layer_bytes import BlockNeeds, stored_needs

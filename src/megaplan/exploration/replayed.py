@@ -13,7 +13,7 @@ from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans
 from megaplan.partition.bounds import at_slot, filled, least_on_slots, mean_path, packed
 from megaplan.partition.constraints import constraints_of
 from megaplan.partition.limits import layer_weight

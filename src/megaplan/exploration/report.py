@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column
 from megaplan.cost.model import flops_per_token
 from megaplan.cost.replay import BUBBLE, EXPOSED
@@ -16,7 +16,7 @@ from megaplan.exploration.space import HOST_KEYS
 from megaplan.exploration.values import Exact, LayoutChoice
 from megaplan.layout.build import build_layout
 from megaplan.results import Result, Row, verdict_text
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns
 from megaplan.wording import argument
@@ -244,8 +244,8 @@ def _slower(evaluator: Evaluator, winner: LayoutRow, best: Exact) -> str:
 
 def _column(evaluator: Evaluator, layout: LayoutChoice) -> tuple[Column, int]:
     """The largest column of the layout's policy with the least memory, with equal cuts."""
-    from megaplan.layout.spans import spans_of  # noqa: PLC0415
-    from megaplan.partition.equal import equal_cuts  # noqa: PLC0415
+    from megaplan.layout.build import spans_of  # noqa: PLC0415
+    from megaplan.partition.values import equal_cuts  # noqa: PLC0415
 
     spec = evaluator.space.spec_of(layout, evaluator.thriftiest(layout))
     inventory = evaluator.side(spec).inventory

@@ -8,6 +8,7 @@ from megaplan.budget.torchtitan import titan_sizes
 from megaplan.exploration.any_floors import AnyFloors
 from megaplan.exploration.recompute import STRENGTH
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
+from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Inventory
 from megaplan.partition.layer_bytes import stored_needs
@@ -19,7 +20,7 @@ class TorchtitanFloors(AnyFloors):
 
     def __init__(self, inventory: Inventory, _spec: Spec) -> None:
         self._inventory = inventory
-        self._stored: dict[tuple[int, int, int, int], int] = {}
+        self._stored: dict[Sizes, int] = {}
 
     def peak_bytes(self, spec: Spec) -> int:
         """Lower bound on peak memory over all cuts."""
@@ -39,13 +40,11 @@ class TorchtitanFloors(AnyFloors):
 
     def stored_bytes(self, spec: Spec) -> int:
         """Stored bytes of all blocks on one rank of each stage."""
-        mesh = spec.mesh
-        key = mesh.tp, mesh.dp_shard, mesh.cp, mesh.ep
-        if key not in self._stored:
-            sizes = titan_sizes(spec)
+        sizes = titan_sizes(spec)
+        if sizes not in self._stored:
             needs = [stored_needs(block_storage(sizes, block)).static_bytes * count for block, count in self._inventory.makes]
-            self._stored[key] = sum(needs)
-        return self._stored[key]
+            self._stored[sizes] = sum(needs)
+        return self._stored[sizes]
 
     def kept_bytes(self, spec: Spec) -> int:
         """Key by which policies are ordered: more recompute gives less."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans
 from megaplan.spec.models import Spec
 
 Objective = Literal["time", "headroom", "tokens_per_second_per_device"]

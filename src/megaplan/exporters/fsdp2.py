@@ -9,7 +9,7 @@ from megaplan.exporters.modules import TORCH_DTYPES, optimizer_groups, stage_mod
 from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.inventory.tensors import has_groups
 from megaplan.schedules.registry import SCHEDULES
-from megaplan.spec.depths import depth_blocks
+from megaplan.spec.pattern import depth_blocks
 
 FORMAT = "megaplan.fsdp2/1"
 CARRIED = frozenset({

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.values import Layout, Slot
+from megaplan.layout.ranks import Layout, Slot
 from megaplan.spec.models import Spec
 
 PLANNING_ONLY = frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.slots import Level, kept_bytes, memory_over_time
 from megaplan.budget.values import KeptBytes, RankBudget
 from megaplan.columns import Phase

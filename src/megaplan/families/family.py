@@ -6,9 +6,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from megaplan.blocks.dims import Dims
 from megaplan.blocks.formula import Formula
-from megaplan.blocks.ops import BlockProgram
+from megaplan.blocks.ops import BlockProgram, Dims
 from megaplan.blocks.storages import Shapes
 from megaplan.blocks.work import Workload, Works
 from megaplan.dtypes import DType

@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 
 from megakernels.facts import SUMS_BYTES, Work
 from megakernels.ops.rms_norm.facts import norm as norm_work
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import INPUT, SHARED, BlockProgram, Op, reshape
+from megaplan.blocks.ops import INPUT, SHARED, BlockProgram, Dims, Op, reshape
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.columns import Column

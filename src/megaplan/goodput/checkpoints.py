@@ -10,7 +10,7 @@ from megaplan.columns import Column, Phase
 from megaplan.goodput.figures import RunFigure, figures, given
 from megaplan.hosts.megarun.storage import STEP_BYTES
 from megaplan.inventory.tensors import Group, Inventory, ParamTensor
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megaplan.spec.models import Spec
 
 CLASSES = ("local", "parallel", "s3")

@@ -14,9 +14,9 @@ from megaplan.goodput.job import Job, saving_to, saving_to_peers
 from megaplan.goodput.recovery import Faults, faults_of
 from megaplan.goodput.values import Checkpoints, NamedFigure, RankShare, RunChange, RunEstimate, SaveInterval, Spread, StorageSeconds
 from megaplan.inventory.tensors import Inventory
+from megaplan.layout.ranks import Layout
 from megaplan.layout.step_time import PlannedTime
-from megaplan.layout.values import Layout
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Run, Spec
 from megaplan.units import format_bytes
 

@@ -10,7 +10,7 @@ from megaplan.goodput.figures import figures
 from megaplan.goodput.model import Interruptions, Shares
 from megaplan.goodput.recovery import Faults, Recovery
 from megaplan.goodput.values import Losses
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Run, Spec
 
 

@@ -16,12 +16,11 @@ from megaplan.importers.defaults import class_facts
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.registry import ARCHITECTURES, REFUSED, RENAMED
 from megaplan.importers.towers import MULTIMODAL, split_text, towers_of
-from megaplan.spec.document import MAX_DEPTH, Document, parse_document, resolve_scalar
+from megaplan.spec.document import MAX_DEPTH, Document, SourceMap, parse_document, resolve_scalar
 from megaplan.spec.hub import is_model_name
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.read import MAX_BYTES
-from megaplan.spec.source import SourceMap
 
 NESTED = "text_config"
 """Key of the text model's fields in the config of a multimodal model."""

@@ -15,7 +15,7 @@ from megaplan.importers.defaults import ClassFacts
 from megaplan.importers.structure import names_a_tensor
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
 from megaplan.scalars import MAX_INT, MAX_LAYERS
-from megaplan.spec.source import SourceMap
+from megaplan.spec.document import SourceMap
 
 _MAX_SHOWN = 80
 

@@ -10,7 +10,7 @@ from megaplan.errors import Diagnostic, MegaplanError
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.encoders import ENCODERS, count, gated, layer_norm, linear, merged, mlp, pair
 from megaplan.importers.reader import ConfigReader
-from megaplan.spec.source import SourceMap
+from megaplan.spec.document import SourceMap
 
 TEXT, VISION, AUDIO = "text_config", "vision_config", "audio_config"
 NAMES = {VISION: "vision", AUDIO: "audio"}

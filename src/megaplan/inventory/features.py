@@ -7,7 +7,6 @@ from typing import NamedTuple
 from megaplan.families.residual import norm_tensors
 from megaplan.inventory.makers import replicated
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
-from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import (
     CategoryEmbedding,
     Features,
@@ -16,6 +15,7 @@ from megaplan.spec.models import (
     RelationBias,
     Towers,
 )
+from megaplan.spec.pattern import depth_blocks
 
 
 class SideEmbedding(NamedTuple):

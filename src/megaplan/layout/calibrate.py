@@ -12,7 +12,7 @@ from functools import cache
 from math import exp, log
 from typing import TYPE_CHECKING, NamedTuple
 
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans
 from megaplan.layout.step_time import NS, interval_of, planned_time, step_to_time
 from megaplan.spec.models import Spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaplan.cost.times import model_times
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans
 from megaplan.schedules import SlotTimes, Timeline, actions, replay
 from megaplan.spec.models import Spec
 

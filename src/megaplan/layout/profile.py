@@ -23,10 +23,10 @@ from megaplan.cost.rates import LINEARS, rates_with
 from megaplan.cost.replay import ReplayTimer
 from megaplan.devices import load_device
 from megaplan.inventory.tensors import Inventory
+from megaplan.layout.build import Spans
 from megaplan.layout.changed import changes_of
-from megaplan.layout.measured_step import dtype_of, mode_of
 from megaplan.layout.references import REFERENCES
-from megaplan.layout.spans import Spans
+from megaplan.layout.step_time import dtype_of, mode_of
 from megaplan.measured.constants import FORMAT, Counts, of_document
 from megaplan.measured.kernels import seen_by_step
 from megaplan.spec.models import Spec

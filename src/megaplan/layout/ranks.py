@@ -1,14 +1,57 @@
-"""Ranks and coordinates on the two meshes, the groups of each axis, and the groups that span nodes.
-
-Rank = row-major over (pp, dp_replicate, dp_shard, cp, tp), tp fastest. The expert mesh regroups the same ranks as (pp, dp_replicate,
-efsdp, ep, etp), etp fastest (R-31).
-"""
+"""Sets of ranks as half-open runs: `[[0, 4], [8, 12]]` for 0 to 3 and 8 to 11; any length takes a few bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from megaplan.schedules.placement import Placement
 from megaplan.spec.models import Mesh
+
+__all__ = ["Layout", "Placement", "Slot"]
+
+
+class Slot(NamedTuple):
+    """One pipeline stage slot.
+
+    Attributes:
+        index: Index in model order, 0-based.
+        pp_rank: Owner on the pp axis.
+        chunk: Position among the rank's slots (virtual stage).
+        start: First layer, global index.
+        stop: One past the last layer.
+        blocks: Names of the inventory blocks this slot holds, layers included, in execution order.
+        copies: Those of the blocks that are a second copy of another slot's block (tied head's embedding, MTP's embeddings, relation bias).
+    """
+
+    index: int  # type: ignore[assignment]  # its place; a tuple's method of that name is not missed
+    pp_rank: int
+    chunk: int
+    start: int
+    stop: int
+    blocks: tuple[str, ...]
+    copies: tuple[str, ...] = ()
+
+
+class Layout(NamedTuple):
+    """Slots of a cut model, and its mesh."""
+
+    placement: Placement
+    slots: tuple[Slot, ...]
+    pp: int
+    vpp: int
+
+    def of_rank(self, pp_rank: int) -> tuple[Slot, ...]:
+        """The slots of a pipeline rank, by chunk."""
+        return self.by_rank()[pp_rank]
+
+    def by_rank(self) -> tuple[tuple[Slot, ...], ...]:
+        """The slots of every pipeline rank, by chunk: in every placement a rank's later chunk is also later in the model."""
+        found: list[list[Slot]] = [[] for _ in range(self.pp)]
+        for slot in self.slots:
+            found[slot.pp_rank].append(slot)
+        return tuple(map(tuple, found))
+
 
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 EXPERT_AXES = ("pp", "dp_replicate", "efsdp", "ep", "etp")
@@ -104,3 +147,44 @@ def _coordinate(mesh: Mesh, axes: tuple[str, ...], rank: int) -> dict[str, int]:
     if left:
         raise ValueError(f"the mesh has ranks 0 to {mesh.world_size - 1}, not {rank}")
     return dict(zip(axes, reversed(indices), strict=True))
+
+
+RankRun = tuple[int, int]
+
+_SHOWN = 2
+
+
+def runs_of(ranks: Sequence[int]) -> tuple[RankRun, ...]:
+    """Ascending ranks as runs."""
+    runs: list[RankRun] = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank:
+            runs[-1] = (runs[-1][0], rank + 1)
+        else:
+            runs.append((rank, rank + 1))
+    return tuple(runs)
+
+
+def joined(runs: Sequence[RankRun]) -> tuple[RankRun, ...]:
+    """The same ranks in as few runs as possible, ascending; no rank may be in two runs."""
+    found: list[RankRun] = []
+    for start, stop in sorted(runs):
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def num_ranks(runs: Sequence[RankRun]) -> int:
+    """Ranks in the runs."""
+    return sum(stop - start for start, stop in runs)
+
+
+def runs_label(runs: Sequence[RankRun]) -> str:
+    """`rank 3`, `ranks 0-3`, `ranks 0-3, 8-11`; for many runs the first two, and the number of all ranks."""
+    texts = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in runs]
+    count = num_ranks(runs)
+    if len(texts) > _SHOWN:
+        return f"ranks {', '.join(texts[:_SHOWN])} … ({count})"
+    return f"{'rank' if count == 1 else 'ranks'} {', '.join(texts)}"

@@ -25,12 +25,12 @@ from megaplan.cost.transfers import (
     vocabulary_transfers,
 )
 from megaplan.families.registry import FAMILIES
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans
 from megaplan.layout.step_time import step_to_time
 from megaplan.schedules import placement, slot_owner
-from megaplan.spec.depths import depth_blocks
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
+from megaplan.spec.pattern import depth_blocks
 
 if TYPE_CHECKING:
     from megaplan.families.family import Exchanges

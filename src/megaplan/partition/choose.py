@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans, cuts_of, num_filled, spans_of
-from megaplan.partition.boundaries import boundary_warnings
-from megaplan.partition.certify import certify, stack_of
-from megaplan.partition.constraints import constraints_of
-from megaplan.partition.costs import stack_costs
-from megaplan.partition.equal import equal_cuts
+from megaplan.layout.build import Spans, cuts_of, num_filled, spans_of
+from megaplan.partition.constraints import boundary_warnings, constraints_of
 from megaplan.partition.invariants import invariant_digests
 from megaplan.partition.manual import manual_problems, manual_spans
-from megaplan.partition.objective import objective_notes, objective_of
-from megaplan.partition.values import Certificate, Cuts, Mode, StackCosts
+from megaplan.partition.stack import certify, stack_of
+from megaplan.partition.values import Certificate, Cuts, Mode, StackCosts, equal_cuts, objective_notes, objective_of, stack_costs
 from megaplan.partition.weigh import Weighted, fitting_cuts
 from megaplan.schedules import placement, schedule_problems, slot_owner
 from megaplan.spec.models import Spec

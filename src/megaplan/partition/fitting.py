@@ -19,9 +19,9 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.layout.build import Spans, cuts_of, spans_of
+from megaplan.partition.best_cuts import climb
 from megaplan.partition.memory import Memory
-from megaplan.partition.moves import climb
 from megaplan.partition.stack import Exclusion, Shares, Stack
 from megaplan.partition.values import Balance
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from megaplan.budget.values import device_budget
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans, cuts_of, num_filled, spans_of
-from megaplan.partition.certify import stack_of
-from megaplan.partition.costs import stack_costs
+from megaplan.layout.build import Spans, cuts_of, num_filled, spans_of
 from megaplan.partition.memory import Memory
+from megaplan.partition.stack import stack_of
 from megaplan.partition.step import Pipeline
+from megaplan.partition.values import stack_costs
 from megaplan.partition.weigh import fitting_cuts
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megaplan.inventory.tensors import Inventory
-from megaplan.partition.costs import stack_costs
-from megaplan.partition.values import StackCosts
+from megaplan.partition.values import StackCosts, stack_costs
 from megaplan.spec.models import Spec
 
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.stored import reads_other_input
 from megaplan.cost.times import StoredBytes
-from megaplan.hosts.megarun.buffers import boundary_bytes
-from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_bytes, block_variants
-from megaplan.hosts.megarun.sizes import storage_sizes
+from megaplan.hosts.megarun.sizes import local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.schedules.in_flight import receive_buffers
 from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, RankState, non_dominated, rank_states

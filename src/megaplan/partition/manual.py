@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location
-from megaplan.layout.spans import Spans, cuts_of, span_problems
+from megaplan.layout.build import Spans, cuts_of, span_problems
 from megaplan.partition.constraints import constraints_of
 from megaplan.spec.models import Spec
 

@@ -14,7 +14,7 @@ from megaplan.hosts.megatron.peak import in_flight_counts
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.storage import parameters, storage_bytes, uses_muon
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.spec.models import Spec
 

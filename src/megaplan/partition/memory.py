@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from megaplan.budget.peaks import StagePeaks
 from megaplan.budget.values import device_budget
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import Spans
-from megaplan.layout.values import Layout
-from megaplan.spec.device import device_of
+from megaplan.layout.build import Spans, build_layout
+from megaplan.layout.ranks import Layout
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:

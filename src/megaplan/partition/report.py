@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.slots import kept_bytes
 from megaplan.budget.values import KeptBytes
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.build import build_layout, slot_parameters
-from megaplan.layout.spans import Spans, spans_of
-from megaplan.partition.certify import stack_of
-from megaplan.partition.equal import equal_cuts
-from megaplan.partition.values import StackCosts, amount
+from megaplan.layout.build import Spans, build_layout, slot_parameters, spans_of
+from megaplan.partition.stack import stack_of
+from megaplan.partition.values import StackCosts, amount, equal_cuts
 from megaplan.schedules import InFlight, in_flight
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, short_count

@@ -2,31 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.cost.replay import linked_orders
 from megaplan.cost.times import ModelTimes, model_times
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import Spans, cuts_of, spans_of
-from megaplan.partition.best_cuts import balance
+from megaplan.layout.build import Spans, cuts_of, spans_of
+from megaplan.partition.best_cuts import balance, climb
 from megaplan.partition.bounds import StepBound
-from megaplan.partition.certify import stack_of
 from megaplan.partition.constraints import Constraints, constraints_of
-from megaplan.partition.equal import equal_cuts
 from megaplan.partition.memory import Memory
-from megaplan.partition.paths import schedule_paths
-from megaplan.partition.step_time import StepTimes, shorten
-from megaplan.partition.values import Certificate, StackCosts
+from megaplan.partition.paths import PARTS, RankPath, before, schedule_paths
+from megaplan.partition.stack import stack_of
+from megaplan.partition.values import Certificate, StackCosts, equal_cuts
 from megaplan.partition.weigh import Weighted, fitting_cuts, moved_by_memory
 from megaplan.schedules import placement
+from megaplan.schedules.timeline import LinkedOrders, SlotTimes
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
     from megaplan.cost.times import MeasuredCosts
+
+
+MAX_REPLAYS = 4000
+"""Largest number of replays of one climb."""
+MAX_ACTIONS = 3_000_000
+"""Limit of actions that all climbs of a spec replay: well under a second. A climb of a long schedule ends early with its best cuts."""
+ACTIONS_A_STEP = 5
+"""Actions that are replayed per step of work."""
+
+
+class StepTimes:
+    """Step times of one model's cuts under one schedule; each is replayed once."""
+
+    def __init__(self, times: ModelTimes, linked: LinkedOrders, paths: Sequence[RankPath]) -> None:
+        self._boundary_ns, self._num_layers = times.boundary_ns, len(times.layers)
+        self._before = [before(times, part) for part in PARTS]
+        self._linked, self._checks = linked, 0
+        self._chains = [(path.transfers, _terms(path)) for path in paths]
+        self._known: dict[tuple[int, ...], int] = {}
+
+    @property
+    def num_replays(self) -> int:
+        """Cuts replayed so far."""
+        return len(self._known)
+
+    @property
+    def exhausted(self) -> bool:
+        """True if no more cuts are replayed."""
+        return self.num_replays * len(self._linked.nodes) >= MAX_ACTIONS
+
+    @property
+    def work(self) -> int:
+        """Work of replays and paths so far, counted in steps of about a microsecond."""
+        return self.num_replays * len(self._linked.nodes) // ACTIONS_A_STEP + self._checks
+
+    def of(self, cuts: tuple[int, ...]) -> int:
+        """Length of the step in nanoseconds."""
+        if cuts not in self._known:
+            self._known[cuts] = self._linked.makespan(self._times_of(cuts), p2p=self._boundary_ns)
+        return self._known[cuts]
+
+    def _times_of(self, cuts: Sequence[int]) -> SlotTimes:
+        forward, backward, weight = self._slot_times(cuts)
+        return SlotTimes(forward, backward, weight)
+
+    def is_at_least(self, cuts: Sequence[int], length_ns: int) -> bool:
+        """True if one path alone takes that long, which is cheaper to check than a replay. The path that succeeded last is tried first."""
+        parts, chains = self._slot_times(cuts), self._chains
+        self._checks += len(cuts)
+        for index, (transfers, terms) in enumerate(chains):
+            self._checks += 1
+            if transfers * self._boundary_ns + sum([often * parts[part][slot] for part, slot, often in terms]) >= length_ns:
+                chains.insert(0, chains.pop(index))
+                return True
+        return False
+
+    def _slot_times(self, cuts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        edges = (0, *cuts, self._num_layers)
+        return tuple(tuple([at[stop] - at[start] for start, stop in pairwise(edges)]) for at in self._before)
+
+
+def _terms(path: RankPath) -> list[tuple[int, int, int]]:
+    """(part, slot, number of runs) for each action on a path."""
+    return [(part, slot, often) for slot, times in enumerate(path.slots) for part, often in enumerate(times) if often]
+
+
+def shorten(
+    step: StepTimes,
+    start: tuple[int, ...],
+    rules: Constraints,
+    num_layers: int,
+    fits: Callable[[tuple[int, ...]], bool],
+    places: Sequence[int] = (1,),
+) -> tuple[int, ...]:
+    """Move cuts while the step gets shorter.
+
+    Args:
+        step: Step times.
+        start: Cuts that keep the constraints and fit.
+        rules: Constraints on cuts.
+        num_layers: Layers of the model.
+        fits: True if cuts fit; called only for better ones.
+        places: Allowed positions by which a cut moves.
+    """
+    shortest = step.of(start)
+    last = step.num_replays + MAX_REPLAYS
+
+    def ended() -> bool:
+        return step.num_replays >= last or step.exhausted
+
+    def gains(cuts: tuple[int, ...]) -> bool | None:
+        nonlocal shortest
+        if step.is_at_least(cuts, shortest):
+            return False
+        length = step.of(cuts)
+        if length < shortest and fits(cuts):
+            shortest = length
+            return True
+        return None if ended() else False
+
+    return climb(start, rules, num_layers, gains, ended, places=places)
 
 
 FAR, MOST_FAR = (1, 2, 4), 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megaplan.partition.limits import SpanSum, layer_weight
 from megaplan.spec.models import Spec
 

@@ -1,16 +1,26 @@
-"""The values of a split: the cuts with their reason, and the certificate of their quality."""
+"""`equal`: the same number of layers on every slot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from megaplan.errors import Diagnostic
-from megaplan.layout.spans import Spans
+from megaplan.cost.model import model_costs
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.inventory.tensors import Inventory
+from megaplan.layout.build import Spans
+from megaplan.schedules import MAX_REPLAYED
 from megaplan.schedules.placement import Placement
+from megaplan.spec.models import Spec
+from megaplan.spec.pattern import BOUNDARY
 from megaplan.units import short_count
+
+if TYPE_CHECKING:
+    from megaplan.cost.times import MeasuredCosts
+
 
 Mode = Literal["equal", "weighted", "manual"]
 CutObjective = Literal["bottleneck", "step_time"]
@@ -124,3 +134,70 @@ def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]
     if where == "v":
         return "rank", max(costs[index] + costs[-1 - index] for index in range(len(costs) // 2))
     return "slot", max(costs)
+
+
+def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> StackCosts:
+    """Costs of each layer and of both ends: F + I + W.
+
+    Args:
+        spec: The spec.
+        inventory: Parameter tensors of the spec.
+        measured: A costs file of as many layers: nanoseconds of one microbatch on one rank.
+
+    Without a costs file: executed FLOPs per token, including work that an op itself repeats, without recompute policies. The token
+    embedding costs 0; projections of side embeddings are on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block,
+    its projection, one more head) on the last.
+    """
+    if measured is not None:
+        times = measured.times
+        return StackCosts(tuple(layer.total_ns for layer in times.layers), times.first.total_ns, times.last.total_ns, unit="ns")
+    costs = model_costs(spec, inventory)
+    last = costs.head.total_flops + sum(depth.total_flops for depth in costs.mtp)
+    return StackCosts(tuple(layer.total_flops for layer in costs.layers), costs.side_embeddings.total_flops, last)
+
+
+def objective_of(spec: Spec) -> CutObjective:
+    """The objective of weighted cuts. With thousands of microbatches per rank, the step is the bottleneck plus fill and drain."""
+    return "bottleneck" if spec.num_actions > MAX_REPLAYED else asked_objective(spec)
+
+
+def asked_objective(spec: Spec) -> CutObjective:
+    """The objective that the spec states, or the default: step_time for a weighted split of a pipeline of megarun, else bottleneck.
+
+    The steps of other hosts are those of a model of their software, not of the replayed schedule that step_time shortens.
+    """
+    if spec.split.objective is not None:
+        return spec.split.objective
+    weighted = spec.split.mode == "weighted" and BOUNDARY not in spec.model.pattern
+    return "step_time" if weighted and spec.mesh.pp > 1 and spec.host.kind.trained else "bottleneck"
+
+
+def objective_notes(spec: Spec) -> list[Diagnostic]:
+    """MP315 if cuts are chosen for another objective than the spec's."""
+    if objective_of(spec) == asked_objective(spec):
+        return []
+    detail = (
+        f"split.objective = step_time, the schedule has up to {spec.num_actions:,} actions, and at most {MAX_REPLAYED:,} are replayed: "
+        "the cuts are chosen for objective bottleneck"
+    )
+    return [diagnostic("MP315", detail, Location(key="split.objective"), ("--set split.objective=bottleneck",), Severity.NOTE)]
+
+
+def equal_cuts(num_layers: int, num_slots: int) -> tuple[int, ...]:
+    """Cuts that give every slot num_layers div num_slots layers, and the remainder one each to the inner slots.
+
+    The edge stages take fewer (R-23), because embeddings, head, MTP and loss are work too. The remainder goes to slots 1, 2, … up to the
+    one before the last, in order, then to slot 0; the last slot never takes one. 10 layers on 4 slots: 2, 3, 3, 2.
+
+    Raises:
+        ValueError: If there are fewer layers than slots.
+    """
+    if not 0 < num_slots <= num_layers:
+        raise ValueError(f"{num_layers} layers cannot fill {num_slots} slots")
+    share, rest = divmod(num_layers, num_slots)
+    takers = set([*range(1, num_slots - 1), 0][:rest])
+    cuts, reached = [], 0
+    for slot in range(num_slots - 1):
+        reached += share + (slot in takers)
+        cuts.append(reached)
+    return tuple(cuts)

@@ -11,10 +11,9 @@ from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.spans import spans_of
-from megaplan.partition.certify import certify
+from megaplan.layout.build import spans_of
 from megaplan.partition.memory import Memory
-from megaplan.partition.stack import Stack
+from megaplan.partition.stack import Stack, certify
 from megaplan.partition.values import Balance, Certificate
 from megaplan.schedules.placement import slots_of_rank
 from megaplan.spec.models import Spec

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.layout.step_time import planned_time, time_document, time_text
-from megaplan.partition.costs import stack_costs
-from megaplan.partition.values import StackCosts
+from megaplan.partition.values import StackCosts, stack_costs
 from megaplan.plan.diff import PlanDiff, diff_plans, stale_topics
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.make import replan

@@ -8,8 +8,8 @@ from typing import Any
 
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.layout.build import span_problems
 from megaplan.layout.ranks import rank_coordinate
-from megaplan.layout.spans import span_problems
 from megaplan.partition.values import bottleneck
 from megaplan.plan import problems
 from megaplan.plan.canonical import normalise
@@ -17,10 +17,10 @@ from megaplan.plan.decide import decisions_record
 from megaplan.plan.digests import model_digest
 from megaplan.plan.document import PlanDocument, RankEstimate
 from megaplan.plan.inputs import inputs_record
+from megaplan.spec.document import KeyPath
 from megaplan.spec.mesh_rules import MAX_WORLD_SIZE
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.rules import check_rules
-from megaplan.spec.source import KeyPath
 
 At = Callable[[Sequence[str | int]], Location]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.families.registry import FAMILIES
-from megaplan.layout.values import Layout, Slot
+from megaplan.layout.ranks import Layout, Slot
 from megaplan.partition.values import Cuts
 from megaplan.spec.models import Spec
 

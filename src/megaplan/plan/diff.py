@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic
-from megaplan.layout.runs import joined, num_ranks, runs_of
+from megaplan.layout.ranks import joined, num_ranks, runs_of
 from megaplan.plan.digests import OUTSIDE_DIGEST
 from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, SpanField, Stage
 from megaplan.wording import plural

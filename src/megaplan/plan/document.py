@@ -15,9 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.runs import runs_label
+from megaplan.layout.ranks import Layout, Placement, runs_label
 from megaplan.layout.step_time import planned_time, time_text
-from megaplan.layout.values import Layout, Placement
 from megaplan.plan.canonical import dumps, normalise
 from megaplan.plan.inputs import spec_values
 from megaplan.results import Picture, Result, Row, verdict_text

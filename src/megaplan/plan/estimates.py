@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.serving import serving_budget
 from megaplan.budget.values import Budget, RankBudget
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.runs import runs_of
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout, runs_of
 from megaplan.spec.models import Spec
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from megaplan.partition.objective import asked_objective
+from megaplan.partition.values import asked_objective
 from megaplan.plan.canonical import Json, normalise, normalise_object
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.models import Spec

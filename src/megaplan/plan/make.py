@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans, build_layout
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.values import Cuts
 from megaplan.plan.canonical import Json, dumps, normalise, normalise_object

@@ -22,9 +22,9 @@ from megaplan.plan.document import FORMAT, FORMAT_MINOR, PlanDocument
 from megaplan.plan.inputs import spec_values
 from megaplan.plan.locate import locate
 from megaplan.plan.text import MAX_PLAN_BYTES, parse_json
+from megaplan.spec.document import KeyPath
 from megaplan.spec.models import Spec
 from megaplan.spec.read import display_name, read_text
-from megaplan.spec.source import KeyPath
 
 MAX_FINDINGS = 20
 

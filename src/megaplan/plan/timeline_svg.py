@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.slots import Level, memory_over_time
 from megaplan.diagnostics import refuse
 from megaplan.foreign import xml
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.build import build_layout
+from megaplan.layout.build import Spans, build_layout
 from megaplan.layout.planned_step import planned_step
-from megaplan.layout.spans import Spans
 from megaplan.schedules import Action, ActionKind, Timeline, num_actions, placement, slot_owner
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns

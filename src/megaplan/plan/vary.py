@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Diagnostics, Location, MegaplanError, Severity
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.spans import span_problems
+from megaplan.layout.build import span_problems
 from megaplan.partition.choose import keep_cuts
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.inputs import spec_values
 from megaplan.plan.make import make_plan
-from megaplan.spec.document import Document
+from megaplan.spec.document import Document, SourceMap
 from megaplan.spec.models import Spec
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.rules import check_rules
-from megaplan.spec.source import SourceMap
 from megaplan.spec.validate import validate_document
 
 

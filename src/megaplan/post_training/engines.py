@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from megaplan.budget.decoding import Served, ServingTimes, forward_flops, served
-from megaplan.budget.serving import serving_budget, serving_degrees
+from megaplan.budget.serving import Served, ServingTimes, forward_flops, served, serving_budget, serving_degrees
 from megaplan.columns import Basis
 from megaplan.diagnostics import refuse
 from megaplan.dtypes import DType
@@ -17,7 +16,7 @@ from megaplan.errors import MegaplanError
 from megaplan.goodput.figures import RunFigure
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Serving, Spec
 from megaplan.spec.post_training import PostTraining
 from megaplan.units import format_bytes

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from megaplan.budget.decoding import forward_flops
+from megaplan.budget.serving import forward_flops
 from megaplan.cost.rates import rates_of
 from megaplan.goodput.figures import RunFigure, figures
 from megaplan.goodput.values import NamedFigure, Spread
 from megaplan.inventory.tensors import Group, Inventory
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans
 from megaplan.layout.step_time import PlannedTime
 from megaplan.post_training.engines import EngineMemory, engine_figures, engine_memory
 from megaplan.post_training.job import TrainingJob, section_of, training_job
 from megaplan.post_training.memory import Loop
 from megaplan.post_training.rollout import Generation, Prompt, generate
 from megaplan.post_training.values import EngineShape, PoolIdle, ResponseShape, RlEstimate, TimePhase
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 FORMAT = "megaplan.rl/1"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
 from megaplan.cost.model import model_costs
 from megaplan.diagnostics import refuse
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans, build_layout
 from megaplan.layout.step_time import PlannedTime, planned_time, step_to_time
 from megaplan.post_training.lengths import Lengths
 from megaplan.spec.models import Spec

@@ -12,7 +12,7 @@ from megaplan.dtypes import DType
 from megaplan.post_training.engines import EngineMemory, engine_figures, widest_mlp
 from megaplan.post_training.job import TrainingJob
 from megaplan.post_training.values import MemoryPhase
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 
 PARAMETERS = (Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS)
 OPTIMIZER = (Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER)

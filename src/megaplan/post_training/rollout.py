@@ -9,7 +9,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from megaplan.budget.decoding import Served
+from megaplan.budget.serving import Served
 
 GOLDEN = 0.6180339887498949
 MOST_SIMULATED = 1024

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from megaplan.budget.values import RankBudget
 from megaplan.columns import Column, Phase
 from megaplan.families.registry import FAMILIES
-from megaplan.layout.runs import runs_label, runs_of
+from megaplan.layout.ranks import runs_label, runs_of
 from megaplan.report.formulas import column_formulas, term_formulas
 from megaplan.report.timeline import step_document
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from megaplan.spec.document import KeyPath
 from megaplan.spec.later import LaterSection
 from megaplan.spec.models import Spec
-from megaplan.spec.source import KeyPath
 
 
 def legal_keys(path: KeyPath, document: Any) -> dict[str, Any]:

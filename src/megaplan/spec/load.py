@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from megaplan.errors import Diagnostic, Diagnostics, MegaplanError
-from megaplan.spec.document import Document, parse_document
+from megaplan.spec.document import Document, SourceMap, parse_document
 from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import megarun_refuses
 from megaplan.spec.read import display_name, read_text
 from megaplan.spec.rules import check_rules
-from megaplan.spec.source import SourceMap
 from megaplan.spec.validate import validate_document
 
 

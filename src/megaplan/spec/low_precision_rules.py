@@ -8,7 +8,7 @@ from megaplan.devices import device_names
 from megaplan.errors import Diagnostic
 from megaplan.low_precision import GENERATIONS, Recipe
 from megaplan.spec.context import Checked
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Spec
 from megaplan.wording import series

@@ -9,7 +9,7 @@ from megaplan.errors import Diagnostic
 from megaplan.families.checks import divisors, remainder, use_one_of
 from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
-from megaplan.spec.device import fabric_size
+from megaplan.spec.host import fabric_size
 from megaplan.spec.models import Spec
 from megaplan.spec.traffic import crossing_groups, expert_traffic, tensor_traffic
 from megaplan.wording import series

@@ -57,8 +57,7 @@ from megaplan.spec.architecture import (
     Tower,
     Towers,
 )
-from megaplan.spec.device import DeviceRef
-from megaplan.spec.host import Host
+from megaplan.spec.host import DeviceRef, Host
 from megaplan.spec.later import LaterPostTraining
 from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding
 from megaplan.spec.lora import Lora

@@ -15,10 +15,10 @@ from megaplan.families.registry import FAMILIES
 from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
+from megaplan.spec.document import NOWHERE
 from megaplan.spec.models import LatentAttention, Mamba1, Spec
-from megaplan.spec.options import ROUTING, SCALES, given_options
 from megaplan.spec.pattern import parse_pattern
-from megaplan.spec.source import NOWHERE
+from megaplan.spec.settings import ROUTING, SCALES, given_options
 
 Found = Callable[[Spec], object | None]
 _BUILT_DTYPES = (DType.FP32, DType.BF16)
@@ -152,7 +152,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.features.mtp.pattern",
     }
 )
-"""Options of blocks (`megaplan.spec.options`) that megarun builds; it refuses the others."""
+"""Options of blocks (`megaplan.spec.settings`) that megarun builds; it refuses the others."""
 
 
 def megarun_refuses(spec: Spec, locate: Locate = NOWHERE.locate, severity: Severity = Severity.NOTE) -> tuple[Diagnostic, ...]:

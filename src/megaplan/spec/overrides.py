@@ -9,10 +9,9 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
-from megaplan.spec.document import Document, parse_document
+from megaplan.spec.document import Document, KeyPath, parse_document
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.read import NO_CONTROL
-from megaplan.spec.source import KeyPath
 from megaplan.spec.type_errors import meant_keys, near_keys
 from megaplan.wording import quoted, series
 

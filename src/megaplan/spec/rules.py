@@ -4,22 +4,205 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megaplan.devices import device_names, load_device
 from megaplan.errors import Diagnostic, MegaplanError, Severity
+from megaplan.families.registry import FAMILIES
+from megaplan.hosts.registry import HOSTS
+from megaplan.inventory.adapters import adaptable
+from megaplan.schedules.registry import schedule_problems
 from megaplan.spec.context import Checked, Locate
-from megaplan.spec.host_rules import host_rules
-from megaplan.spec.lora_rules import lora_rules
+from megaplan.spec.document import NOWHERE
+from megaplan.spec.host import device_of
+from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision_rules import low_precision_rules
 from megaplan.spec.mesh_rules import mesh_rules
 from megaplan.spec.model_rules import model_rules
 from megaplan.spec.models import Spec
-from megaplan.spec.pattern import parse_pattern
+from megaplan.spec.pattern import Pattern, has_boundaries, parse_pattern
 from megaplan.spec.pattern_rules import pattern_rules
-from megaplan.spec.policy_rules import policy_rules
-from megaplan.spec.schedule_rules import schedule_rules
 from megaplan.spec.serving_rules import serving_rules
-from megaplan.spec.source import NOWHERE
 from megaplan.spec.split_rules import split_rules
-from megaplan.spec.training_rules import training_rules
+from megaplan.spec.training import StableRate, warm_up_steps
+from megaplan.wording import plural, series
+
+
+def host_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """Yields MP901, MP695, MP931, and the host's own MP902 … MP905."""
+    host, kind = checked.spec.host, checked.spec.host.kind
+    for key in sorted(host.model_fields_set - kind.keys - {"name"}):
+        other = next(other.name for other in HOSTS.values() if key in other.keys)
+        detail = f"host.{key} is a key of host {other}, and host.name = {kind.name}"
+        yield checked.error("MP901", detail, f"host.{key}", f"remove host.{key}", f"host: {{name: {other}}}")
+    if host.graphs not in kind.graphs and "cuda_graphs" in kind.keys:
+        detail = f"host.cuda_graphs = {host.graphs}, and host.name = {kind.name} has {', '.join(kind.graphs)}"
+        yield checked.error("MP695", detail, "host.cuda_graphs", f"cuda_graphs: {kind.graphs[0]}", "remove host.cuda_graphs")
+    if checked.spec.device.step_factor is not None and kind.step is None:
+        detail = f"device.step_factor = {checked.spec.device.step_factor:g}, host.name = {kind.name}: its steps have no fitted constants"
+        yield checked.error("MP931", detail, "device.step_factor", "step_factor: null", "device: {reached: {bf16: 0.6}}")
+    if kind.limits is not None:
+        yield from kind.limits(checked)
+
+
+def lora_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """Yields MP725, MP726 and MP902."""
+    lora = checked.spec.lora
+    if lora is None:
+        return
+    if not checked.spec.host.kind.trained:
+        detail = f"lora.rank = {lora.rank}, and host.name = {checked.spec.host.kind.name} has no terms for adapters and frozen parameters"
+        yield checked.error("MP902", detail, "lora", "host: {name: megarun}", "remove lora")
+    if checked.letters is not None:
+        yield from _named(checked, lora)
+    for key, given, instead in _unsupported(checked, lora):
+        yield checked.error("MP726", f"lora.rank = {lora.rank}, and {given}", key, instead)
+
+
+def _named(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
+    """Every entry of `lora.families` must name a linear, and some linear must be adapted."""
+    linears = _linears(checked)
+    known = {letter: list(names) for letter, names in linears.items() if names}
+    every = dict.fromkeys(name for names in known.values() for name in names)
+    for index, entry in enumerate(lora.families or ()):
+        if entry not in known and entry not in every and entry not in {name.rpartition(".")[2] for name in every}:
+            detail = f"lora.families names {entry}; {_shown(known)}"
+            yield checked.error("MP725", detail, f"lora.families[{index}]", "families: null")
+    if not known:
+        yield checked.error("MP725", f"lora.rank = {lora.rank}; {_shown(known)}", "lora", "remove lora")
+
+
+def _linears(checked: Checked) -> dict[str, dict[str, None]]:
+    """The linears that can be adapted, by letter of the pattern; missing sections are reported elsewhere."""
+    found: dict[str, dict[str, None]] = {}
+    model = checked.spec.model
+    letters = checked.letters or ""
+    for index, letter in enumerate(letters):
+        family = FAMILIES[letter]
+        section = getattr(model, family.section)
+        if section is None:
+            continue
+        tensors = family.tensors(section, model.hidden_size, family.variant(section, index, letters[:index].count(letter)))
+        found.setdefault(letter, {}).update(dict.fromkeys(name for tensor in tensors if (name := adaptable(tensor)) is not None))
+    return found
+
+
+def _shown(known: dict[str, list[str]]) -> str:
+    if not known:
+        return "no layer of the pattern has a linear that can be adapted"
+    return "linears that can be adapted: " + "; ".join(f"{letter} has {series(names, 'and')}" for letter, names in known.items())
+
+
+def _unsupported(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]:
+    """Each setting that lora does not support: its key, its value, and the value to write instead."""
+    spec = checked.spec
+    model, precision = spec.model, spec.precision
+    if model.features.mtp is not None:
+        yield (
+            "model.features.mtp",
+            f"model.features.mtp.depth = {model.features.mtp.depth}: its loss trains the depths themselves",
+            "mtp: null",
+        )
+    if getattr(model.attention, "indexer", None) is not None:
+        yield "model.attention.indexer", "model.attention.indexer is given: it is trained by a loss of its own", "indexer: null"
+    if model.features.relation_bias is not None:
+        yield "model.features.relation_bias", "model.features.relation_bias is given: no frozen form of it is priced", "relation_bias: null"
+    if precision.recipe is not None:
+        yield (
+            "precision.recipe",
+            f"precision.recipe.name = {precision.recipe.name}: copies of frozen weights are not priced",
+            "recipe: null",
+        )
+    if precision.families:
+        written = ", ".join(f"{letter}: {dtype}" for letter, dtype in precision.families.items())
+        yield "precision.families", f"precision.families = {{{written}}}: frozen parameters have one dtype", "families: {}"
+    if lora.dtype is not None and lora.dtype not in (precision.params, precision.master):
+        given = f"lora.dtype = {lora.dtype}: frozen parameters are stored as they are used, or as others are"
+        yield "lora.dtype", f"{given} (precision.params = {precision.params}, precision.master = {precision.master})", "dtype: null"
+
+
+def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """Yields MP504, MP506, MP720 and MP721."""
+    if checked.pattern is not None:
+        yield from _recompute(checked)
+        yield from _absent_letters(checked, checked.pattern)
+    yield from _device(checked)
+
+
+def _recompute(checked: Checked) -> Iterator[Diagnostic]:
+    if checked.spec.host.kind.block_layers > 1:  # its checkpoints are of whole blocks, and run a dispatch again
+        return
+    for letter, family in FAMILIES.items():
+        policy = checked.spec.recompute.of(letter)
+        if checked.has(letter) and policy == "full" and family.full_refused is not None:
+            written = letter in checked.spec.recompute.blocks
+            key = f"recompute.blocks.{letter}" if written else "recompute.default"
+            detail = f"{key} = {policy}, and {plural(checked.count(letter), 'layer')} of {letter} refuse it: {family.full_refused}"
+            yield checked.error("MP720", detail, key, f"blocks: {{{letter}: selective}}")
+
+
+def _absent_letters(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
+    for section, letters in (("recompute.blocks", checked.spec.recompute.blocks), ("precision.families", checked.spec.precision.families)):
+        for letter, value in letters.items():
+            if not checked.has(letter):
+                present = series(list(pattern.counts()), "and")
+                detail = f"{section}.{letter} = {value}, and the pattern's letters are {present}"
+                yield checked.error("MP721", detail, f"{section}.{letter}", f"remove {section}.{letter}")
+
+
+def _device(checked: Checked) -> Iterator[Diagnostic]:
+    device = checked.spec.device
+    if device.name not in device_names():
+        try:
+            load_device(device.name)
+        except MegaplanError as error:
+            yield from (checked.error(found.code, found.detail, "device.name", *found.hints[:-1]) for found in error.diagnostics)
+        return
+    peaks, precision = device_of(device).peak_flops, checked.spec.precision
+    for key, dtype in (("params", precision.params), *((f"families.{letter}", dtype) for letter, dtype in precision.families.items())):
+        if dtype not in peaks:
+            detail = f"precision.{key} = {dtype}, and {device.name} multiplies {series(list(peaks), 'and')}"
+            yield checked.error(
+                "MP506", detail, f"precision.{key}", f"{key.rpartition('.')[2]}: bf16", f"peak_flops: {{{dtype}: 312000000000000}}"
+            )
+
+
+def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """Yields MP212 and MP311 … MP313."""
+    spec = checked.spec
+    mesh, schedule, layers = spec.mesh, spec.schedule, spec.model.num_layers
+    slots = mesh.num_slots
+    if slots > layers and not (spec.host.kind.empty_slots and (has_boundaries(spec.model.pattern) or spec.split.spans)):
+        detail = f"mesh.pp · mesh.vpp = {mesh.pp} · {mesh.vpp} = {slots} slots, model.num_layers = {layers}, and {slots} > {layers}"
+        yield checked.error("MP212", detail, "mesh.pp", f"use at most {layers} slots")
+    for problem in schedule_problems(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, planned=True):
+        yield checked.error(problem.code, problem.detail, problem.key, *problem.hints)
+
+
+LARGEST_RATE = 1.0
+"""Above this rate one update is as large as the parameters, which are initialised below 1."""
+
+
+def training_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """Yields MP722 and MP729."""
+    training = checked.spec.training
+    for name in ("learning_rate", "muon_learning_rate"):
+        rate = getattr(training, name)
+        if rate is not None and rate > LARGEST_RATE:
+            detail = f"training.{name} = {rate:g}, above {LARGEST_RATE:g}: one update moves a parameter by about the rate"
+            yield checked.warning("MP729", detail, f"training.{name}", f"{name}: 3.0e-4")
+    schedule, steps = training.rate_schedule, training.steps
+    warm_up = warm_up_steps(schedule, steps)
+    parts = {"warmup_steps": warm_up}
+    if isinstance(schedule, StableRate):
+        parts["decay_steps"] = schedule.decay_steps
+    total = sum(parts.values())
+    if total > steps:
+        written = " + ".join(parts) if len(parts) > 1 else "warmup_steps"
+        values = f" = {' + '.join(map(str, parts.values()))}" if len(parts) > 1 else ""
+        detail = f"training.rate_schedule: {written}{values} = {total}, and training.steps = {steps}"
+        last = list(parts)[-1]
+        shorter = steps - (total - parts[last])
+        hint = f"{last}: {shorter}" if shorter >= 1 else f"steps: {total}"
+        yield checked.error("MP722", detail, f"training.rate_schedule.{last}", hint)
 
 
 def check_rules(spec: Spec, locate: Locate = NOWHERE.locate) -> list[Diagnostic]:

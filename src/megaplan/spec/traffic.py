@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
-from megaplan.spec.depths import DepthBlock, depth_blocks
+from megaplan.spec.pattern import DepthBlock, depth_blocks
 from megaplan.units import format_bytes
 
 TENSOR_COLLECTIVES = 5

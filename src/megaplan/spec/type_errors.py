@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic
+from megaplan.spec.document import KeyPath, SourceMap, dotted
 from megaplan.spec.fields import all_keys, kinds_of, legal_keys
-from megaplan.spec.source import KeyPath, SourceMap, dotted
 from megaplan.wording import quoted, series, show
 
 _MAX_LISTED = 24

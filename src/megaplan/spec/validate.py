@@ -11,11 +11,10 @@ from pydantic import ValidationError
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.scalars import BRANCH
-from megaplan.spec.document import MAX_FINDINGS, first_findings
+from megaplan.spec.document import MAX_FINDINGS, KeyPath, SourceMap, dotted, first_findings
 from megaplan.spec.later import SECTION_ERROR
 from megaplan.spec.models import MAX_LAYERS, Spec
 from megaplan.spec.pattern import BOUNDARY, has_boundaries, parse_pattern
-from megaplan.spec.source import KeyPath, SourceMap, dotted
 from megaplan.wording import show
 
 FORMAT = "megaplan.spec/1"

@@ -1,6 +1,6 @@
 """Copies of a job's last states in the memory of two nodes: a restart by torchrun continues from them when a process or a node is lost.
 
-After every step a rank copies its state into shared memory of its own node, and a thread sends the copy to a rank of another node, which
+Each rank copies its state after every step into shared memory of its own node, and a thread sends the copy to a rank of another node, which
 keeps it in the same way. Shared memory belongs to no process, so it is there for the processes that torchrun starts again; its folder is
 named after the torchrun of the node, whose end makes it garbage that the next start removes. Each copy has two places, for even and odd
 steps, and counts once its record is written: so the newest step of which every rank has a copy somewhere is the last one or the one before.
@@ -209,7 +209,7 @@ class MemoryCopies:
                     else:
                         dist.recv(part, sender, group=self._control, tag=index)
             if self._rank == rank:
-                for pieces, held in _laid_out(state, copy):
+                for pieces, held in _placed(state, copy):
                     pieces.local.copy_(held)
                 for name, pieces in state:
                     if name.startswith(GENERATOR):
@@ -228,7 +228,7 @@ class MemoryCopies:
             self._sizes = [0] * dist.get_world_size()
             dist.all_gather_object(self._sizes, num_bytes, group=self._control)
         own = self._node.begin(self._rank, step, num_bytes)
-        for pieces, held in _laid_out(state, own):
+        for pieces, held in _placed(state, own):
             held.copy_(pieces.local)
         records = {rank: self._record(rank, step, data_progress) for rank in (self._rank, *self._wards)}
         self._node.commit(records[self._rank])
@@ -306,7 +306,7 @@ def _padded(pieces: Pieces) -> int:
     return -(-pieces.local.nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _laid_out(state: NamedPieces, copy: Tensor) -> Iterator[tuple[Pieces, Tensor]]:
+def _placed(state: NamedPieces, copy: Tensor) -> Iterator[tuple[Pieces, Tensor]]:
     """Each tensor of a state with its part of a copy."""
     start = 0
     for _, pieces in state:

@@ -65,12 +65,8 @@ def train(
         Path | None,
         typer.Option("--plans", metavar="DIR", help="More plans of the run; the largest that there are processes for is taken."),
     ] = None,
-    checkpoint_url: Annotated[
-        str, typer.Option("--checkpoint-url", metavar="URL", help="Keep checkpoints in a storage, s3://BUCKET/RUN, instead of in --out.")
-    ] = "",
-    memory_copies: Annotated[
-        bool, typer.Option("--memory-copies", help="Keep each rank's last states in the memory of two nodes; torchrun restarts from there.")
-    ] = False,
+    checkpoint_url: Annotated[str, typer.Option("--checkpoint-url", metavar="URL", help="Storage of checkpoints, s3://BUCKET/RUN.")] = "",
+    memory_copies: Annotated[bool, typer.Option("--memory-copies", help="Copy each rank's states to the memory of two nodes.")] = False,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Load only parameters, and start at step 0.")] = False,
     other_data: Annotated[bool, typer.Option("--other-data", help="Resume with other data than the checkpoint's.")] = False,
     eval_data: Annotated[Path | None, typer.Option("--eval-data", metavar="FILE", help="A held-out token file to evaluate on.")] = None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.devices import load_device
 from megaplan.errors import MegaplanError
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.not_built_yet import megarun_refuses
 from megaplan.spec.step_graphs import why_eager
 from megaplan.terminal.versions import installed

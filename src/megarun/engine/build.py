@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from megaplan.hosts.megarun.dims import local_shape
+from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
 from megaplan.inventory.tensors import Group, Inventory, ParamTensor
-from megaplan.layout.values import Slot
+from megaplan.layout.ranks import Slot
 from megaplan.spec.models import Lora, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage

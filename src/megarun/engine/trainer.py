@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from megakernels import use_kernels
 from megaplan.families.moe import EXPERTS
 from megaplan.inventory.tensors import Inventory, Outside, Owner
-from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import Spec
+from megaplan.spec.pattern import depth_blocks
 from megarun.data.batches import Batch
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.values import Layout, Slot
+from megaplan.layout.ranks import Layout, Slot
 from megaplan.plan.document import PlanDocument
 from megaplan.spec.models import Spec
 from megarun.job.support import refuse_other_orders

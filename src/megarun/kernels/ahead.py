@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megarun.job.job import Job
 from megarun.kernels.cache import cache_folder, settle
 from megarun.kernels.compiler import Compiled, compile_kernels, default_processes, end_with

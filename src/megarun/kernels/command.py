@@ -9,9 +9,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.devices import Device, load_device
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.terminal import output
 from megaplan.units import format_bytes
 from megarun.errors import refusal

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaplan.hosts.megarun.ledger import block_variants
-from megaplan.layout.values import Slot
+from megaplan.layout.ranks import Slot
 from megaplan.schedules import schedule_problems
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job

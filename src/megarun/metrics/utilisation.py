@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from megaplan.cost.model import model_costs
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megarun.job.job import Job
 
 

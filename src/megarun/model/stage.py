@@ -13,11 +13,10 @@ from torch.nn.functional import linear as linear_op
 
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.values import Slot
+from megaplan.layout.ranks import Slot
 from megaplan.spec import models as spec
-from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import SIDES
-from megaplan.spec.pattern import parse_pattern
+from megaplan.spec.pattern import depth_blocks, parse_pattern
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.cap import capped
 from megarun.model.indexer import index_loss_factor

@@ -1,6 +1,6 @@
 """Muon: momentum orthogonalised by Newton-Schulz, for plain tensors and FSDP2 shards, single matrices and stacks.
 
-Tensors of one shape are updated in rounds (`megaplan.inventory.matrices`), each matrix by one of the ranks that share it:
+Tensors of one shape are updated in rounds (`megaplan.inventory.tensors`), each matrix by one of the ranks that share it:
 ranks send it their rows of the momentum's update, and it sends them their rows of the result. Each of the two exchanges is one all-to-all,
 in the iteration's dtype. Tall matrices are multiplied from the right, so that none is transposed.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from megakernels import decayed_add_, nesterov_, newton_schulz_
-from megaplan.inventory.matrices import MatrixRound, matrix_round
+from megaplan.inventory.tensors import MatrixRound, matrix_round
 from megarun.parallel.groups.local import gradient_of, local
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.terminal import output
 from megarun.job.run import read_job
 from megarun.job.support import refuse_unbuilt

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from megaplan.budget.values import Budget
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megarun.errors import refusal
 from megarun.job.job import Job
 from megarun.trace.compare import RankComparison

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from megaplan.spec.document import Document
+from megaplan.spec.document import Document, SourceMap
 from megaplan.spec.load import check_document
 from megaplan.spec.models import Spec
 from megaplan.spec.overrides import apply_overrides
-from megaplan.spec.source import SourceMap
 
 
 @pytest.fixture(autouse=True)

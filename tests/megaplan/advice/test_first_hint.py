@@ -49,7 +49,7 @@ class Fit(NamedTuple):
     """A single edit that fits.
 
     Attributes:
-        change: Its options.
+        change: The options of the edit.
         step: The modelled step in nanoseconds.
         peak: The largest peak in bytes.
     """

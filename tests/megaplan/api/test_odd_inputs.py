@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.build import build_budget
 from megaplan.budget.fit import largest_micro_batch
+from megaplan.budget.peaks import build_budget
 from megaplan.cost.replay import ReplayTimer
 from megaplan.exporters.viewers import replayed_step
 from megaplan.hosts.megatron.stages import even_sizes

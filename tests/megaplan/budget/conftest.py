@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout

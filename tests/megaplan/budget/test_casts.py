@@ -8,7 +8,7 @@ import pytest
 from megaplan.budget.actions import accumulating_backward_peak, reducing_backward_points
 from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.tape import cast_bytes, casting_experts, reducing_experts
-from megaplan.hosts.megarun.group_bytes import NOTHING
+from megaplan.hosts.megarun.sizes import NOTHING
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules.states import FORWARD_AFTER_BACKWARD, FORWARDED

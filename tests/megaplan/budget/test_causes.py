@@ -13,11 +13,9 @@ from megaplan.budget.tape import Ahead, backward_gathers, backward_point, expert
 from megaplan.budget.values import Budget, checked
 from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_bytes
-from megaplan.hosts.megarun.optimizer import Cast, Uneven, last_peak
 from megaplan.hosts.megarun.products import ROUTERS
-from megaplan.hosts.megarun.sizes import storage_sizes
+from megaplan.hosts.megarun.sizes import Cast, Uneven, last_peak, local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout

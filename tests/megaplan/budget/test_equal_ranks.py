@@ -7,8 +7,8 @@ from bisect import bisect_right
 
 import pytest
 
-from megaplan.budget.equal_ranks import all_offsets, equal_runs
-from megaplan.hosts.megarun.optimizer import Uneven
+from megaplan.budget.rank import all_offsets, equal_runs
+from megaplan.hosts.megarun.sizes import Uneven
 from megaplan.spec.models import Mesh
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from megaplan.budget.init import SlotInit, init_peak
-from megaplan.hosts.megarun.optimizer import Uneven
-from megaplan.hosts.megarun.sizes import storage_sizes
+from megaplan.hosts.megarun.sizes import Uneven, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, Shard, block_storage
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.load import load_spec

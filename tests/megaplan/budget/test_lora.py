@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.cost.model import model_costs
 from megaplan.families.registry import FAMILIES
-from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.ledger import block_ledger
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.adapters import A_SUFFIX, adaptable
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Group, Inventory

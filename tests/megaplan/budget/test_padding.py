@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.fit import padding_diagnostics
 from megaplan.budget.megarun import megarun_budget
-from megaplan.budget.padding import padding_diagnostics
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
 from megaplan.columns import Column
 from megaplan.errors import Severity
-from megaplan.hosts.megarun.dims import local_shape
+from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory, Owner
 from megaplan.layout.build import build_layout
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megaplan.partition.choose import choose_cuts
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec

@@ -9,7 +9,7 @@ from gpu.measured.reserved import ReservedRow, reserved_rows, reserved_table
 from gpu.measured.results import EARLIER
 from random_plans.draw import draw
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError

@@ -7,9 +7,9 @@ import pytest
 from routing_bytes import routing_bytes
 
 from megaplan.budget.axes import AXES
-from megaplan.budget.build import build_budget
 from megaplan.budget.fit import cuts, largest_micro_batch, low_headroom
 from megaplan.budget.formulas import FORMULAS
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.serving import cached_tokens, serving_budget
 from megaplan.budget.values import Budget, ServingBudget
 from megaplan.columns import Column, Phase

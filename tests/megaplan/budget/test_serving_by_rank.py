@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.decoding import ServingTimes
-from megaplan.budget.serving import cached_tokens, serving_budget, shared_tokens, spans_of
+from megaplan.budget.serving import ServingTimes, cached_tokens, serving_budget, shared_tokens, spans_of
 from megaplan.budget.values import ServingBudget
 from megaplan.errors import MegaplanError
 from megaplan.inventory.build import build_inventory

@@ -3,8 +3,8 @@
 import pytest
 from megatron_hybrid import spec_of
 
-from megaplan.budget.build import build_budget
-from megaplan.budget.skew import routing_range
+from megaplan.budget.fit import routing_range
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout

@@ -13,7 +13,7 @@ from megaplan.budget.chunk import Chunk
 from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.tape import reduction
 from megaplan.budget.values import Budget
-from megaplan.hosts.megarun.group_bytes import GroupBytes
+from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules.registry import SPLIT_BACKWARD

@@ -16,7 +16,7 @@ from megaplan.budget.step import StepPeak
 from megaplan.budget.stored import RankStorage, Updates
 from megaplan.budget.values import NO_BYTES, Budget
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.optimizer import LastPeak
+from megaplan.hosts.megarun.sizes import LastPeak
 from megaplan.hosts.megarun.streams import Reserving
 from megaplan.spec.models import Spec
 

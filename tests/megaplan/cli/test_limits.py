@@ -11,7 +11,7 @@ from megaplan.cli import main
 from megaplan.cli.main import run
 from megaplan.diagnostics import refuse
 from megaplan.terminal.limits import limit_reached
-from megaplan.terminal.processor_time import DEFAULT_SECONDS, VARIABLE, ProcessorTimeError, limited_processor_time, processor_seconds
+from megaplan.terminal.run import DEFAULT_SECONDS, VARIABLE, ProcessorTimeError, limited_processor_time, processor_seconds
 
 SPEC = str(Path(__file__).parents[3] / "plans" / "tiny-hybrid.yaml")
 

@@ -22,7 +22,7 @@ def loaded_by(*words: str) -> set[str]:
 )
 def test_estimate_loads_neither_torch_nor_numpy_nor_scipy_nor_rich(words):
     modules = loaded_by("estimate", *words)
-    assert "megaplan.budget.build" in modules
+    assert "megaplan.budget.peaks" in modules
     assert not [name for name in modules if "post_training" in name]
     heavy = {"torch", "numpy", "scipy", "triton", "rich", "megarun"}
     assert heavy & {name.partition(".")[0] for name in modules} == set()

@@ -7,14 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.slots import kept_bytes, memory_over_time
 from megaplan.columns import Phase
 from megaplan.cost.times import model_times
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import spans_of
-from megaplan.partition.equal import equal_cuts
+from megaplan.layout.build import build_layout, spans_of
+from megaplan.partition.values import equal_cuts
 from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, computations, replay
 from megaplan.spec.load import load_spec
 

@@ -13,7 +13,7 @@ from megaplan.cost.times import MeasuredCosts, StoredBytes, model_times
 from megaplan.errors import MegaplanError, render_diagnostic
 from megaplan.inventory.build import build_inventory
 from megaplan.partition.choose import choose_cuts
-from megaplan.partition.costs import stack_costs
+from megaplan.partition.values import stack_costs
 from megaplan.scalars import MAX_LAYERS
 from megaplan.spec.models import Spec
 

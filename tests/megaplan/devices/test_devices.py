@@ -13,7 +13,7 @@ from megaplan.cost.rates import rates_of
 from megaplan.devices import device_names, load_device
 from megaplan.dtypes import DType
 from megaplan.errors import MegaplanError
-from megaplan.spec.device import DeviceRef, device_of
+from megaplan.spec.host import DeviceRef, device_of
 from megaplan.spec.load import spec_from_document
 
 WANTED = {

@@ -11,7 +11,7 @@ from random_plans.choices import SMALL, Draw
 from random_plans.draw import draw
 from random_plans.torchtitan import torchtitan_document
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.cli.main import run
 from megaplan.errors import MegaplanError
 from megaplan.exporters.megatron import export_megatron

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megaplan import load
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.cli.main import run
 from megaplan.columns import Phase
 from megaplan.exporters.chrome_trace import chrome_trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import megaplan
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.goodput.checkpoints import CheckpointSizes, checkpoint_sizes, storage_times
 from megaplan.inventory.tensors import Group
 

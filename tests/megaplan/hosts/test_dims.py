@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megaplan.hosts.megarun.dims import local_shape
+from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Owner
 from megaplan.spec.load import load_spec

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import Op, add, linear, norm, reshape
+from megaplan.blocks.ops import Dims, Op, add, linear, norm, reshape
 from megaplan.blocks.storages import storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType

@@ -12,9 +12,9 @@ from megaplan.importers.defaults import class_facts
 from megaplan.importers.hf import ImportedSpec, import_hf
 from megaplan.importers.registry import ARCHITECTURES, REFUSED
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.spans import cuts_of
+from megaplan.layout.build import cuts_of
 from megaplan.spec.not_built_yet import BUILT_OPTIONS
-from megaplan.spec.options import given_options
+from megaplan.spec.settings import given_options
 
 SMALL: dict[str, list[tuple[dict[str, Any], int]]] = json.loads((Path(__file__).parent / "small_models.json").read_text(encoding="utf-8"))
 """Two small configs a model type, each with transformers' number of parameters."""

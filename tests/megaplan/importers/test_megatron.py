@@ -7,7 +7,7 @@ import pytest
 from accuracy_megatron.launches import launch_text, refusals, spec_of_launch, stages_of_spec
 from megatron_goldens import STATED
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.cli.main import run
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError, Severity

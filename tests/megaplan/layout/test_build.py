@@ -7,8 +7,7 @@ import pytest
 from megaplan.errors import MegaplanError
 from megaplan.inventory.features import SIDE_EMBEDDINGS
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, Owner, ParamTensor, make_block
-from megaplan.layout.build import build_layout, slot_parameters
-from megaplan.layout.spans import cuts_of, span_problems, spans_of
+from megaplan.layout.build import build_layout, cuts_of, slot_parameters, span_problems, spans_of
 from megaplan.spec.models import Spec
 
 

@@ -9,13 +9,10 @@ import pytest
 
 from megaplan.errors import MegaplanError, Severity
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import Spans
+from megaplan.layout.build import Spans, build_layout
 from megaplan.partition.choose import choose_cuts
-from megaplan.partition.costs import stack_costs
-from megaplan.partition.equal import equal_cuts
 from megaplan.partition.invariants import invariant_digests, stale_reasons
-from megaplan.partition.values import Cuts, StackCosts
+from megaplan.partition.values import Cuts, StackCosts, equal_cuts, stack_costs
 from megaplan.schedules import MAX_REPLAYED, num_actions
 from megaplan.spec.models import Spec
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 import megaplan
-from megaplan.layout.spans import Spans
-from megaplan.partition.certify import certify
+from megaplan.layout.build import Spans
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.gain import gain_of_optimum
-from megaplan.partition.stack import Stack
+from megaplan.partition.stack import Stack, certify
 from megaplan.partition.values import StackCosts
 
 DOCUMENT: dict[str, Any] = {

@@ -8,19 +8,17 @@ from random import Random
 
 import pytest
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.errors import Severity
-from megaplan.hosts.megarun.buffers import boundary_bytes
-from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.embedding import boundary_bytes
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import Spans, cuts_of, spans_of
+from megaplan.layout.build import Spans, build_layout, cuts_of, spans_of
 from megaplan.partition import fitting, weigh
-from megaplan.partition.certify import stack_of
 from megaplan.partition.choose import choose_cuts
-from megaplan.partition.costs import stack_costs
 from megaplan.partition.memory import Memory
-from megaplan.partition.values import Cuts
+from megaplan.partition.stack import stack_of
+from megaplan.partition.values import Cuts, stack_costs
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise, product
 from random import Random
 
-from megaplan.partition.moves import neighbours
+from megaplan.partition.best_cuts import neighbours
 
 
 def one_move_away(cuts: tuple[int, ...], num_positions: int, *, pairs: bool) -> set[tuple[int, ...]]:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from megaplan.layout.spans import Spans, spans_of
+from megaplan.layout.build import Spans, spans_of
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.fitting import _descend, _effort, best_fitting, min_overflow_bytes
 from megaplan.partition.limits import SpanSum, layer_weight

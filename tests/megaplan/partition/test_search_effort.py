@@ -8,16 +8,14 @@ from random import Random
 
 import pytest
 
-from megaplan.budget.build import build_budget
-from megaplan.budget.peaks import StagePeaks
+from megaplan.budget.peaks import StagePeaks, build_budget
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import Spans, spans_of
+from megaplan.layout.build import Spans, build_layout, spans_of
 from megaplan.partition import fitting, stack
-from megaplan.partition.certify import stack_of
 from megaplan.partition.choose import choose_cuts
-from megaplan.partition.costs import stack_costs
 from megaplan.partition.memory import Memory
+from megaplan.partition.stack import stack_of
+from megaplan.partition.values import stack_costs
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
 

@@ -13,17 +13,15 @@ import pytest
 import megaplan
 from megaplan.cost.times import LayerTime, ModelTimes
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.spans import cuts_of, spans_of
-from megaplan.partition import step_time
+from megaplan.layout.build import cuts_of, spans_of
+from megaplan.partition.best_cuts import neighbours
 from megaplan.partition.bounds import StepBound
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.constraints import Constraints
-from megaplan.partition.equal import equal_cuts
 from megaplan.partition.memory import Memory
-from megaplan.partition.moves import neighbours
 from megaplan.partition.paths import paths_of
-from megaplan.partition.step import FAR, Pipeline, step_time_cuts
-from megaplan.partition.step_time import StepTimes
+from megaplan.partition.step import FAR, Pipeline, StepTimes, shorten, step_time_cuts
+from megaplan.partition.values import equal_cuts
 from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, link, placement, replay
 from megaplan.spec.load import load_spec
 from megaplan.units import format_bytes
@@ -166,7 +164,7 @@ def test_long_schedules_end_climbs_early(monkeypatch: pytest.MonkeyPatch) -> Non
     spec = load_spec(str(REPOSITORY / "plans/nam56r-8xh200.yaml"), asked).spec
     inventory = build_inventory(spec)
     whole = choose_cuts(spec, inventory).certificate
-    monkeypatch.setattr(step_time, "MAX_ACTIONS", 10 * 256)
+    monkeypatch.setattr("megaplan.partition.step.MAX_ACTIONS", 10 * 256)
     early = choose_cuts(spec, inventory)
     equal = Pipeline(spec, inventory).step.of(equal_cuts(52, 8))
     assert whole.value < early.certificate.value <= equal
@@ -189,9 +187,9 @@ class CountedStep:
 
 
 def test_a_climb_ends_with_its_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_time, "MAX_REPLAYS", 5)
+    monkeypatch.setattr("megaplan.partition.step.MAX_REPLAYS", 5)
     step = CountedStep()
-    found = step_time.shorten(step, (3, 6, 9), Constraints(), 12, lambda _: True)  # type: ignore[arg-type]
+    found = shorten(step, (3, 6, 9), Constraints(), 12, lambda _: True)  # type: ignore[arg-type]
     assert found == (3, 6, 9)
     assert step.num_replays <= 1 + 5
 
@@ -206,7 +204,7 @@ def test_a_climb_goes_on_from_the_best_cuts() -> None:
             tried.append(cuts)
             return sum(abs(cut - aim) for cut, aim in zip(cuts, target, strict=True))
 
-    assert step_time.shorten(Towards(), (3, 4, 5), Constraints(), 13, lambda _: True) == target  # type: ignore[arg-type]
+    assert shorten(Towards(), (3, 4, 5), Constraints(), 13, lambda _: True) == target  # type: ignore[arg-type]
     best = (3, 4, 5)
     for cuts in tried:
         near = {tuple(place + 1 for place in moved) for moved in neighbours([cut - 1 for cut in best], 12)}

@@ -12,9 +12,8 @@ from split_stacks import slot_costs
 from megaplan.errors import MegaplanError
 from megaplan.partition.best_cuts import balance
 from megaplan.partition.constraints import Constraints
-from megaplan.partition.equal import equal_cuts
 from megaplan.partition.limits import SpanSum, layer_weight
-from megaplan.partition.values import Balance, StackCosts
+from megaplan.partition.values import Balance, StackCosts, equal_cuts
 
 
 def slot_caps(layer_bytes: Sequence[int], cap_bytes: Sequence[int]) -> list[list[SpanSum]]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from megaplan.api.load import load
-from megaplan.budget.decoding import forward_flops, served
+from megaplan.budget.serving import forward_flops, served
 from megaplan.dtypes import DType
 from megaplan.post_training.rollout import Prompt, generate
 

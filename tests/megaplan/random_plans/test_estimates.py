@@ -4,7 +4,7 @@ import pytest
 from random_plans.choices import SMALL
 from random_plans.draw import draw
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget, RankBudget
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError

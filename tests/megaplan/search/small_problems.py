@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import megaplan
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import device_budget
 from megaplan.cost.data import copies_ns, data_times, exposed_ns, host_ns, local_elements
 from megaplan.cost.rates import rates_of
@@ -20,7 +20,7 @@ from megaplan.exploration.values import Exact, LayoutChoice, MemoryPolicy
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules import SlotTimes, actions, replay, schedule_problems
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.rules import check_rules
 

@@ -8,7 +8,7 @@ from small_problems import problem
 
 from megaplan.cost.times import LayerTime
 from megaplan.exploration.evaluate import Evaluator
-from megaplan.layout.spans import spans_of
+from megaplan.layout.build import spans_of
 from megaplan.partition.best_cuts import balance
 from megaplan.partition.bounds import PACKED_PARTS, packed
 from megaplan.partition.limits import layer_weight

@@ -10,8 +10,8 @@ from small_problems import exhaustive, problem
 from megaplan.exploration.engine import SearchTask, explore
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.values import Exact, LayoutChoice, MemoryPolicy
-from megaplan.layout.spans import Spans
-from megaplan.partition.certify import stack_of
+from megaplan.layout.build import Spans
+from megaplan.partition.stack import stack_of
 
 TOP = 4
 FAST = range(16)

@@ -6,8 +6,8 @@ from itertools import permutations
 import pytest
 
 import megaplan
-from megaplan.budget.build import build_budget
 from megaplan.budget.megatron import megatron_kept_bytes
+from megaplan.budget.peaks import build_budget
 from megaplan.exploration.clocks import clock_of
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.fitted import FittedClock
@@ -15,8 +15,7 @@ from megaplan.exploration.megatron_floors import MegatronFloors
 from megaplan.exploration.policies import keeps_more
 from megaplan.exploration.space import Space
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.build import build_layout
-from megaplan.layout.spans import spans_of
+from megaplan.layout.build import build_layout, spans_of
 from megaplan.layout.step_time import planned_time
 
 LLAMA = {

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 import megaplan
-from megaplan.budget.build import build_budget
 from megaplan.budget.evaluation import BlockMemo
-from megaplan.budget.peaks import StagePeaks
+from megaplan.budget.peaks import StagePeaks, build_budget
 from megaplan.cli.search_text import search_lines
 from megaplan.cost.rates import rates_of
 from megaplan.cost.replay import ReplayTimer

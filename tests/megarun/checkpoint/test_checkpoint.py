@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import megarun.checkpoint.save
 import megarun.data.batches
 from megaplan.api.load import load
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.goodput.checkpoints import checkpoint_sizes
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.cost.model import flops_per_token
 from megaplan.devices import load_device

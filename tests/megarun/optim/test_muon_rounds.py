@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megaplan.inventory.matrices import ROUND_ELEMENTS, matrix_round
+from megaplan.inventory.tensors import ROUND_ELEMENTS, matrix_round
 from megarun.optim import muon
 from megarun.optim.muon import Deal, Member, Muon, RoundKey, orthogonalise
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec

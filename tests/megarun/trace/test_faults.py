@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import megarun.engine.trainer
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.values import BlockLedger, LedgerTensor

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from trace_checks import compare_passes
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
 from megarun.job.job import Job

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Phase
 from megaplan.devices import load_device
 from megarun.trace.compare import RankComparison

@@ -6,7 +6,7 @@ import pytest
 import torch
 from trace_checks import SCALARS_BYTES, compare_distinct_ranks
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
 from megaplan.inventory.tensors import Group

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from trace_checks import SCALARS_BYTES
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
 from megarun.trace.compare import RankComparison

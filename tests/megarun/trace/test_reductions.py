@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
 from megarun.trace.rank import trace_rank
 

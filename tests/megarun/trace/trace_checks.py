@@ -1,6 +1,6 @@
 """Compares an estimate with what the runtime allocates, column by column."""
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Phase
 from megaplan.devices import load_device
 from megarun.job.job import Job

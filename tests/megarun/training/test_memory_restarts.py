@@ -1,4 +1,4 @@
-"""Processes of two nodes on this machine are killed at any moment: torchrun starts all again, and they continue from copies in memory."""
+"""Processes of two nodes on this machine are killed at random times: torchrun starts all again, and they continue from copies in memory."""
 
 import json
 import os

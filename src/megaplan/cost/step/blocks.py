@@ -15,9 +15,7 @@ from megakernels.ops.rms_norm.facts import FINAL_NORM, RESIDUAL_NORM
 from megakernels.ops.rope.facts import MLA_KV, ROPE
 from megakernels.ops.ssd.facts import Ssd
 from megaplan.blocks.work import OpWork, Workload, Works
-from megaplan.cost.adapters import adapter_name
-from megaplan.cost.blocks import end_works, layer_works
-from megaplan.cost.ends import PART
+from megaplan.cost.blocks import PART, adapter_name, end_works, layer_works
 from megaplan.cost.step import attention, launch, scan, transfers
 from megaplan.cost.step.gemm import adapter, linear
 from megaplan.cost.step.grouped import busiest, experts, padding

@@ -12,7 +12,7 @@ from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, Recomput
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
-from megaplan.spec.device import device_of, fabric_size
+from megaplan.spec.host import device_of, fabric_size
 from megaplan.spec.models import LatentAttention, Mamba2, Spec
 from megaplan.spec.pattern import parse_pattern
 

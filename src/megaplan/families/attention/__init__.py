@@ -7,8 +7,8 @@ from megaplan.families.attention.composition import attention_exchanges, attenti
 from megaplan.families.attention.formulas import FORMULAS
 from megaplan.families.attention.program import attention_program, attention_selective
 from megaplan.families.attention.rules import attention_rules
-from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
-from megaplan.families.attention.tensors import AttentionVariant, attention_place, attention_tensors, variant_of
+from megaplan.families.attention.section import AttentionVariant, GroupedQueryAttention, LatentAttention, attention_place, variant_of
+from megaplan.families.attention.tensors import attention_tensors
 from megaplan.families.family import Family, ServingState
 
 KEYS_AND_VALUES = frozenset(f"{name}_proj.{kind}" for name in "kv" for kind in ("weight", "bias"))
@@ -39,10 +39,6 @@ def _served(
     return ServingState(width, variant.window, cache_parts=attention.num_kv_heads, cached_by=KEYS_AND_VALUES)
 
 
-def _rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
-    return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.rotary_dim or attention.head_dim
-
-
 ATTENTION = Family(
     letter="A",
     title="attention",
@@ -58,5 +54,5 @@ ATTENTION = Family(
     sharded=_sharded,
     exchanges=attention_exchanges,
     serving=_served,
-    rotary=_rotary_width,
+    rotary=lambda attention: attention.rotary_width,
 )

@@ -12,12 +12,11 @@ from megakernels.ops.indexed_attention.facts import IndexedSizes, with_keys
 from megakernels.ops.rms_norm.facts import NORM, norm
 from megakernels.ops.rope.facts import MLA_KV, ROPE, mla_kv, rope
 from megaplan.blocks.costs import detached_linear_work, gate_work, linear_work, norm_work, residual_work
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.relay import PIECES
+from megaplan.blocks.ops import Dims
+from megaplan.blocks.storages import PIECES
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
-from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
-from megaplan.families.attention.tensors import PLAIN, AttentionVariant
+from megaplan.families.attention.section import PLAIN, AttentionVariant, GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.family import Exchanges
 
 PART = "A"

@@ -16,12 +16,12 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from megakernels.ops.indexed_attention.facts import num_words
-from megaplan.blocks.dims import Dims
 from megaplan.blocks.ops import (
     CHOICE,
     GIVEN_CHOICE,
     TAKE_CHOICE,
     BlockProgram,
+    Dims,
     Op,
     Projection,
     add,
@@ -31,13 +31,11 @@ from megaplan.blocks.ops import (
     partial_gradient,
     project,
 )
-from megaplan.blocks.scratch import INSIDE, INSIDE_BACKWARD, inside_storages
-from megaplan.blocks.storages import Shapes, Stored, residual, storages
+from megaplan.blocks.storages import INSIDE, INSIDE_BACKWARD, Shapes, Stored, inside_storages, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import core_inside, head_widths, indexed_inside
-from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
-from megaplan.families.attention.tensors import AttentionPlace, AttentionVariant, Role
+from megaplan.families.attention.section import AttentionPlace, AttentionVariant, GroupedQueryAttention, Indexer, LatentAttention, Role
 from megaplan.families.family import Selective
 
 SELECTIVE = Selective("core", frozenset({"attention"}))

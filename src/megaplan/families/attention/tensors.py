@@ -2,67 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Literal, NamedTuple
-
-from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.section import PLAIN, AttentionVariant, GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor
-
-
-class AttentionVariant(NamedTuple):
-    """Properties of a layer, by its index, that decide its tensors and work.
-
-    Attributes:
-        indexed: True if the layer has the section's indexer (MLA only).
-        window: Positions that a token sees; None for all before it.
-        shares: True if the layer attends to the choice of an earlier layer's indexer.
-    """
-
-    indexed: bool = False
-    window: int | None = None
-    shares: bool = False
-
-
-PLAIN = AttentionVariant()
-
-
-def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int, _place: int) -> AttentionVariant:
-    """The variant of layer `layer` (global index)."""
-    window, indexer = attention.window(layer), attention.indexer if isinstance(attention, LatentAttention) else None
-    if indexer is None:
-        return AttentionVariant(window=window)
-    return AttentionVariant(layer in indexer.layers, window, layer in indexer.shared_layers)
-
-
-Role = Literal["alone", "source", "first", "later"]
-"""Role of a layer in a choice of keys: source of the choice, or the first or a later reader of it."""
-
-
-class AttentionPlace(NamedTuple):
-    """Properties of a layer, by its index, that decide only its operations.
-
-    Attributes:
-        rotates: True if queries and keys have rotary embedding.
-        role: Role in a choice of keys that several layers share.
-    """
-
-    rotates: bool = True
-    role: Role = "alone"
-
-
-def attention_place(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionPlace:
-    """The place of layer `layer` (global index)."""
-    rotates, indexer = layer not in attention.nope_layers, attention.indexer if isinstance(attention, LatentAttention) else None
-    return AttentionPlace(rotates, "alone" if indexer is None else _roles(indexer.groups).get(layer, "alone"))
-
-
-@lru_cache(maxsize=64)
-def _roles(groups: tuple[tuple[int, ...], ...]) -> dict[int, Role]:
-    found: dict[int, Role] = {}
-    for source, first, *later in groups:
-        found |= {source: "source", first: "first", **dict.fromkeys(later, "later")}
-    return found
 
 
 def attention_tensors(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, add, linear, norm, partial_gradient, project
+from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, add, linear, norm, partial_gradient, project
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType

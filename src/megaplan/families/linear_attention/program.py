@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from functools import cache
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, cut, input_ops, linear, output_ops
-from megaplan.blocks.relay import (
+from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, cut, input_ops, linear, output_ops
+from megaplan.blocks.storages import (
+    Shapes,
     convolution,
     exchange,
     exchanged_storages,
     handed_storages,
+    inside_storages,
+    mixer_storages,
     num_lanes,
     of_pieces,
     piece_positions,
+    residual,
+    scan_op,
     sums_separately,
 )
-from megaplan.blocks.scratch import inside_storages, scan_op
-from megaplan.blocks.storages import Shapes, mixer_storages, residual
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 from megaplan.families.linear_attention.composition import delta_inside, delta_sizes

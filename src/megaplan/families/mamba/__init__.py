@@ -8,8 +8,8 @@ from megaplan.families.mamba.composition import mamba_work
 from megaplan.families.mamba.formulas import FORMULAS
 from megaplan.families.mamba.program import mamba_program, mamba_selective
 from megaplan.families.mamba.rules import mamba_rules, mamba_width
-from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
-from megaplan.families.mamba.tensors import mamba_tensors, num_mamba_heads
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3, num_mamba_heads
+from megaplan.families.mamba.tensors import mamba_tensors
 
 
 def _sharded(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int) -> dict[str, int]:

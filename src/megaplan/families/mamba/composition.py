@@ -13,12 +13,11 @@ from megakernels.ops.rms_norm.facts import GATED_NORM, TWO_NORMS, gated_norm, no
 from megakernels.ops.selective_scan.facts import SelectiveSizes
 from megakernels.ops.ssd.facts import Ssd
 from megaplan.blocks.costs import gate_work, linear_work, residual_work
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.scratch import lane_of
+from megaplan.blocks.ops import Dims
+from megaplan.blocks.storages import lane_of
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
-from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
-from megaplan.families.mamba.tensors import num_mamba_heads
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3, num_mamba_heads
 
 PART = "M"
 

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 from functools import cache
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, cut, input_ops, norm, output_ops
-from megaplan.blocks.relay import (
+from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, cut, input_ops, norm, output_ops
+from megaplan.blocks.storages import (
     PIECES,
+    Shapes,
     convolution,
     exchange,
     exchanged_storages,
     handed_storages,
+    inside_storages,
+    mixer_storages,
     num_lanes,
     of_pieces,
     piece_positions,
+    residual,
+    scan_op,
     sums_separately,
 )
-from megaplan.blocks.scratch import inside_storages, scan_op
-from megaplan.blocks.storages import Shapes, mixer_storages, residual
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 from megaplan.families.mamba.composition import scan_inside, scan_sizes
 from megaplan.families.mamba.mamba1_program import MAMBA1, mamba1_program
-from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
-from megaplan.families.mamba.tensors import num_mamba_heads
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3, num_mamba_heads
 
 MAMBA2 = Selective(
     "mix",

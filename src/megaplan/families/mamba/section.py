@@ -116,3 +116,10 @@ class Mamba3(Section):
         Source: the advice on `chunk_size` in state-spaces/mamba, `mamba_ssm/modules/mamba3.py`.
         """
         return max(1, 64 // self.mimo_rank) if self.chunk_size is None else self.chunk_size
+
+
+def num_mamba_heads(mamba: Mamba2 | Mamba3, hidden_size: int) -> int:
+    """Heads of an M block: as given (Mamba-2), else expand · hidden_size / head_dim."""
+    if isinstance(mamba, Mamba2) and mamba.num_heads is not None:
+        return mamba.num_heads
+    return mamba.expand * hidden_size // mamba.head_dim

@@ -7,16 +7,9 @@ projection is Muon's; AdamW updates the rest, the input projection included (R-6
 
 from __future__ import annotations
 
-from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
+from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3, num_mamba_heads
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor
-
-
-def num_mamba_heads(mamba: Mamba2 | Mamba3, hidden_size: int) -> int:
-    """Heads of an M block: as given (Mamba-2), else expand · hidden_size / head_dim."""
-    if isinstance(mamba, Mamba2) and mamba.num_heads is not None:
-        return mamba.num_heads
-    return mamba.expand * hidden_size // mamba.head_dim
 
 
 def mamba_tensors(mamba: Mamba1 | Mamba2 | Mamba3, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:

@@ -24,11 +24,6 @@ def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:
     return (moe.num_experts - moe.top_k) * parameters_per_expert(moe, hidden_size)
 
 
-def _step_sums(moe: MixtureOfExperts) -> int:
-    """Rows of each expert, entropy, and the router's two losses; and the experts' bias, which has the same dtype."""
-    return moe.num_experts * (2 if moe.expert_bias else 1) + 3
-
-
 EXPERTS = Family(
     letter="E",
     title="experts",
@@ -44,7 +39,7 @@ EXPERTS = Family(
     sharded=_sharded,
     exchanges=_exchanges,
     idle_parameters=_idle_parameters,
-    step_sums=_step_sums,
+    step_sums=lambda moe: moe.num_step_sums,
     execution_keys=frozenset({"routing_skew"}),
     banks=True,
     region="MP337",

@@ -22,8 +22,7 @@ from math import ceil
 from typing import NamedTuple
 
 from megakernels.ops.moe.facts import RouterBytes, route_backward_bytes
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, add, linear, norm, reshape
+from megaplan.blocks.ops import BlockProgram, Dims, Op, add, linear, norm, reshape
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType

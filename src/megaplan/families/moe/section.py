@@ -141,6 +141,11 @@ class MixtureOfExperts(OptionsSection):
         return max(self.skews)
 
     @property
+    def num_step_sums(self) -> int:
+        """Rows of each expert, entropy, and the router's two losses; and the experts' bias, which has the same dtype."""
+        return self.num_experts * (2 if self.expert_bias else 1) + 3
+
+    @property
     def has_router_losses(self) -> bool:
         """True if the routers have losses of their own."""
         return self.balance_loss_coefficient + self.z_loss_coefficient > 0

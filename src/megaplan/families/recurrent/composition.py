@@ -10,8 +10,8 @@ from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
 from megakernels.ops.m2rnn.facts import RecurrenceSizes
 from megakernels.ops.rms_norm.facts import GATED_NORM, gated_norm
 from megaplan.blocks.costs import linear_work, residual_work
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.scratch import lane_of
+from megaplan.blocks.ops import Dims
+from megaplan.blocks.storages import lane_of
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.recurrent.section import MatrixRecurrence

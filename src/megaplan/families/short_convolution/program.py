@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Op, Projection, input_ops, output_ops
-from megaplan.blocks.relay import exchange, exchanged_storages
-from megaplan.blocks.storages import Shapes, mixer_storages, residual
+from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, input_ops, output_ops
+from megaplan.blocks.storages import Shapes, exchange, exchanged_storages, mixer_storages, residual
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 from megaplan.families.short_convolution.section import ShortConvolution

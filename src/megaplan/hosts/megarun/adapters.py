@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from functools import cache, lru_cache, partial
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, Flow, Op
-from megaplan.blocks.scratch import INSIDE_BACKWARD
-from megaplan.blocks.storages import Shapes, storages
+from megaplan.blocks.ops import BlockProgram, Dims, Flow, Op
+from megaplan.blocks.storages import INSIDE_BACKWARD, Shapes, storages
 from megaplan.columns import Column
 from megaplan.hosts.megarun.low_precision import EXPERTS
 from megaplan.hosts.megarun.parts import BlockReplay

@@ -13,18 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import INPUT, OUTPUT, BlockProgram, Flow, Op, add, linear, norm
+from megaplan.blocks.ops import INPUT, OUTPUT, BlockProgram, Dims, Flow, Op, add, linear, norm
 from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.embedding import head_ops, head_storages
-from megaplan.hosts.megarun.features import side_ops, side_storages, stream_out
+from megaplan.hosts.megarun.embedding import head_ops, head_storages, side_ops, side_storages, stream_out
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.features import side_block
-from megaplan.spec.depths import depth_blocks
 from megaplan.spec.models import SIDES, Model
+from megaplan.spec.pattern import depth_blocks
 
 SUM, PART = " sum", " part"
 """Parts of a gradient that several depths make: the waiting sum, and the part that one depth adds."""

@@ -12,14 +12,189 @@ from __future__ import annotations
 from functools import cache
 
 from megakernels.ops.linear_cross_entropy.facts import slice_columns
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import OUTPUT, Op, Projection, partial_gradient, project
+from megaplan.blocks.ops import OUTPUT, Dims, Op, Projection, add, linear, partial_gradient, project
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families.registry import families_of
 from megaplan.families.residual import NormKind, norm_op
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
+from megaplan.inventory.tensors import Outside
+from megaplan.spec.models import Features, GroupedQueryAttention, Ngram, Spec
+from megaplan.spec.pattern import depth_blocks
+from megaplan.spec.step_graphs import replays_graphs
+
+
+def boundary_bytes(dims: Dims) -> int:
+    """One microbatch's residual stream on a rank: a receive buffer, a stage's output, or the gradient that is being sent.
+
+    torch allocates one receive buffer per microbatch when the first step starts, for activations and for gradients, and keeps them for the
+    whole run. A stage keeps its output until the microbatch's backward has ended.
+
+    Source: torch/distributed/pipelining/stage.py (`_prepare_forward_infra`, `fwd_cache`).
+    """
+    batch, tokens, hidden = dims.residual
+    return batch * tokens * hidden * dims.dtype.bytes
+
+
+def rotary_bytes(spec: Spec) -> int:
+    """Cos and sin of one slot with attention, fp32 [T, ⌈R / 2⌉] each (R-11); T is the number of positions of a CP rank.
+
+    Twice that if layers with a window have another base.
+    """
+    attention = spec.model.attention
+    tables = 2 if isinstance(attention, GroupedQueryAttention) and attention.window_rope_theta is not None else 1
+    return tables * 2 * (spec.batch.seq_length // spec.mesh.cp) * _frequencies(spec) * DType.FP32.bytes
+
+
+def rotary_scratch_bytes(spec: Spec) -> int:
+    """Scratch while a table is computed: angles and sines in fp64 [T, ⌈R / 2⌉], and the frequencies."""
+    return _frequencies(spec) * (2 * (spec.batch.seq_length // spec.mesh.cp) + 1) * FP64_BYTES
+
+
+def _frequencies(spec: Spec) -> int:
+    """⌈R / 2⌉: an odd width, which no layer rotates, has a table too."""
+    widths = (family.rotary(section) for family, section in families_of(spec.model) if family.rotary is not None)
+    return sum(-(-width // 2) for width in widths)
+
+
+FP64_BYTES = 8
+"""Bytes of an fp64 value, the dtype of angles while computed and of a step's sums, which no tensor of a spec has."""
+
+
+def step_sum_bytes(spec: Spec) -> dict[str, int]:
+    """Bytes of each family's sums over the microbatches of a step; families without such sums are absent.
+
+    A relation bias adds, in fp32, the parts of its table's gradient from the layers of a stage.
+    """
+    sums = {family.letter: family.step_sums(section) * FP64_BYTES for family, section in families_of(spec.model)}
+    relation, attention = spec.model.features.relation_bias, spec.model.attention
+    if spec.model.features.mtp is not None:
+        sums[Outside.MTP] = sum(block.family.step_sums(block.section) for block in depth_blocks(spec.model)) * FP64_BYTES
+    if relation is not None and attention is not None:
+        sums[Outside.RELATION_BIAS] = relation.num_relations * (attention.num_heads // spec.mesh.tp) * DType.FP32.bytes
+    return {letter: num_bytes for letter, num_bytes in sums.items() if num_bytes}
+
+
+def token_bytes(spec: Spec) -> int:
+    """Token ids, or labels, of all microbatches of an optimizer step: int64, held from before the step to its end.
+
+    A TP rank has those of its own tokens; under `vocab_parallel` of all tokens, because every rank looks all of them up.
+    """
+    return _rows(spec) * _positions(spec) * DType.INT64.bytes
+
+
+def input_bytes(spec: Spec) -> int:
+    """Inputs of the first slot, in the same way: ids, for n-grams the ids before each token, one byte each for a class and a platform."""
+    return token_bytes(spec) + _side_bytes(spec)
+
+
+def label_bytes(spec: Spec) -> int:
+    """Inputs of the last slot, in the same way: labels, also of each depth of multi-token prediction, and inputs of its side embeddings."""
+    mtp = spec.model.features.mtp
+    if mtp is None:
+        return token_bytes(spec)
+    return token_bytes(spec) * (1 + mtp.depth) + (_side_bytes(spec) * mtp.depth if mtp.side_embeddings else 0)
+
+
+def _side_bytes(spec: Spec) -> int:
+    features = spec.model.features
+    ngram, num_categories = features.ngram, sum(each is not None for each in (features.structure, features.platform))
+    own = spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp)
+    before = 0 if ngram is None else (ngram.max_order - 1) * own * DType.INT64.bytes
+    return _rows(spec) * (before + num_categories * own)
+
+
+def every_stage_bytes(spec: Spec) -> int:
+    """Inputs of every rank, for all microbatches of a step.
+
+    Document starts of packed rows are int32 for each position of the rank's CP pieces; a relation bias needs one byte, the class, for each
+    position of the sequence.
+    """
+    starts = 0 if spec.data.packing == "none" else (spec.batch.seq_length // spec.mesh.cp) * DType.INT32.bytes
+    classes = 0 if spec.model.features.relation_bias is None else spec.batch.seq_length
+    return _rows(spec) * (starts + classes)
+
+
+def _positions(spec: Spec) -> int:
+    mesh = spec.mesh
+    return spec.batch.seq_length // (mesh.cp if mesh.vocab_parallel else mesh.cp * mesh.tp)
+
+
+def _rows(spec: Spec) -> int:
+    return spec.schedule.microbatches_per_update * spec.batch.micro_batch_size
+
+
+def graph_bytes(spec: Spec) -> int:
+    """Tensors that CUDA graphs of a microbatch have in addition to those of eager steps: its inputs, and the sum of the losses, fp64.
+
+    With packed rows also the number by which the loss is divided, fp32. 0 where steps are eager.
+    """
+    if not replays_graphs(spec):
+        return 0
+    inputs = (input_bytes(spec) + label_bytes(spec) + every_stage_bytes(spec)) // spec.schedule.microbatches_per_update
+    return inputs + FP64_BYTES + (DType.FP32.bytes if spec.data.packing == "documents" else 0)
+
+
+def further_loss_bytes(spec: Spec) -> int:
+    """The last slot's loss of further tokens, summed over the microbatches of a step."""
+    return 0 if spec.model.features.mtp is None else FP64_BYTES
+
+
+def side_part(dims: Dims, features: Features, name: str) -> BlockReplay:
+    """A side embedding added to the residual stream."""
+    return BlockReplay(_side_replay(name), residual(side_storages(dims, features, name) | stream_out(dims)))
+
+
+@cache
+def _side_replay(name: str) -> Replay:
+    return replay(side_ops(name))
+
+
+def side_storages(dims: Dims, features: Features, name: str) -> Shapes:
+    """Storages of a side embedding, except its output in the stream."""
+    own, section = dims.residual[:2], getattr(features, name)
+    if isinstance(section, Ngram):
+        tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": (*own, section.num_tables)})
+        rows = {"rows": (*own, section.num_tables * section.dim), "o": dims.residual}
+        return tensors | storages(dims.dtype, Column.FEATURE_ACTIVATIONS, rows)
+    tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": own})
+    return tensors | storages(dims.dtype, Column.FEATURE_ACTIVATIONS, {"rows": (*own, section.bottleneck), "projected": dims.residual})
+
+
+def side_ops(name: str) -> tuple[Op, ...]:
+    """A side embedding's operations, from the stream to the stream."""
+    if name == Outside.NGRAM:
+        return (
+            Op("hash", (), ("ids",)),
+            Op("tables", ("ids",), ("rows",), keeps=("ids",), params=("tables.weight",), grads=()),
+            linear("proj", "rows", "o", "proj.weight"),
+            add("residual", ("x", "o"), "out"),
+        )
+    return (
+        Op("ids", (), ("ids",)),
+        Op("categories", ("ids",), ("rows",), keeps=("ids",), params=("categories.weight",), grads=()),
+        linear("proj", "rows", "projected", "proj.weight"),
+        Op("gates", ("x", "projected"), ("out",), keeps=("projected",), params=("gates",)),
+    )
+
+
+def relation_bias_part(dims: Dims) -> BlockReplay:
+    """Relation ids of a stage with attention; the part has no output in the residual stream."""
+    tensors = storages(DType.INT32, Column.FEATURE_ACTIVATIONS, {"ids": (dims.batch, dims.tokens * dims.cp), "out": (0,)})
+    return BlockReplay(_relation_bias_replay(), residual(tensors))
+
+
+@cache
+def _relation_bias_replay() -> Replay:
+    return replay((Op("ids", (), ("ids", "out"), keeps=("ids",), params=("weight",), grads=()),))
+
+
+def stream_out(dims: Dims) -> Shapes:
+    """The output of a side embedding in the stream."""
+    return storages(dims.dtype, Column.ACTIVATIONS, {"out": dims.residual})
+
 
 JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
 """fp32 numbers per row that join slices of a sharded vocabulary: a slice's log-sum-exp, its label's logit, sums over slices, the loss."""

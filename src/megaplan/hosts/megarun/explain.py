@@ -8,7 +8,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.ledger import block_ledger, block_variants
 from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
 from megaplan.inventory.tensors import Block, Inventory
-from megaplan.layout.values import Layout, Slot
+from megaplan.layout.ranks import Layout, Slot
 from megaplan.spec.models import Spec
 
 HEADS = ("tensor", "shape", "dtype", "bytes", "column")

@@ -9,8 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import AGAIN_SUFFIX, INPUT, OUTPUT
+from megaplan.blocks.ops import AGAIN_SUFFIX, INPUT, OUTPUT, Dims
 from megaplan.blocks.storages import storages
 from megaplan.columns import Column
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, weigh

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram
+from megaplan.blocks.ops import BlockProgram, Dims
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
@@ -13,18 +12,18 @@ from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import SharedNorm, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
 from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
-from megaplan.hosts.megarun.dims import gradient_dtype, local_dims, local_shape
-from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part
-from megaplan.hosts.megarun.features import relation_bias_part, side_part
+from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part, relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
-from megaplan.hosts.megarun.low_precision import in_low_precision, recipe_of
+from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
 from megaplan.hosts.megarun.scaled_experts import keeps_copy
+from megaplan.hosts.megarun.sizes import gradient_dtype, local_dims, local_shape
 from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
-from megaplan.low_precision import TRAINED
+from megaplan.low_precision import TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
+from megaplan.spec.host import device_of
 from megaplan.spec.models import SIDES, Spec
 from megaplan.spec.pattern import parse_pattern
 
@@ -164,7 +163,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
 def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...]:
     """The calls of a layer's linears that multiply in eight bits; none if the layer keeps 16."""
     block = inventory.layers[index]
-    if recipe_of(spec, index, block.family) is None:
+    if _recipe_of(spec, index, block.family) is None:
         return ()
     program, _ = _family_program(spec, local_dims(spec), index, block, gradient_dtype(spec, block))
     return scaled_calls(program, spec.policy(index, block.family))
@@ -173,7 +172,7 @@ def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...
 def bank_keeps_copy(spec: Spec, inventory: Inventory, index: int) -> bool | None:
     """True if a layer's bank, in eight bits, keeps a copy of its input instead of it; None without a bank, or if it keeps 16 bits."""
     block = inventory.layers[index]
-    if recipe_of(spec, index, block.family) is None:
+    if _recipe_of(spec, index, block.family) is None:
         return None
     program, _ = _family_program(spec, local_dims(spec), index, block, gradient_dtype(spec, block))
     return keeps_copy(program, spec.policy(index, block.family))
@@ -189,7 +188,7 @@ def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters
 
 def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> BlockReplay:
     program, tensors = _family_program(spec, dims, index, block, parameters)
-    recipe = recipe_of(spec, index, block.family)
+    recipe = _recipe_of(spec, index, block.family)
     policy = spec.policy(index, block.family)
     if recipe is not None:
         parameters_by_name = parameter_shapes(spec, dims, f"layers.{index}", block)
@@ -222,3 +221,11 @@ def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> SharedN
     if not found:
         return None
     return SharedNorm(found[0].gradient if len(found) == 1 else "whole", any(each.keeps for each in found))
+
+
+def _recipe_of(spec: Spec, layer: int, letter: str) -> Recipe | None:
+    """The recipe of a layer; None if it keeps 16 bits."""
+    given = spec.precision.recipe
+    if given is None or not given.covers(letter, layer, spec.model.num_layers):
+        return None
+    return Recipe(given.name, device_of(spec.device).generation)

@@ -8,7 +8,7 @@ from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic
 from megaplan.spec.context import Checked
 from megaplan.spec.models import GroupedQueryAttention
-from megaplan.spec.options import given_options
+from megaplan.spec.settings import given_options
 
 BLOCKS = ("mxfp8", "nvfp4")
 """Recipes whose gathered weights do not have one byte per element."""

@@ -17,8 +17,6 @@ from megaplan.blocks.storages import Shapes
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.low_precision import Recipe
-from megaplan.spec.device import device_of
-from megaplan.spec.models import Spec
 
 EXPERTS = "experts"
 """The operation of routed experts, whose products are no separate operations."""
@@ -41,14 +39,6 @@ class Copies(NamedTuple):
     inputs: tuple[str, ...]
     weights: tuple[tuple[str, tuple[str, ...]], ...]
     gradients: tuple[str, ...]
-
-
-def recipe_of(spec: Spec, layer: int, letter: str) -> Recipe | None:
-    """The recipe of a layer; None if it keeps 16 bits."""
-    given = spec.precision.recipe
-    if given is None or not given.covers(letter, layer, spec.model.num_layers):
-        return None
-    return Recipe(given.name, device_of(spec.device).generation)
 
 
 def in_low_precision(

@@ -22,16 +22,17 @@ from typing import NamedTuple
 from megaplan.columns import Column
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.dims import local_shape
-from megaplan.hosts.megarun.group_bytes import NOTHING, GroupBytes, together
-from megaplan.hosts.megarun.optimizer import (
+from megaplan.hosts.megarun.sizes import (
+    NOTHING,
     Cast,
+    GroupBytes,
     MatrixScratch,
+    Sizes,
     Uneven,
+    local_shape,
+    together,
 )
-from megaplan.hosts.megarun.sizes import Sizes
-from megaplan.inventory.matrices import matrix_round
-from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block
+from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block, matrix_round
 from megaplan.tuples import new
 
 EXPERT_PARALLEL, REPLICATED, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX, Group.FROZEN

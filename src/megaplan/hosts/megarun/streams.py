@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from megaplan.hosts.megarun.group_bytes import GroupBytes
+from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.tuples import new
 

@@ -7,7 +7,7 @@ from megaplan.hosts.megatron.pattern import operators, plain
 from megaplan.hosts.megatron.run import MegatronRun
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megaplan.spec.models import Spec
 
 

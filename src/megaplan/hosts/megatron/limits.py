@@ -21,7 +21,7 @@ from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.context import Checked
 from megaplan.spec.host import RELEASED
 from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, Llama3Scaling, Mamba1, Mamba2, Mamba3, Spec, YarnScaling
-from megaplan.spec.options import ROUTING, SCALES, VALUES_ALONE, given_options
+from megaplan.spec.settings import ROUTING, SCALES, VALUES_ALONE, given_options
 
 CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Constants of Megatron's Mamba mixer; no launch argument changes them."""

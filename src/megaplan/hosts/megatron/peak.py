@@ -23,7 +23,7 @@ from megaplan.hosts.megatron.storage import (
 from megaplan.hosts.megatron.tensors import Parameters
 from megaplan.hosts.megatron.workspaces import engine_bytes
 from megaplan.hosts.values import HostBytes
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 
 MIB = 2**20
 LAYER_FORWARD, LAYER_BACKWARD = "layer forward", "layer backward"

@@ -15,8 +15,7 @@ from megaplan.blocks.ops import Flow, Op
 from megaplan.blocks.storages import Shapes
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.linear_attention.section import GatedDeltaNet
-from megaplan.families.mamba.section import Mamba2
-from megaplan.families.mamba.tensors import num_mamba_heads
+from megaplan.families.mamba.section import Mamba2, num_mamba_heads
 from megaplan.hosts.megarun.program import Replay
 from megaplan.hosts.megatron.setting import (
     GATHERED,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.megatron.ledger import Operator, evaluate
 from megaplan.hosts.megatron.pattern import EMBEDDING, ENDS, IN_SIXTEEN_BIT, LETTERS, LOSS, MTP, SIXTEEN_BIT, SKEWED, count, plain
 from megaplan.hosts.megatron.setting import Setting
 from megaplan.hosts.megatron.tensors import Parameters, operator_parameters
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megaplan.low_precision import Recipe
-from megaplan.spec.depths import depth_blocks
-from megaplan.spec.device import device_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
+from megaplan.spec.pattern import depth_blocks
 
 GRAPHED = {"attn": "*", "mamba": "M", "mlp": "-", "moe": "E", "moe_router": "", "moe_preprocess": ""}
 """Operators that a graph of each module holds whole; the router's scratch is not counted."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import INPUT, OUTPUT, Op, reshape
+from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, reshape
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from megaplan.hosts.megarun.dims import local_shape
+from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.megatron.pattern import MTP, OURS
 from megaplan.hosts.megatron.setting import Setting
 from megaplan.inventory.tensors import Group, Inventory, Outside, Owner, ParamTensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from megaplan.inventory.tensors import Block, Inventory, ParamTensor, make_block
-from megaplan.layout.values import Slot
+from megaplan.layout.ranks import Slot
 
 ATTENTION, MLP = "attention.", "mlp."
 """Prefixes of the names of each half's tensors and storages."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import INPUT, OUTPUT, Op, linear
+from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, linear
 from megaplan.blocks.storages import storages
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import Op, add, linear, norm
+from megaplan.blocks.ops import Dims, Op, add, linear, norm
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType

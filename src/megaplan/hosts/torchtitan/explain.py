@@ -7,7 +7,7 @@ from megaplan.hosts.torchtitan.blocks import in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ledger import block_ledger, block_variants
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megaplan.spec.models import Spec
 
 

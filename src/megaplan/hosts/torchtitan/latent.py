@@ -8,8 +8,7 @@ Source: torchtitan/models/deepseek_v3/model.py at b5bcd76c.
 
 from __future__ import annotations
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import INPUT, Op, add, linear, norm
+from megaplan.blocks.ops import INPUT, Dims, Op, add, linear, norm
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.families.attention.composition import head_widths

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
-from megaplan.blocks.dims import Dims
+from megaplan.blocks.ops import Dims
 from megaplan.blocks.storages import storages
 from megaplan.columns import Column
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
-from megaplan.hosts.megarun.dims import local_dims, local_shape
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, weigh
+from megaplan.hosts.megarun.sizes import local_dims, local_shape
 from megaplan.hosts.torchtitan.ends import loss_part
 from megaplan.hosts.torchtitan.experts import ExpertKey
 from megaplan.hosts.torchtitan.program import BlockKey, block_replay, block_shapes

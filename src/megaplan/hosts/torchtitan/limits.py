@@ -14,8 +14,8 @@ from megaplan.hosts.torchtitan.blocks import PAIR, PAIRS, SIZE
 from megaplan.hosts.values import Limit
 from megaplan.spec.context import Checked
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, MixtureOfExperts, Spec
-from megaplan.spec.options import VALUES_ALONE, given_options
 from megaplan.spec.pattern import parse_pattern
+from megaplan.spec.settings import VALUES_ALONE, given_options
 
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's name of each recipe that is priced."""

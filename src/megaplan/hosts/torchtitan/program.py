@@ -13,8 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import INPUT, OUTPUT, Op, add, linear, norm
+from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, add, linear, norm
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType

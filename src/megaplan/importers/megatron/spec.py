@@ -18,11 +18,10 @@ from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, re
 from megaplan.importers.megatron.stack import read_stack
 from megaplan.importers.structure import Policy
 from megaplan.spec.comments import settings_in_comments
-from megaplan.spec.document import Document
+from megaplan.spec.document import Document, SourceMap
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.models import MAX_LAYERS
 from megaplan.spec.overrides import apply_overrides
-from megaplan.spec.source import SourceMap
 
 if TYPE_CHECKING:
     from megaplan.importers.megatron.recording.rows import Recording

@@ -18,10 +18,9 @@ from megaplan.importers.torchtitan.keys import Age
 from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, Flavor
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
 from megaplan.schedules.registry import SCHEDULES
-from megaplan.spec.document import Document, parse_document
+from megaplan.spec.document import Document, SourceMap, parse_document
 from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
-from megaplan.spec.source import SourceMap
 
 REASON = "the stages of the torchtitan job"
 FLOAT8 = "quantize.linear.float8."

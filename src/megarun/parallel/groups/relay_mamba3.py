@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megakernels import accumulator_dtype, mamba3, mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
 from megakernels.ops.mamba3.piece import Mamba3Settings
-from megaplan.blocks.relay import num_lanes
+from megaplan.blocks.storages import num_lanes
 from megarun.parallel.groups.context import ContextParallel
 from megarun.parallel.groups.relay import (
     BACKWARD,

@@ -29,7 +29,7 @@ from megakernels import (
     ssd_piece_backward,
 )
 from megakernels.ops.gated_delta.piece import DeltaSettings
-from megaplan.blocks.relay import num_lanes
+from megaplan.blocks.storages import num_lanes
 from megarun.parallel.groups.context import ContextParallel
 from megarun.parallel.groups.relay import (
     BACKWARD,

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megaplan.layout.values import Layout
+from megaplan.layout.ranks import Layout
 from megarun.parallel.groups.context import ContextParallel
 from megarun.parallel.groups.local import local
 from megarun.parallel.groups.mesh import RankMesh

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaplan.cost.adapters import trained_elements
+from megaplan.cost.blocks import trained_elements
 from megaplan.cost.step.blocks import ledger_of
 from megaplan.cost.step.data import OPTIMIZER_BYTES, once_of
 from megaplan.cost.step.gemm import CAST_BYTES, SUM_BYTES

@@ -6,8 +6,7 @@ from functools import cache
 
 from megaplan.families.toy.section import Toy
 
-from megaplan.blocks.dims import Dims
-from megaplan.blocks.ops import BlockProgram, add, linear, norm
+from megaplan.blocks.ops import BlockProgram, Dims, add, linear, norm
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType

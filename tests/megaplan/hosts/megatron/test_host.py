@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from megatron_hybrid import DENSE_GPT, WHOLE, spec_of
 
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megatron.chunks import backward_excess, chunk, forward_excess

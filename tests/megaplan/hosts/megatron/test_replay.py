@@ -8,7 +8,7 @@ import pytest
 from accuracy_megatron.launches import changed, graphed, offloaded, refusals, skewed, stage_of_launch, stale, unbalanced
 from megatron_goldens import ROWS, STATED
 
-from megaplan.budget.skew import largest_skew
+from megaplan.budget.fit import largest_skew
 from megaplan.families.attention.section import GroupedQueryAttention
 from megaplan.hosts.megatron.away import recomputed
 from megaplan.hosts.megatron.peak import MegatronMemory, in_flight, memory

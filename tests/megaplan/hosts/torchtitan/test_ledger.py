@@ -3,9 +3,9 @@
 import pytest
 
 from megaplan.blocks.ops import OUTPUT
-from megaplan.budget.build import build_budget
+from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.dims import local_dims
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.torchtitan.blocks import in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ledger import block_bytes, block_ledger, policy_of
 from megaplan.inventory.build import build_inventory

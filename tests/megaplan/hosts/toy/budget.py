@@ -5,9 +5,8 @@ from __future__ import annotations
 from megaplan.budget.values import NO_BYTES, Budget, KeptBytes, RankBudget, StageBudget, checked, device_budget
 from megaplan.columns import Column, Phase
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.ranks import rank_coordinate
-from megaplan.layout.values import Layout
-from megaplan.spec.device import device_of
+from megaplan.layout.ranks import Layout, rank_coordinate
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 

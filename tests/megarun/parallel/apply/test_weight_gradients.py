@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from megaplan.hosts.megarun.dims import local_dims
 from megaplan.hosts.megarun.halves import weigh_halves
 from megaplan.hosts.megarun.ledger import block_bytes
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.spec.models import Spec
 from megarun.engine.trainer import Trainer
 from megarun.job.job import Job

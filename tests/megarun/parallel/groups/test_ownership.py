@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaplan.hosts.megarun.dims import local_shape
+from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Group, Owner, ParamTensor
 from megaplan.spec.models import Spec

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from megaplan.inventory.build import build_inventory
-from megaplan.layout.values import Layout, Slot
+from megaplan.layout.ranks import Layout, Slot
 from megaplan.spec.models import Spec
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
