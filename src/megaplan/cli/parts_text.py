@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from megaplan.api.parts import JobParts
 from megaplan.cli.run_text import format_seconds, percent
-from megaplan.goodput.values import RunEstimate
 from megaplan.layout.traffic import AxisTraffic
-from megaplan.post_training.values import RlEstimate
 from megaplan.terminal.table import table
 from megaplan.units import format_gib, short_count
+
+if TYPE_CHECKING:
+    from megaplan.api.parts import JobParts
+    from megaplan.goodput.values import RunEstimate
+    from megaplan.post_training.values import RlEstimate
 
 Rows = list[tuple[str, ...]]
 HEADS = ("before", "after", "change")

@@ -46,9 +46,11 @@ def test_estimate(megaplan, name, suffix):
         "stages",
         "ranks",
         "time",
+        "traffic",
         "serving",
         "diagnostics",
     ]
+    assert all(set(row) == {"axis", "what", "ranks", "link", "rank_bytes", "total_bytes"} for row in found["traffic"])
     assert found["format"] == "megaplan.estimate/1"
     assert set(found["totals"]) == {"parameters", "active_parameters"}
     device = found["device"]
