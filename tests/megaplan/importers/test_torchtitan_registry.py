@@ -207,3 +207,9 @@ def test_a_flavor_of_ones_own_states_its_sizes():
     assert (found.model.hidden_size, found.mesh.world_size) == (512, 8)
     with pytest.raises(MegaplanError, match="--set"):
         import_torchtitan(text, FILE, (), 8, function="base")
+
+
+def test_a_folder_that_begins_like_a_known_model_is_another_model():
+    text = "def qwen3_vl_8b():\n    return Trainer.Config(model_spec=model_registry('8B'))\n"
+    with pytest.raises(MegaplanError, match=r"model\.name = qwen3_vl"):
+        import_torchtitan(text, "torchtitan/models/qwen3_vl/config_registry.py")

@@ -282,8 +282,8 @@ def _model_name(name: str, function: str) -> str:
     known = {*FLAVORS, *(each for each in REFUSED if "/" not in each)}
     parts = name.replace("\\", "/").split("/")
     folder = parts[-2] if len(parts) > 1 else ""
-    if folder in known:
-        return folder
+    if folder in known or (folder and function.startswith(f"{folder}_")):
+        return folder  # qwen3_vl is no qwen3
     found = [each for each in known if f"{function}_".startswith(f"{each}_")]
     return max(found, key=len) if found else folder or function
 
