@@ -25,7 +25,7 @@ KEYS = (
     *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
     *("sharding.mode", "sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
     *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer", "host.kernels"),
-    "host.expandable_segments",
+    *("host.wgrad_fusion", "host.expandable_segments"),
 )
 """Keys that a change may have, in the order of a hint."""
 STRENGTH = ("none", "selective", "full")
@@ -163,6 +163,8 @@ def _policies(spec: Spec) -> Iterator[Edit]:
         yield Edit("allocator", (("host.expandable_segments", True),))
     if "distributed_optimizer" in host.keys and not spec.host.distributed_optimizer:
         yield Edit("optimizer", (("host.distributed_optimizer", True),))
+    if "wgrad_fusion" in host.keys and spec.host.wgrad_fusion:
+        yield Edit("fusion", (("host.wgrad_fusion", False),))  # without it no gradients are made for hooks
     yield from _recompute_modules(spec) if "recompute_modules" in host.keys else _recompute(spec)
 
 

@@ -94,7 +94,7 @@ def _app(words: Sequence[str]) -> typer.Typer:
         known = {command.name for command in group.registered_commands}
         for host in HOSTS.values():
             if host.import_ is not None and host.name not in known:
-                group.command(host.name, epilog=_help_of(f"import {host.name}")[0] if helps else None)(host.import_.value)
+                group.command(host.name, epilog=_help_of(f"import {host.name}")[0])(host.import_.value)
         app.add_typer(group, rich_help_panel="Move")
     return app
 

@@ -62,7 +62,12 @@ def export_nemo_rl(source: Source) -> Exported:
     if plan.reference is None:
         document["loss_fn"]["reference_policy_kl_penalty"] = 0
     text = f"# {spec.name}, by megaplan export; model_name, data and environment are yours to set\n"
-    return complete(source, text + yaml.safe_dump(document, sort_keys=False), CARRIED, [*losses_of(job), *_nemo_losses(job)])
+    return complete(
+        source,
+        text + yaml.safe_dump(document, sort_keys=False),
+        CARRIED | {"training.seed", *(("precision.reduce",) if job.on_megatron else ())},
+        [*losses_of(job), *_nemo_losses(job)],
+    )
 
 
 def _cluster(job: Job) -> tuple[dict[str, int], dict[str, int | None]]:

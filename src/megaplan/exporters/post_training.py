@@ -17,10 +17,11 @@ from megaplan.spec.models import Spec
 from megaplan.spec.post_training import PostTraining
 
 CARRIED = frozenset({
-    "model", "mesh", "schedule", "batch", "sharding", "precision.params", "precision.grads", "precision.reduce", "optimizer.matrix",
-    "optimizer.other", "recompute", "host.name", "host.recompute_modules", "host.recompute_method", "host.recompute_num_layers",
-    "host.precision_aware_optimizer", "host.distributed_optimizer", "host.hidden_dropout", "host.attention_dropout", "host.model",
-    "training.steps", "training.seed", "training.learning_rate", "training.weight_decay", "training.gradient_clip", "post_training",
+    "model", "mesh.pp", "mesh.vpp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep", "mesh.etp", "schedule.kind",
+    "batch", "precision.params", "precision.grads", "optimizer.matrix", "optimizer.other", "recompute", "host.name",
+    "host.recompute_modules", "host.recompute_method", "host.recompute_num_layers", "host.precision_aware_optimizer",
+    "host.distributed_optimizer", "host.hidden_dropout", "host.attention_dropout", "host.model", "training.steps",
+    "training.learning_rate", "training.weight_decay", "training.gradient_clip", "post_training",
 })  # fmt: skip
 
 
@@ -35,6 +36,7 @@ class Job(NamedTuple):
         log_prob_tokens: Tokens of a forward without gradients.
         layers: Transformer layers by slot; a layer is a mixer and its MLP or experts.
         letters: Letters of the pattern.
+        is_megatrons: True if the plan is one of host megatron.
     """
 
     spec: Spec
@@ -44,12 +46,13 @@ class Job(NamedTuple):
     log_prob_tokens: int
     layers: tuple[int, ...]
     letters: frozenset[str]
+    is_megatrons: bool
 
     @property
     def on_megatron(self) -> bool:
         """True if Megatron-Core trains the policy."""
         mesh = self.spec.mesh
-        return self.spec.host.name == MEGATRON.name or mesh.pp > 1 or mesh.ep > 1
+        return self.is_megatrons or mesh.pp > 1 or mesh.ep > 1
 
     @property
     def reduces_in_fp32(self) -> bool:
@@ -84,7 +87,16 @@ def job_of(source: Source) -> Job:
     letters = frozenset(source.letters)
     row_tokens = spec.batch.micro_batch_size * spec.batch.seq_length
     layers = tuple(sum(letter not in "DE" for letter in stage) for stage in source.stages)
-    return Job(spec, plan, response_limit(spec, plan), row_tokens, plan.policy.log_prob_tokens or row_tokens, layers, letters)
+    return Job(
+        spec,
+        plan,
+        response_limit(spec, plan),
+        row_tokens,
+        plan.policy.log_prob_tokens or row_tokens,
+        layers,
+        letters,
+        source.is_of(MEGATRON.name),
+    )
 
 
 def losses_of(job: Job) -> Iterator[Loss]:
@@ -93,11 +105,22 @@ def losses_of(job: Job) -> Iterator[Loss]:
     yield Loss("model", "model: the loop loads a checkpoint of Hugging Face; its dimensions must be this plan's", strict=False)
     if spec.optimizer.matrix != "adamw":
         yield Loss("optimizer.matrix", f"optimizer.matrix = {spec.optimizer.matrix}: the loop trains with AdamW", "matrix: adamw")
+    count = spec.schedule.microbatches_per_update
+    yield Loss("schedule", f"schedule: responses of an iteration fill the microbatches, and these {count} are not written", strict=False)
+    if job.on_megatron and spec.schedule.kind not in ("1f1b", "interleaved_1f1b"):
+        yield Loss(
+            "schedule.kind", f"schedule.kind = {spec.schedule.kind}: Megatron-Core's loop runs 1F1B, plain or interleaved", "kind: 1f1b"
+        )
+    if spec.mesh.tp > 1 and not spec.mesh.vocab_parallel and not job.is_megatrons:
+        yield Loss("mesh.vocab_parallel", "mesh.vocab_parallel = false: the loop divides the vocabulary by tp", "vocab_parallel: true")
+    if job.on_megatron and spec.precision.reduce is not spec.precision.grads:
+        detail = f"precision.reduce = {spec.precision.reduce}: Megatron-Core sums gradients in their own dtype, {spec.precision.grads}"
+        yield Loss("precision.reduce", detail, f"reduce: {spec.precision.grads}")
     if job.on_megatron and job.ends is None and len(set(job.layers)) > 1:
         counts = ", ".join(map(str, job.layers))
         yield Loss("split", f"stages of {counts} layers: first and last stage may differ, those between are equal", "split: {mode: equal}")
     policies = {spec.recompute.of(letter) for letter in job.letters}
-    if spec.host.name != MEGATRON.name and policies not in ({"none"}, {"full"}):
+    if not job.is_megatrons and policies not in ({"none"}, {"full"}):
         yield Loss("recompute", "recompute: the loop recomputes every layer or none, and none is written", "default: none or full")
     if plan.rollout.kv_dtype is not spec.precision.params:
         yield Loss("post_training.rollout.kv_dtype", f"rollout.kv_dtype = {plan.rollout.kv_dtype}: yours to set in the engine's arguments")
@@ -114,7 +137,7 @@ def recompute_of(job: Job) -> dict[str, Any]:
     if host.recompute_num_layers is not None:
         method = {"recompute_method": host.recompute_method, "recompute_num_layers": host.recompute_num_layers}
         return {"recompute_granularity": "full", **method}
-    if host.name != MEGATRON.name and recomputes_all(job):
+    if not job.is_megatrons and recomputes_all(job):
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return {"recompute_granularity": "selective", "recompute_modules": host.recompute_modules} if host.recompute_modules else {}
 

@@ -19,6 +19,9 @@ ACTOR = "actor_rollout_ref.actor"
 REFERENCE = "actor_rollout_ref.ref"
 PARTS = {"param": "parameters", "grad": "gradients", "optimizer": "optimizer"}
 """Parts of the trainer by the names that verl gives their offload."""
+OF_MEGATRON = frozenset({"precision.reduce"})
+OF_FSDP2 = OF_MEGATRON | {"sharding.reshard_after_forward"}
+"""Further keys that are written for each trainer."""
 
 
 def export_verl(source: Source) -> Exported:
@@ -61,7 +64,8 @@ def export_verl(source: Source) -> Exported:
         values |= {"critic.model.path": "$CRITIC", "critic.strategy": values[f"{ACTOR}.strategy"]}
     if plan.reward is not None and plan.reward.seconds is None:
         values |= {"reward_model.enable": True, "reward_model.model.path": "$REWARD"}
-    return complete(source, _verl_script(job, values), CARRIED, [*losses_of(job), *_verl_losses(job)])
+    carried = CARRIED | OF_MEGATRON if job.on_megatron else CARRIED | OF_FSDP2
+    return complete(source, _verl_script(job, values), carried, [*losses_of(job), *_verl_losses(job)])
 
 
 def _verl_script(job: Job, values: dict[str, Any]) -> str:
@@ -126,6 +130,7 @@ def _verl_fsdp(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"{here}.fsdp_size": mesh.dp_shard * mesh.cp,
         f"{here}.reshard_after_forward": job.spec.sharding.reshard_after_forward,
+        f"+{here}.mixed_precision.reduce_dtype": str(job.spec.precision.reduce),
         f"{here}.param_offload": "parameters" in offload,
         f"{here}.optimizer_offload": "optimizer" in offload,
         f"{ACTOR}.ulysses_sequence_parallel_size": mesh.cp,

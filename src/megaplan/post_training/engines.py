@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.serving import Served, ServingTimes, forward_flops, served, serving_budget, serving_degrees
 from megaplan.columns import Basis
@@ -18,8 +18,10 @@ from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Serving, Spec
-from megaplan.spec.post_training import PostTraining
 from megaplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from megaplan.spec.post_training import PostTraining
 
 DATA = Path(__file__).with_name("engines.json")
 SHARED = "shared"

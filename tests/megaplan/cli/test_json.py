@@ -84,7 +84,10 @@ def test_estimate(megaplan, name, suffix):
         assert set(item["location"]) == {"file", "line", "column", "key"}
     if found["serving"] is not None:
         sums = {"kv_cache_bytes", "recurrent_state_bytes", "parameters_bytes", "total", "fits"}
-        assert set(found["serving"]) == {*sums, "tp", "pp", "ep", "ranks"}  # each of these plans has several stages
+        assert set(found["serving"]) == {*sums, "tp", "pp", "ep", "ranks", "times"}  # each of these plans has several stages
+        times = found["serving"]["times"]
+        assert set(times) == {"decode_ns", "prefill_ns", "batch_size", "num_devices", "low", "high", "tokens_per_second"}
+        assert times["tokens_per_second"] == pytest.approx(times["batch_size"] / times["decode_ns"] * 1e9)
 
 
 def test_a_spec_and_its_plan_are_estimated_alike(megaplan):

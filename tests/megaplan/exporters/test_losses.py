@@ -64,6 +64,8 @@ OF_HYBRID = [
     "model.pattern=MEMAMEDM",
 ]  # fmt: skip
 TRANSFORMERS = ("nanotron", "maxtext")
+LOOPS = ("verl", "nemo-rl")
+OF_LOOPS = "\npost_training: {kind: rl, prompts: 64, samples: 8, rollout: {prompt: 100, response: 200}}\n"
 
 
 def source_of(text: str, *overrides: str) -> Source:
@@ -73,7 +75,7 @@ def source_of(text: str, *overrides: str) -> Source:
 
 
 def exported(host: str, text: str, *overrides: str) -> Exported:
-    return EXPORTERS[host](source_of(text, *overrides))
+    return EXPORTERS[host](source_of(text + (OF_LOOPS if host in LOOPS else ""), *overrides))
 
 
 def silent(host: str, text: str, changes: Sequence[str]) -> list[str]:

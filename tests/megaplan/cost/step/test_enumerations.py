@@ -82,7 +82,7 @@ NOT_MEASURED = {
 NOT_OF_THESE_HOSTS = {
     "model.attention.output_bias", "model.head_bias", "model.mamba.bias", "model.mamba.conv_bias", "model.mamba.gated_norm",
     "model.mlp.bias", "model.moe.activation", "model.moe.bias", "model.moe.router_bias", "model.moe.score_correction",
-    "model.norm_placement",
+    "model.norm_placement", "sharding.mode",
 }  # fmt: skip
 """Options that a host refuses, or takes for all blocks at once, so that one of them alone has one legal value."""
 NEUTRAL = OF_MEMORY | OF_VALUES | NOT_MEASURED | NOT_OF_THESE_HOSTS
