@@ -64,7 +64,7 @@ test-jobs: $(READY) ## whole jobs that are started, killed, resumed or compiled,
 	$(call timed,compiled kernels,$(BIN)/pytest tests/kernels -m "jobs and not slow" -n 2 --maxschedchunk=1)
 	$(call timed,whole jobs,$(BIN)/pytest tests/megarun tests/megaplan -m "jobs and not slow" -n 2 --dist loadfile)
 
-test-random: $(READY) ## 20 random plans traced and 6 random layouts trained, of fixed seeds
+test-random: $(READY) ## 14 random plans traced and 4 random layouts trained, of fixed seeds
 	$(call timed,random plans,$(BIN)/pytest tests/megarun/trace/test_random_plans.py tests/megaplan/random_plans/test_schema_coverage.py -m "random_seeds and not slow" -n 2)
 	$(call timed,random layouts,$(BIN)/pytest tests/megarun/parity/test_random_layouts.py -m "random_seeds and not slow" -n 2)
 

@@ -9,7 +9,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ONE_IN = {
-    "kernels/compiled/test_sizes.py": 2,
+    "kernels/compiled/test_sizes.py": 3,
     "kernels/interpreted/check_activation.py": 8,
     "kernels/interpreted/check_attention.py": 7,
     "kernels/interpreted/check_attention_bent.py": 2,
@@ -46,8 +46,8 @@ ONE_IN = {
     "megarun/model/test_saved.py": 3,
     "megarun/parity/test_bad_steps.py": 2,
     "megarun/parity/test_options.py": 3,
-    "megarun/parity/test_parity.py": 6,
-    "megarun/parity/test_resume.py": 3,
+    "megarun/parity/test_parity.py": 9,
+    "megarun/parity/test_resume.py": 5,
     "megarun/parity/test_routing_extremes.py": 3,
     "megarun/trace/test_attention_peaks.py": 4,
     "megarun/trace/test_depths.py": 3,

@@ -8,7 +8,7 @@ from parity_world import Worlds
 from random_cells import random_cell
 
 pytestmark = pytest.mark.runtime
-SEEDS, IN_LANE = range(8), 6
+SEEDS, IN_LANE = range(8), 4
 """Seeds, and those of them that the lane of random seeds takes; the others are slow."""
 
 

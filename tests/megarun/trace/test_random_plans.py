@@ -22,7 +22,7 @@ from megarun.trace.compare import RankComparison
 from megarun.trace.values import RankTrace
 
 pytestmark = pytest.mark.runtime
-SEEDS, IN_LANE = range(30), 20
+SEEDS, IN_LANE = range(30), 14
 """Seeds, and those of them that the lane of random seeds takes; the others are slow."""
 SECONDS = 240
 

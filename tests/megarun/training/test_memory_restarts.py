@@ -113,7 +113,8 @@ def wait_for(number: int, out: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 8])
 def test_a_killed_process_costs_a_step_at_most(job: Job, tmp_path: Path, kills: int) -> None:
     """No checkpoint is saved; the losses are those of a job that nothing interrupts, bit by bit."""
     job(tmp_path / "whole", 0)
