@@ -128,6 +128,7 @@ def _orders(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
     return SCHEDULES[kind].orders(pp, vpp, num_microbatches)
 
 
+@lru_cache(maxsize=1024)
 def refuse_impossible(kind: str, pp: int, vpp: int, num_microbatches: int) -> None:
     """Raise if the schedule cannot run on these degrees.
 

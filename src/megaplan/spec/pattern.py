@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -172,6 +173,12 @@ class DepthBlock(NamedTuple):
     operations: Hashable
 
 
+@lru_cache(maxsize=64)
+def _mlp(ffn_hidden_size: int, activation: str, bias: bool) -> Mlp:
+    """A depth's own MLP, the same object for equal values: evaluations ask for it again and again."""
+    return Mlp.model_validate({"ffn_hidden_size": ffn_hidden_size, "activation": activation, "bias": bias})
+
+
 def depth_blocks(model: Model) -> tuple[DepthBlock, ...]:
     """The blocks of each depth in order. They have the model's dimensions; an MLP has the depth's own.
 
@@ -181,7 +188,7 @@ def depth_blocks(model: Model) -> tuple[DepthBlock, ...]:
     mtp = model.features.mtp
     if mtp is None:
         raise ValueError("the model has no section features.mtp")
-    own = Mlp(ffn_hidden_size=mtp.ffn_hidden_size, activation=mtp.activation, bias=mtp.bias)
+    own = _mlp(mtp.ffn_hidden_size, mtp.activation, mtp.bias)
     layer, found = model.num_layers, []
     for index, letter in enumerate(mtp.letters):
         family = FAMILIES[letter]
