@@ -9,7 +9,7 @@ from math import nextafter
 from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Location, MegaplanError
-from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.exporters.values import Exported, Loss, Source, complete, nodes_of
 from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.limits import launch_limits
@@ -113,8 +113,7 @@ def _joint(spec: Spec, source: Source) -> Values:
 
 
 def _script(spec: Spec, arguments: list[tuple[str, object]], program: str) -> str:
-    size = spec.mesh.world_size
-    per_node = max(count for count in range(1, min(spec.device.per_node, size) + 1) if size % count == 0)  # every node has as many
+    nodes, per_node = nodes_of(spec.mesh.world_size, spec.device.per_node)
     lines = [f"# {spec.name}, by megaplan export; data, tokenizer and checkpoint arguments are yours to add"]
     unsaid = [key for key in UNSAID if key != "host.dp_comm_overlap" or not spec.host.dp_comm_overlap]
     lines += commented_settings(spec, unsaid, ALLOCATOR if spec.host.expandable_segments else ())
@@ -122,7 +121,7 @@ def _script(spec: Spec, arguments: list[tuple[str, object]], program: str) -> st
         lines.append(f"export CUBLAS_WORKSPACE_CONFIG=:{spec.host.cublas_workspace_kib}:1")
     if spec.host.expandable_segments:
         lines.append("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    words = [f"torchrun --nnodes {size // per_node} --nproc-per-node {per_node} {program}"]
+    words = [f"torchrun --nnodes {nodes} --nproc-per-node {per_node} {program}"]
     for name, value in arguments:
         if value is True:
             words.append(name)
@@ -334,17 +333,18 @@ def _switched(host: Host) -> Values:
     return found
 
 
-def _host(spec: Spec, host: Host) -> Values:
+def recompute_arguments(spec: Spec, host: Host) -> Values:
+    """Recompute by the names that Megatron's arguments and its transformer configuration share; empty for none."""
+    if host.recompute_num_layers is not None:
+        method = {"recompute_method": host.recompute_method, "recompute_num_layers": host.recompute_num_layers}
+        return {"recompute_granularity": "full", **method}
     core = spec.recompute.of("A") == "selective" or "core_attn" in host.recompute_modules
     modules = [*(["core_attn"] if core else []), *(module for module in dict.fromkeys(host.recompute_modules) if module != "core_attn")]
+    return {"recompute_granularity": "selective", "recompute_modules": tuple(modules)} if modules else {}
+
+
+def _host(spec: Spec, host: Host) -> Values:
     found: Values = _switched(host)
     if host.cross_entropy != "unfused":
         found |= {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native" if host.cross_entropy == "native" else "te"}
-    if host.recompute_num_layers is not None:
-        full = {
-            "recompute_granularity": "full",
-            "recompute_method": host.recompute_method,
-            "recompute_num_layers": host.recompute_num_layers,
-        }
-        return {**found, **full}
-    return {**found, "recompute_granularity": "selective", "recompute_modules": tuple(modules)} if modules else found
+    return {**found, **recompute_arguments(spec, host)}

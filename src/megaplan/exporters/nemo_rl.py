@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from megaplan.exporters.modules import TORCH_DTYPES
-from megaplan.exporters.post_training import CARRIED, Job, ends_of, job_of, losses_of, recomputes_all
+from megaplan.exporters.post_training import CARRIED, Job, ends_of, job_of, losses_of, recompute_of, recomputes_all
 from megaplan.exporters.values import Exported, Loss, Source, complete
 
 
@@ -157,6 +157,8 @@ def _nemo_losses(job: Job) -> Iterator[Loss]:
         yield Loss("post_training.rollout.gpus", detail)
     if job.on_megatron and spec.mesh.vpp > 1:
         yield Loss("mesh.vpp", f"mesh.vpp = {spec.mesh.vpp}: NeMo-RL runs one stage on a rank", "vpp: 1")
+    if job.is_megatrons and recompute_of(job).get("recompute_granularity") == "selective":
+        yield Loss("recompute", "modules of selective recompute: NeMo-RL recomputes every layer or none, and none is written")
     moved = {"parameters", "gradients", "optimizer"}
     if plan.placement == "colocated" and not moved <= set(plan.offload):
         missing = ", ".join(sorted(moved - set(plan.offload)))

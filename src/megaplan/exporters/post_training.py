@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from megaplan.dtypes import DType
-from megaplan.exporters.values import Loss, Source
+from megaplan.exporters.megatron import recompute_arguments
+from megaplan.exporters.values import Loss, Source, nodes_of
 from megaplan.hosts.megatron import HOST as MEGATRON
 from megaplan.post_training.job import response_limit, section_of
 from megaplan.spec.models import Spec
@@ -63,11 +64,8 @@ class Job(NamedTuple):
     def pools(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(nodes, GPUs a node) of the training and of the rollout."""
         world = self.spec.mesh.world_size
-        return self._nodes(world), self._nodes(self.plan.rollout.gpus or world)
-
-    def _nodes(self, num_gpus: int) -> tuple[int, int]:
-        per_node = max(count for count in range(1, min(self.spec.device.per_node, num_gpus) + 1) if num_gpus % count == 0)
-        return num_gpus // per_node, per_node
+        per_node = self.spec.device.per_node
+        return nodes_of(world, per_node), nodes_of(self.plan.rollout.gpus or world, per_node)
 
     @property
     def ends(self) -> tuple[int, int] | None:
@@ -119,6 +117,9 @@ def losses_of(job: Job) -> Iterator[Loss]:
     if job.on_megatron and job.ends is None and len(set(job.layers)) > 1:
         counts = ", ".join(map(str, job.layers))
         yield Loss("split", f"stages of {counts} layers: first and last stage may differ, those between are equal", "split: {mode: equal}")
+    for name in ("hidden_dropout", "attention_dropout") if job.is_megatrons else ():
+        if share := getattr(spec.host, name):
+            yield Loss(f"host.{name}", f"host.{name} = {share:g}: the loop takes the checkpoint's, which is usually 0", f"{name}: 0.0")
     policies = {spec.recompute.of(letter) for letter in job.letters}
     if not job.is_megatrons and policies not in ({"none"}, {"full"}):
         yield Loss("recompute", "recompute: the loop recomputes every layer or none, and none is written", "default: none or full")
@@ -133,13 +134,10 @@ def recomputes_all(job: Job) -> bool:
 
 def recompute_of(job: Job) -> dict[str, Any]:
     """Recompute of Megatron-Core's transformer configuration."""
-    host = job.spec.host
-    if host.recompute_num_layers is not None:
-        method = {"recompute_method": host.recompute_method, "recompute_num_layers": host.recompute_num_layers}
-        return {"recompute_granularity": "full", **method}
-    if not job.is_megatrons and recomputes_all(job):
-        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return {"recompute_granularity": "selective", "recompute_modules": host.recompute_modules} if host.recompute_modules else {}
+    if job.is_megatrons:
+        return recompute_arguments(job.spec, job.spec.host)
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return full if recomputes_all(job) else {}
 
 
 def ends_of(job: Job) -> dict[str, Any]:

@@ -77,6 +77,17 @@ class Source:
         return self.layout.slots
 
 
+def nodes_of(num_gpus: int, per_node: int) -> tuple[int, int]:
+    """Nodes and GPUs of a node, the most that every node has equally many of.
+
+    Args:
+        num_gpus: GPUs of a job.
+        per_node: GPUs of a node of the device.
+    """
+    used = max(count for count in range(1, min(per_node, num_gpus) + 1) if num_gpus % count == 0)
+    return num_gpus // used, used
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A launch file.

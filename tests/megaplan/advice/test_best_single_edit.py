@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 import pytest
+from without_room import without_room
 
 import megaplan
 from megaplan.advice.advise import MOST
@@ -66,14 +67,7 @@ def _draw(seed: int) -> dict[str, Any]:
         "batch": {"micro_batch_size": draw.choice((2, 4, 6)), "seq_length": draw.choice((1024, 4096))},
         "optimizer": {"matrix": "adamw"},
     }
-    before = megaplan.estimate(document)
-    reserve = before.budget.device.capacity_bytes - before.budget.device.usable_bytes
-    share = draw.choice((0.97, 0.9, 0.75))
-    while True:  # other cuts may need less
-        found = document | {"device": {"name": "h200", "capacity": round(before.peak_bytes * share) + reserve}}
-        if not megaplan.estimate(found).fits:
-            return found
-        share *= 0.9
+    return without_room(document, draw.choice((0.97, 0.9, 0.75)))
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from without_room import without_room
 
 import megaplan
 from megaplan.advice.advise import MOST
@@ -134,14 +135,7 @@ def start(seed: int) -> dict[str, Any]:
     }
     if host == "megatron":
         document["host"] |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "attention_mask": False}
-    before = megaplan.estimate(document)
-    reserve = before.budget.device.capacity_bytes - before.budget.device.usable_bytes
-    share = draw.choice((0.97, 0.9, 0.75))
-    while True:  # other cuts may need less
-        found = document | {"device": {"name": "h200", "capacity": round(before.peak_bytes * share) + reserve}}
-        if not megaplan.estimate(found).fits:
-            return found
-        share *= 0.9
+    return without_room(document, draw.choice((0.97, 0.9, 0.75)))
 
 
 def tried(document: dict[str, Any], change: tuple[str, ...]) -> Fit | None:

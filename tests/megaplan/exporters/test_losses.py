@@ -136,7 +136,8 @@ def test_every_key_of_megatrons_host_is_written_or_told() -> None:
         "moe_grouped_gemm=true", "moe_overlap=true", "fused_squared_relu=true", "tp_comm_overlap=true", "microbatch_group_size=4",
         "mtp_repeated=true", "moe_permute_fusion=true", "deterministic_mode=true", "moe_dispatcher=flex>>host.moe_flex_backend=hybridep",
     ]  # fmt: skip
-    assert silent("megatron", text, [f"host.{change}" for change in changes]) == []
+    for host in ("megatron", *LOOPS):
+        assert silent(host, text, ["recompute.blocks={A: selective}", *(f"host.{change}" for change in changes)]) == []
 
 
 LOST = {
