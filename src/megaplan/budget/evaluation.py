@@ -25,7 +25,7 @@ from megaplan.hosts.megarun.embedding import (
     rotary_scratch_bytes,
     step_sum_bytes,
 )
-from megaplan.hosts.megarun.ledger import accumulates_in_place, block_bytes, block_variants
+from megaplan.hosts.megarun.ledger import block_bytes, named_variants
 from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_grad
 from megaplan.hosts.megarun.sizes import Sizes, local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
@@ -47,18 +47,17 @@ class Evaluated:
         family: Family of the block.
         layer: True if it is a layer or a prediction depth, with groups of its own.
         splits: True if a schedule may split its backward, which only layers allow.
+        shared: Parameters of other blocks whose gradients it passes on: only a prediction depth does.
         sums: Sums of its ledger.
         storage: FSDP2's storage of its parameters; None for a tied head, whose parameters are the embedding's.
-        in_place: True if its gradients accumulate in the dtype in which autograd makes them.
     """
 
-    __slots__ = ("_arrived", "_boundary_bytes", "_units", "family", "in_place", "layer", "splits", "storage", "sums")
+    __slots__ = ("_arrived", "_boundary_bytes", "_units", "family", "layer", "shared", "splits", "storage", "sums")
 
-    def __init__(
-        self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, boundary_bytes: int, in_place: bool
-    ) -> None:
-        self.splits = layer and block.family is not Outside.MTP
-        self.family, self.layer, self.sums, self.storage, self.in_place = block.family, layer, sums, storage, in_place
+    def __init__(self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, boundary_bytes: int) -> None:
+        ahead = block.family is Outside.MTP
+        self.splits, self.shared = layer and not ahead, shared_names(sums.gradients) if ahead else ()
+        self.family, self.layer, self.sums, self.storage = block.family, layer, sums, storage
         self._boundary_bytes = boundary_bytes
         self._units: dict[tuple[bool, bool], Unit] = {}
         self._arrived: BlockBytes | None = None
@@ -77,8 +76,7 @@ class Evaluated:
         if unit is None:
             owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
             has_experts = self.layer and self.storage is not None and self.storage.experts.has_tasks
-            shared = shared_names(sums.gradients) if self.family is Outside.MTP else ()
-            unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, has_experts, shared)
+            unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, has_experts, self.shared)
             if policy.splits_backward and self.splits:
                 unit = split_unit(unit, in_place=policy.in_place, owns_input=owned)
             self._units[key] = unit
@@ -86,7 +84,7 @@ class Evaluated:
 
     def _sums_of_arrived(self, policy: ChunkPolicy) -> BlockBytes:
         if self._arrived is None:
-            self._arrived = summarize_with_received_grad(self.sums, splittable=policy.splits_backward, in_place=self.in_place)
+            self._arrived = summarize_with_received_grad(self.sums, splittable=policy.splits_backward)
         return self._arrived
 
 
@@ -171,8 +169,8 @@ class Evaluation:
         self.stored = stored(sizes, inventory)
         evaluated = {} if memo is None else memo.of(spec, self.dims, sizes)
         self.blocks: dict[str, Evaluated] = {}
-        for name, variant in block_variants(spec, inventory).items():
-            found = evaluated.get(variant)
+        for variant, names in named_variants(spec, inventory).items():
+            found, name = evaluated.get(variant), names[0]
             if found is None:
                 tied = name == "head" and inventory.tied
                 block = inventory.block("embedding" if tied else name)
@@ -183,10 +181,9 @@ class Evaluation:
                     storage,
                     layer=has_groups(name),
                     boundary_bytes=self.boundary_bytes,
-                    in_place=accumulates_in_place(spec, block),
                 )
-            in_place = in_place and found.in_place
-            self.blocks[name] = found
+            in_place = in_place and found.sums.in_place
+            self.blocks.update(dict.fromkeys(names, found))
         mesh = spec.mesh
         self.policy = ChunkPolicy(
             pipelined=mesh.is_pipelined,

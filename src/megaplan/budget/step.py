@@ -141,7 +141,7 @@ def other_pool_bytes(chunk: Chunk, point: RankState, peak: Peak) -> int:
 def _where(chunk: Chunk, point: RankState) -> str:
     if not chunk.policy.pipelined:
         return ""
-    in_flight, waiting = (", ".join(str(count) for count in counts) for counts in (point.in_flight, point.waiting))
+    in_flight, waiting = ", ".join(map(str, point.in_flight)), ", ".join(map(str, point.waiting))
     first = "first microbatch, " if point.kind is BACKWARD and point.states[point.chunk] is FORWARDED else ""
     for_weights = f", {waiting} waiting for W" if any(point.waiting) else ""
     by_chunk = " by chunk" if len(point.in_flight) > 1 else ""

@@ -135,6 +135,7 @@ class Block(NamedTuple):
         variant: `Family.variant` of a layer; for a prediction depth the names and letters of its blocks; else None outside the layers.
         sizes: Unsharded elements of each tensor.
         elements: Elements of the whole block.
+        trained: Name and unsharded elements of each tensor with a gradient.
     """
 
     family: str
@@ -142,12 +143,14 @@ class Block(NamedTuple):
     variant: Any
     sizes: tuple[int, ...]
     elements: int
+    trained: tuple[tuple[str, int], ...]
 
 
 def make_block(family: str, tensors: tuple[ParamTensor, ...], variant: Any = None) -> Block:
     """A block of these tensors."""
     sizes = tuple([prod(tensor.shape) for tensor in tensors])
-    return new(Block, (family, tensors, variant, sizes, sum(sizes)))
+    trained = tuple([(tensor.name, size) for tensor, size in zip(tensors, sizes, strict=True) if tensor.group is not Group.FROZEN])
+    return new(Block, (family, tensors, variant, sizes, sum(sizes), trained))
 
 
 @cache
@@ -156,9 +159,12 @@ def layer_names(num_layers: int) -> tuple[str, ...]:
     return tuple(f"layers.{index}" for index in range(num_layers))
 
 
+_GROUPED = "layers.", f"{Outside.MTP}."
+
+
 def has_groups(name: str) -> bool:
     """True if a block of this name has its own FSDP2 groups: a layer, or a depth of multi-token prediction."""
-    return name.startswith(("layers.", f"{Outside.MTP}."))
+    return name.startswith(_GROUPED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,9 +203,7 @@ class Inventory:
     @cached_property
     def trained_parameters(self) -> int:
         """Number of `parameters` with gradients: all, or with `lora` the adapters."""
-        makes = self.makes
-        sized = ((tensor, size * count) for block, count in makes for tensor, size in zip(block.tensors, block.sizes, strict=True))
-        return sum(size for tensor, size in sized if tensor.group is not Group.FROZEN)
+        return sum(size * count for block, count in self.makes for _, size in block.trained)
 
     @cached_property
     def makes(self) -> tuple[tuple[Block, int], ...]:

@@ -179,8 +179,8 @@ def _mlp(ffn_hidden_size: int, activation: str, bias: bool) -> Mlp:
     return Mlp.model_validate({"ffn_hidden_size": ffn_hidden_size, "activation": activation, "bias": bias})
 
 
-def depth_blocks(model: Model) -> tuple[DepthBlock, ...]:
-    """The blocks of each depth in order. They have the model's dimensions; an MLP has the depth's own.
+def depth_families(model: Model) -> list[tuple[Family, Any]]:
+    """The families of the blocks of each depth in order, each with its section: the model's, but an MLP has the depth's own.
 
     Raises:
         ValueError: The model has no depths, or lacks a section that they need (an unchecked spec).
@@ -188,11 +188,14 @@ def depth_blocks(model: Model) -> tuple[DepthBlock, ...]:
     mtp = model.features.mtp
     if mtp is None:
         raise ValueError("the model has no section features.mtp")
-    own = _mlp(mtp.ffn_hidden_size, mtp.activation, mtp.bias)
-    layer, found = model.num_layers, []
-    for index, letter in enumerate(mtp.letters):
-        family = FAMILIES[letter]
-        section = own if family is DENSE else family.section_of(model)
-        name = f"block{index}" if mtp.pattern is not None else NAMES[index]
+    own, families = _mlp(mtp.ffn_hidden_size, mtp.activation, mtp.bias), [FAMILIES[letter] for letter in mtp.letters]
+    return [(family, own if family is DENSE else family.section_of(model)) for family in families]
+
+
+def depth_blocks(model: Model) -> tuple[DepthBlock, ...]:
+    """The blocks of each depth in order; errors as for `depth_families`."""
+    layer, found, named = model.num_layers, [], model.features.mtp is not None and model.features.mtp.pattern is None
+    for index, (family, section) in enumerate(depth_families(model)):
+        name = NAMES[index] if named else f"block{index}"
         found.append(DepthBlock(name, family, section, family.variant(section, layer, model.num_layers), family.operations(section, layer)))
     return tuple(found)

@@ -22,7 +22,7 @@ from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.tensors import Outside
 from megaplan.spec.models import Features, GroupedQueryAttention, Ngram, Spec
-from megaplan.spec.pattern import depth_blocks
+from megaplan.spec.pattern import depth_families
 from megaplan.spec.step_graphs import replays_graphs
 
 
@@ -71,7 +71,7 @@ def step_sum_bytes(spec: Spec) -> dict[str, int]:
     sums = {family.letter: family.step_sums(section) * FP64_BYTES for family, section in families_of(spec.model)}
     relation, attention = spec.model.features.relation_bias, spec.model.attention
     if spec.model.features.mtp is not None:
-        sums[Outside.MTP] = sum(block.family.step_sums(block.section) for block in depth_blocks(spec.model)) * FP64_BYTES
+        sums[Outside.MTP] = sum([family.step_sums(section) for family, section in depth_families(spec.model)]) * FP64_BYTES
     if relation is not None and attention is not None:
         sums[Outside.RELATION_BIAS] = relation.num_relations * (attention.num_heads // spec.mesh.tp) * DType.FP32.bytes
     return {letter: num_bytes for letter, num_bytes in sums.items() if num_bytes}

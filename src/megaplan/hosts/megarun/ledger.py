@@ -57,9 +57,7 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
         part = splittable_part(part, dims)
     if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Outside.MTP:
-        gradients = {
-            tensor[0]: elements * size for tensor, elements in zip(block.tensors, block.sizes, strict=True) if tensor[3] is not Group.FROZEN
-        }
+        gradients = {name: elements * size for name, elements in block.trained}
     else:
         gradients = {name: prod(shape) * size for name, shape in parameter_shapes(spec, dims, block_name, block).items()}
     return weigh(part, gradients, in_place=dtype is spec.precision.grads)
@@ -70,14 +68,18 @@ ENDS = ("embedding", *SIDES)
 
 
 def block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
-    """The variant of each block by name: a stack evaluates each variant once. Not to be changed: the inventory keeps it.
+    """The variant of each block by name; `head` is included for a tied head too."""
+    return {name: variant for variant, names in named_variants(spec, inventory).items() for name in names}
 
-    `head` is included for a tied head too.
-    """
+
+def named_variants(spec: Spec, inventory: Inventory) -> dict[BlockVariant, list[str]]:
+    """The names of the blocks of each variant: a stack evaluates each once. Not to be changed: the inventory keeps it."""
     key = (spec.precision.recipe, *[spec.recompute.of(family.letter) for family, _ in families_of(spec.model)])
-    found: dict[str, BlockVariant] | None = inventory.variants.get(key)
+    found: dict[BlockVariant, list[str]] | None = inventory.variants.get(key)
     if found is None:
-        found = inventory.variants[key] = _block_variants(spec, inventory)
+        found = inventory.variants[key] = {}
+        for name, variant in _block_variants(spec, inventory).items():
+            found.setdefault(variant, []).append(name)
     return found
 
 
@@ -198,8 +200,8 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
         else:
             program, tensors = in_low_precision(program, tensors, recipe, parameters_by_name)
     path = path_in(spec.model.residual_path, block.tensors)
-    scale: float = getattr(FAMILIES[block.family].section_of(spec.model), "output_multiplier", 1.0)
-    path = path._replace(passes_on=_passed_on(spec, dims, index, parameters), scaled=scale != 1)
+    fields = vars(FAMILIES[block.family].section_of(spec.model))  # pydantic's own lookup of a missing field costs more than the rest
+    path = path._replace(passes_on=_passed_on(spec, dims, index, parameters), scaled=fields.get("output_multiplier", 1) != 1)
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)

@@ -16,6 +16,9 @@ from megaplan.hosts.megarun.program import CALLER, LiveSet, Replay, replay, with
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new
 
+GRADIENTS, ROUTING = Column.GRADIENTS, Column.ROUTING
+"""A lookup on the class costs Python 3.11 as much as a call."""
+
 
 class BlockReplay(NamedTuple):
     """One block's replay with its storages by name."""
@@ -29,7 +32,7 @@ class BlockReplay(NamedTuple):
         A norm or a linear after the experts reads rows in transit; the gradient that it makes of them is an activation.
         """
         column = self.tensors[name][1]
-        if column is not Column.ROUTING:
+        if column is not ROUTING:
             return column
         made = (made for op in self.replay.program.graph.ops if name in op.reads for made in op.makes if made in self.tensors)
         return column if any(self.tensors[each][1] is column for each in made) else Column.ACTIVATIONS
@@ -63,6 +66,7 @@ class BlockBytes(NamedTuple):
         accumulating: The backward peak when gradients are added in place to existing ones, so that only an operation's own are new;
             `backward` if they are not.
         accumulating_bytes: Allocated bytes at that peak.
+        in_place: True if later microbatches add gradients in place.
     """
 
     part: BlockReplay
@@ -78,6 +82,7 @@ class BlockBytes(NamedTuple):
     backward_bytes: int
     accumulating: LiveSet
     accumulating_bytes: int
+    in_place: bool
 
     def add_to(self, cells: dict[Column, int], point: LiveSet, params: tuple[str, ...]) -> None:
         """Add, by column, the allocated bytes at a point with these parameter gradients."""
@@ -87,7 +92,7 @@ class BlockBytes(NamedTuple):
             cells[column] += size
         for name in point.gradients:
             cells[self.part.gradient_column(name)] += tensors[name][0]
-        cells[Column.GRADIENTS] += sum([self.gradients[name] for name in params])
+        cells[GRADIENTS] += sum([self.gradients[name] for name in params])
 
     def point_bytes(self, point: LiveSet, params: tuple[str, ...]) -> int:
         """Allocated bytes at a point with these parameter gradients."""
@@ -140,6 +145,7 @@ def weigh(part: BlockReplay, gradients: dict[str, int], *, in_place: bool) -> Bl
             backward_bytes,
             accumulating,
             accumulating_bytes,
+            in_place,
         ),
     )
 
@@ -162,16 +168,16 @@ def _adds_at_its_end(part: BlockReplay) -> bool:
     return first.flow is Flow.COMPUTE and not first.late and tensors[first.makes[0]][0] >= tensors[OUTPUT][0]
 
 
-def summarize_with_received_grad(block: BlockBytes, *, splittable: bool, in_place: bool) -> BlockBytes:
+def summarize_with_received_grad(block: BlockBytes, *, splittable: bool) -> BlockBytes:
     """A block's sums if the gradient of its output came from another slot.
 
-    It is in a receive buffer to the end, so that what is added to it makes a new storage. `splittable` and `in_place` as for the block,
-    which is the answer itself where that is no larger.
+    It is in a receive buffer to the end, so that what is added to it makes a new storage. `splittable` as for the block, which is the
+    answer itself where that is no larger.
     """
     if _adds_at_its_end(block.part):
         return block
     run = _arrived(block.part.replay, splittable=splittable)
-    return weigh(BlockReplay(run, block.part.tensors), block.gradients, in_place=in_place)
+    return weigh(BlockReplay(run, block.part.tensors), block.gradients, in_place=block.in_place)
 
 
 def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedger:
