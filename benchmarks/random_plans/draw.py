@@ -29,6 +29,7 @@ from random_plans.settings import (
     training_section,
 )
 from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
+from random_plans.variants import add_variants
 
 MEGATRON_SHARE = 0.12
 FIRST_RUN = 1000
@@ -143,6 +144,7 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
     if seed >= FIRST_RUN and sections["host"].get("name") != "megatron":
         _add_copies(stream("copies"), sections)
         add_windows(stream("windows"), sections["model"])
+        add_variants(stream("variants"), sections["model"])
 
 
 def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:

@@ -391,6 +391,16 @@ def _lara(draw: Random, config: Config) -> Config:
     return {"shared_expert_intermediate_size": draw.randint(6, 30), "sliding_window": 16, **listed}
 
 
+def _cohere_moe(draw: Random, config: Config) -> Config:
+    given = {"first_k_dense_replace": draw.randint(0, config["num_hidden_layers"])} if _flag(draw) else _listed_mlps(draw, config)
+    given |= {"prefix_dense_intermediate_size": draw.randint(8, 60)} if _flag(draw) else {}
+    return given | {
+        "num_shared_experts": draw.randint(0, 2), "rms_norm_eps": draw.choice([None, 1e-6]),
+        "expert_selection_fn": draw.choice(["softmax", "sigmoid"]), "shared_expert_combination_strategy": draw.choice(["average", "sum"]),
+        "prefix_dense_sliding_window_pattern": draw.randint(1, 2),
+    }  # fmt: skip
+
+
 _MOE = ("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 _DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 
@@ -417,6 +427,11 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "granite": _dense("attention_bias", "mlp_bias"),
     "granitemoe": _routed("num_local_experts", None, "num_experts_per_tok", "attention_bias"),
     "granitemoehybrid": _granite_hybrid,
+    "cohere": _dense("attention_bias"),
+    "cohere2": _windowed(_dense("attention_bias")),
+    "cohere2_moe": _and(
+        _windowed(_routed("num_experts", None, "num_experts_per_tok", "attention_bias", "norm_topk_prob", head_dim=True)), _cohere_moe
+    ),
     "granitemoeshared": _routed("num_local_experts", "shared_intermediate_size", "num_experts_per_tok", "attention_bias"),
     "hunyuan_v1_dense": _hunyuan,
     "hunyuan_v1_moe": _hunyuan_moe,

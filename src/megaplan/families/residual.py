@@ -19,7 +19,7 @@ from megaplan.columns import Column
 from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.tensors import Group, Init, ParamTensor
 
-NormKind = Literal["rmsnorm", "layernorm"]
+NormKind = Literal["rmsnorm", "layernorm", "layernorm_no_bias"]
 NormPlacement = Literal["pre", "post", "both"]
 NORMED = "normed"
 POST_NORM = "post_norm"
@@ -48,7 +48,7 @@ class ResidualPath(NamedTuple):
     """A block's way from the residual stream and back.
 
     Attributes:
-        norm: rmsnorm, or layernorm with a bias.
+        norm: rmsnorm, layernorm, or layernorm_no_bias.
         placement: Place of the norm: before the block (pre), on its output (post), or both.
         shares_input: The block reads the normed input of the block before it.
         passes_on: Use of the norm by the block after this one; None if that block does not read it.
@@ -68,7 +68,7 @@ PLAIN = ResidualPath()
 def norm_tensors(kind: NormKind, width: int, prefix: str = "norm.") -> tuple[ParamTensor, ...]:
     """Scale of a norm, and bias of a LayerNorm."""
     scale = norm(f"{prefix}weight", width)
-    if kind == "rmsnorm":
+    if kind != "layernorm":
         return (scale,)
     return scale, replicated(f"{prefix}bias", (width,), Group.OTHER, Init.ZEROS)
 
@@ -147,7 +147,7 @@ def work_of(path: ResidualPath, load: Workload, ops: Works, hidden_size: int) ->
     if path == PLAIN:
         return ops
     more = norm_works(path.norm, load, hidden_size) if path.placement == "both" else ()
-    if path.norm == "layernorm":
+    if path.norm != "rmsnorm":
         statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
         ops = (ops[0]._replace(work=ops[0].work + statistic), *ops[1:])
     return (*ops, *more)
@@ -155,16 +155,15 @@ def work_of(path: ResidualPath, load: Workload, ops: Works, hidden_size: int) ->
 
 def norm_works(kind: NormKind, load: Workload, hidden_size: int, name: str = "post_norm") -> Works:
     """A separate norm of the rank's own tokens."""
-    statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES) if kind == "layernorm" else Work()
+    statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES) if kind != "rmsnorm" else Work()
     return (OpWork(name, "head", norm_work(hidden_size, load.itemsize) + statistic, own_tokens=True),)
 
 
 def norm_op(name: str, kind: NormKind, reads: str, makes: str, *, prefix: str = "", params: tuple[str, str] | None = None) -> Op:
     """RMSNorm keeps its input and the inverse deviation; LayerNorm also keeps the mean, as `torch.native_layer_norm` does."""
-    of_layer = kind == "layernorm"
     scale, shift = params or (f"{name}.weight", f"{name}.bias")
-    statistics = (f"{prefix}mean", f"{prefix}rstd") if of_layer else (f"{prefix}rstd",)
-    given = (scale, shift) if of_layer else (scale,)
+    statistics = (f"{prefix}rstd",) if kind == "rmsnorm" else (f"{prefix}mean", f"{prefix}rstd")
+    given = (scale, shift) if kind == "layernorm" else (scale,)
     return Op(name, (reads,), (makes, *statistics), keeps=(reads, *statistics), params=given)
 
 

@@ -25,23 +25,23 @@ from megaplan.importers.rotary import rope, window_base
 
 def llama(reader: ConfigReader) -> dict[str, Any]:
     """Llama and granite: RMSNorm before each block; biases on all projections or none."""
-    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"))
+    return decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"))
 
 
 def mistral(reader: ConfigReader) -> dict[str, Any]:
     """mistral: a window of all layers, or of those that `layer_types` names."""
-    return _decoder(reader, {}, windowed=SLIDING)
+    return decoder(reader, {}, windowed=SLIDING)
 
 
 def cwm(reader: ConfigReader) -> dict[str, Any]:
     """cwm: llama with windows, except in every fourth layer from the first on; no biases."""
-    return _decoder(reader, {}, mlp_bias=reader.flag("mlp_bias"), windowed=every(reader, 4, start=0))
+    return decoder(reader, {}, mlp_bias=reader.flag("mlp_bias"), windowed=every(reader, 4, start=0))
 
 
 def granite_swa(reader: ConfigReader) -> dict[str, Any]:
     """granite_swa: granite with windows as in cwm, sinks, and a rotary base by layer, of which 0 is no rotation."""
     attention = {**biases(reader), "sinks": True, **unrotated(reader)}
-    return _decoder(reader, attention, mlp_bias=reader.flag("mlp_bias"), windowed=every(reader, 4, start=0))
+    return decoder(reader, attention, mlp_bias=reader.flag("mlp_bias"), windowed=every(reader, 4, start=0))
 
 
 def unrotated(reader: ConfigReader) -> dict[str, Any]:
@@ -57,51 +57,51 @@ def unrotated(reader: ConfigReader) -> dict[str, Any]:
 def hyperclovax(reader: ConfigReader) -> dict[str, Any]:
     """hyperclovax: llama with a factor of the scores, and norms after each block, too, where `use_post_norm` says so."""
     model = {"norm_placement": "both"} if reader.flag("use_post_norm") else {}
-    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), model=model)
+    return decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), model=model)
 
 
 def jais2(reader: ConfigReader) -> dict[str, Any]:
     """jais2: LayerNorm, an MLP of two matrices, biases by their fields."""
     layer_norm = {"norm": "layernorm"}
-    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), model=layer_norm, eps="layer_norm_eps", gated=False)
+    return decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), model=layer_norm, eps="layer_norm_eps", gated=False)
 
 
 def ministral(reader: ConfigReader) -> dict[str, Any]:
     """ministral: windows of some layers, as `layer_types` says; no biases."""
-    return _decoder(reader, {}, windowed=SLIDING)
+    return decoder(reader, {}, windowed=SLIDING)
 
 
 def phi3(reader: ConfigReader) -> dict[str, Any]:
     """phi3: fused projections, of the same tensors as separate ones."""
     reader.skip("original_max_position_embeddings")
-    return _decoder(reader, {}, windowed=SLIDING)
+    return decoder(reader, {}, windowed=SLIDING)
 
 
 def qwen2(reader: ConfigReader) -> dict[str, Any]:
     """qwen2: biases on queries, keys and values; windows of the last layers."""
-    return _decoder(reader, biases(reader, None, output=False), windowed=qwen_kinds(reader))
+    return decoder(reader, biases(reader, None, output=False), windowed=qwen_kinds(reader))
 
 
 def qwen3(reader: ConfigReader) -> dict[str, Any]:
     """qwen3: a norm over each query and key head; windows of the last layers."""
-    return _decoder(reader, {**biases(reader), "qk_norm": True}, windowed=qwen_kinds(reader))
+    return decoder(reader, {**biases(reader), "qk_norm": True}, windowed=qwen_kinds(reader))
 
 
 def qwen3_vl(reader: ConfigReader) -> dict[str, Any]:
     """qwen3_vl_text: qwen3 without windows."""
-    return _decoder(reader, {**biases(reader), "qk_norm": True})
+    return decoder(reader, {**biases(reader), "qk_norm": True})
 
 
 def olmo2(reader: ConfigReader) -> dict[str, Any]:
     """olmo2: norms on a block's output, and over all heads of the queries and of the keys."""
     attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
-    return _decoder(reader, attention, model={"norm_placement": "post"})
+    return decoder(reader, attention, model={"norm_placement": "post"})
 
 
 def olmo3(reader: ConfigReader) -> dict[str, Any]:
     """olmo3: olmo2 with a window of three layers in four."""
     attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
-    return _decoder(reader, attention, model={"norm_placement": "post"}, windowed=every(reader, 4))
+    return decoder(reader, attention, model={"norm_placement": "post"}, windowed=every(reader, 4))
 
 
 def exaone4(reader: ConfigReader) -> dict[str, Any]:
@@ -114,18 +114,18 @@ def exaone4(reader: ConfigReader) -> dict[str, Any]:
     windowed = every(reader, period) if slides else (FULL,) * reader.layers(2)
     straight = [2 * layer for layer, kind in enumerate(windowed) if slides and kind == FULL]
     attention |= {"nope_layers": straight} if straight else {}
-    return _decoder(reader, attention, model={"norm_placement": "post"}, windowed=windowed)
+    return decoder(reader, attention, model={"norm_placement": "post"}, windowed=windowed)
 
 
 def gemma(reader: ConfigReader) -> dict[str, Any]:
     """gemma: embeddings are scaled, norms scale by 1 + weight; the gate is gelu."""
-    return _decoder(reader, biases(reader), act=gelu_name(reader), model=_of_gemma(reader))
+    return decoder(reader, biases(reader), act=gelu_name(reader), model=_of_gemma(reader))
 
 
 def gemma2(reader: ConfigReader) -> dict[str, Any]:
     """gemma2: norms before and after each block, windows of every second layer, scores and logits with a cap."""
     scores, logits = _caps(reader)
-    return _decoder(
+    return decoder(
         reader,
         biases(reader) | scores,
         model={"norm_placement": "both", **_of_gemma(reader), **logits},
@@ -138,7 +138,7 @@ def gemma2(reader: ConfigReader) -> dict[str, Any]:
 def vaultgemma(reader: ConfigReader) -> dict[str, Any]:
     """vaultgemma: gemma2 without the norms after its blocks."""
     scores, logits = _caps(reader)
-    return _decoder(
+    return decoder(
         reader,
         biases(reader) | scores,
         model={**_of_gemma(reader), **logits},
@@ -155,7 +155,7 @@ def gemma3(reader: ConfigReader) -> dict[str, Any]:
     period = period if isinstance(period, int) and not isinstance(period, bool) and period > 0 else 6
     _, logits = _caps(reader)  # the class has a cap of the scores that its attention ignores
     attention = {**biases(reader), "qk_norm": True, "window_rope_theta": window_base(reader)}
-    return _decoder(
+    return decoder(
         reader,
         attention,
         model={"norm_placement": "both", **_of_gemma(reader), **logits},
@@ -178,7 +178,7 @@ def _of_gemma(reader: ConfigReader) -> dict[str, Any]:
 
 def nemotron(reader: ConfigReader) -> dict[str, Any]:
     """nemotron: LayerNorm, an MLP of two matrices, half of each head rotated."""
-    return _decoder(
+    return decoder(
         reader,
         biases(reader),
         mlp_bias=reader.flag("mlp_bias"),
@@ -194,14 +194,14 @@ def starcoder2(reader: ConfigReader) -> dict[str, Any]:
     bias = reader.flag("use_bias")
     attention = {"bias": True, "output_bias": True} if bias else {}
     layer_norm = {"norm": "layernorm"}
-    return _decoder(reader, attention, mlp_bias=bias, model=layer_norm, eps="norm_epsilon", gated=False, windowed=SLIDING)
+    return decoder(reader, attention, mlp_bias=bias, model=layer_norm, eps="norm_epsilon", gated=False, windowed=SLIDING)
 
 
 def phi(reader: ConfigReader) -> dict[str, Any]:
     """phi: attention and MLP read one LayerNorm; biases everywhere, on the head too."""
     if reader.flag("qk_layernorm"):
         reader.cannot("qk_layernorm", True, "q_layernorm and k_layernorm are LayerNorms with a bias, and qk_norm is RMSNorm", False)
-    return _decoder(
+    return decoder(
         reader,
         biases(reader, None),
         mlp_bias=True,
@@ -216,12 +216,12 @@ def phi(reader: ConfigReader) -> dict[str, Any]:
 def ernie4_5(reader: ConfigReader) -> dict[str, Any]:
     """ernie4_5: biases on all projections or none."""
     bias = reader.flag("use_bias")
-    return _decoder(reader, {"bias": True, "output_bias": True} if bias else {}, mlp_bias=bias)
+    return decoder(reader, {"bias": True, "output_bias": True} if bias else {}, mlp_bias=bias)
 
 
 def hunyuan(reader: ConfigReader) -> dict[str, Any]:
     """hunyuan_v1_dense: a norm over each query and key head, after the rotation."""
-    return _decoder(reader, {**biases(reader), "qk_norm": True})
+    return decoder(reader, {**biases(reader), "qk_norm": True})
 
 
 def smollm3(reader: ConfigReader) -> dict[str, Any]:
@@ -233,45 +233,45 @@ def smollm3(reader: ConfigReader) -> dict[str, Any]:
     bias = {**biases(reader), **({"nope_layers": nope} if nope else {})}
     slides = reader.flag("use_sliding_window") and reader.value("sliding_window") is not None
     derived = [SLIDING if slides and not turns else FULL for turns in rotates[:layers]]
-    return _decoder(reader, bias, mlp_bias=reader.flag("mlp_bias"), windowed=layer_kinds(reader, derived))
+    return decoder(reader, bias, mlp_bias=reader.flag("mlp_bias"), windowed=layer_kinds(reader, derived))
 
 
 def seed_oss(reader: ConfigReader) -> dict[str, Any]:
     """seed_oss: biases on queries, keys and values, and on the output, each with its own field."""
     inner, output = reader.flag("attention_bias"), reader.flag("attention_out_bias")
-    return _decoder(
+    return decoder(
         reader, {**({"bias": True} if inner else {}), **({"output_bias": True} if output else {})}, mlp_bias=reader.flag("mlp_bias")
     )
 
 
 def cosmos3_edge(reader: ConfigReader) -> dict[str, Any]:
     """cosmos3_edge_text: llama with an MLP of two matrices."""
-    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), gated=False)
+    return decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), gated=False)
 
 
 def arcee(reader: ConfigReader) -> dict[str, Any]:
     """arcee: an MLP of two matrices."""
-    return _decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), gated=False)
+    return decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"), gated=False)
 
 
 def glm(reader: ConfigReader) -> dict[str, Any]:
     """glm: biases on queries, keys and values; half of each head rotated."""
-    return _decoder(reader, biases(reader, output=False), partial=0.5)
+    return decoder(reader, biases(reader, output=False), partial=0.5)
 
 
 def glm4(reader: ConfigReader) -> dict[str, Any]:
     """glm4: glm with norms before and after each block."""
-    return _decoder(reader, biases(reader, output=False), partial=0.5, model={"norm_placement": "both"})
+    return decoder(reader, biases(reader, output=False), partial=0.5, model={"norm_placement": "both"})
 
 
 def glm4v(reader: ConfigReader) -> dict[str, Any]:
     """glm4v_text: glm4, always with biases."""
-    return _decoder(reader, {"bias": True}, partial=0.5, model={"norm_placement": "both"})
+    return decoder(reader, {"bias": True}, partial=0.5, model={"norm_placement": "both"})
 
 
 def glm_ocr(reader: ConfigReader) -> dict[str, Any]:
     """glm_ocr_text: glm4v_text without biases."""
-    return _decoder(reader, {}, partial=0.5, model={"norm_placement": "both"})
+    return decoder(reader, {}, partial=0.5, model={"norm_placement": "both"})
 
 
 def gelu_name(reader: ConfigReader) -> str:
@@ -302,7 +302,7 @@ def qwen_kinds(reader: ConfigReader) -> tuple[str, ...]:
     return given
 
 
-def _decoder(
+def decoder(
     reader: ConfigReader,
     attention: dict[str, Any],
     *,
@@ -315,6 +315,7 @@ def _decoder(
     partial: float = 1.0,
     score: str | None = None,
     parallel: bool = False,
+    head_dim: str | None = "head_dim",
 ) -> dict[str, Any]:
     """The section `model` of one of these decoders.
 
@@ -330,9 +331,10 @@ def _decoder(
         partial: Rotated share of a head, if the config does not say.
         score: Field of a scale of scores, given as the width whose inverse root it is.
         parallel: Attention and MLP read one norm.
+        head_dim: Field of a head's width; None for a class that derives it.
     """
     keys, layers = common(reader, eps), reader.layers(2)
-    section = heads(reader, keys["hidden_size"]) | attention
+    section = heads(reader, keys["hidden_size"], head_dim=head_dim) | attention
     section |= rope(reader, section["head_dim"], partial=partial, by_window="window_rope_theta" in section)
     letters = "AD" * layers
     kinds = windowed if isinstance(windowed, tuple) else layer_kinds(reader, (windowed,) * layers)

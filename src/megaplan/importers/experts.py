@@ -16,7 +16,7 @@ CHUNKED = "chunked_attention"
 def mixtral(reader: ConfigReader) -> dict[str, Any]:
     """mixtral: `intermediate_size` is one expert's width, and the chosen experts' weights sum to 1."""
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
-    return _decoder(reader, {}, moe, windowed=SLIDING)
+    return decoder(reader, {}, moe, windowed=SLIDING)
 
 
 def qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
@@ -30,32 +30,32 @@ def qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
     kinds = layer_kinds(reader, meant) if slides else (FULL,) * layers
     reader.skip("layer_types")
     attention = {"bias": True} if reader.flag("qkv_bias") else {}
-    return _decoder(reader, attention, moe, windowed=kinds, dense=qwen_dense(reader))
+    return decoder(reader, attention, moe, windowed=kinds, dense=qwen_dense(reader))
 
 
 def qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
     """qwen3_moe: a norm over each head; experts in every `decoder_sparse_step`-th layer, except in `mlp_only_layers`."""
     attention = {**biases(reader), "qk_norm": True}
-    return _decoder(reader, attention, qwen_experts(reader), windowed=qwen_kinds(reader), dense=qwen_dense(reader))
+    return decoder(reader, attention, qwen_experts(reader), windowed=qwen_kinds(reader), dense=qwen_dense(reader))
 
 
 def qwen3_vl_moe(reader: ConfigReader) -> dict[str, Any]:
     """qwen3_vl_moe_text: qwen3_moe without windows, whose chosen experts' weights sum to 1."""
     moe = qwen_experts(reader, normalize=True)
     reader.skip("norm_topk_prob")
-    return _decoder(reader, {**biases(reader), "qk_norm": True}, moe, dense=qwen_dense(reader))
+    return decoder(reader, {**biases(reader), "qk_norm": True}, moe, dense=qwen_dense(reader))
 
 
 def qwen3_omni(reader: ConfigReader) -> dict[str, Any]:
     """qwen3_omni_moe_text: qwen3_moe without windows."""
     reader.skip("sliding_window")
-    return _decoder(reader, {**biases(reader), "qk_norm": True}, qwen_experts(reader), dense=qwen_dense(reader))
+    return decoder(reader, {**biases(reader), "qk_norm": True}, qwen_experts(reader), dense=qwen_dense(reader))
 
 
 def olmoe(reader: ConfigReader) -> dict[str, Any]:
     """olmoe: a norm over all heads of the queries and of the keys; `intermediate_size` is one expert's width."""
     attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
-    return _decoder(reader, attention, experts(reader, count="num_experts", width="intermediate_size"))
+    return decoder(reader, attention, experts(reader, count="num_experts", width="intermediate_size"))
 
 
 def phimoe(reader: ConfigReader) -> dict[str, Any]:
@@ -63,19 +63,19 @@ def phimoe(reader: ConfigReader) -> dict[str, Any]:
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=False)
     model: dict[str, Any] = {"norm": "layernorm", **({"head_bias": True} if reader.flag("lm_head_bias") else {})}
     reader.skip("original_max_position_embeddings")
-    return _decoder(reader, biases(reader), moe, model=model, windowed=SLIDING)
+    return decoder(reader, biases(reader), moe, model=model, windowed=SLIDING)
 
 
 def granite_moe(reader: ConfigReader) -> dict[str, Any]:
     """granitemoe: `intermediate_size` is one expert's width, and the chosen experts' weights sum to 1."""
-    return _decoder(reader, biases(reader), experts(reader, count="num_local_experts", width="intermediate_size", normalize=True))
+    return decoder(reader, biases(reader), experts(reader, count="num_local_experts", width="intermediate_size", normalize=True))
 
 
 def granite_moe_shared(reader: ConfigReader) -> dict[str, Any]:
     """granitemoeshared: granitemoe with a shared expert of its own width."""
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
     moe["shared_ffn_hidden_size"] = reader.whole("shared_intermediate_size", least=0)
-    return _decoder(reader, biases(reader), moe)
+    return decoder(reader, biases(reader), moe)
 
 
 def gpt_oss(reader: ConfigReader) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def gpt_oss(reader: ConfigReader) -> dict[str, Any]:
     if limit is not None:
         moe["swiglu_limit"] = limit
     reader.skip("swiglu_alpha", "experts_per_token", "initial_context_length")
-    return _decoder(reader, {**biases(reader), "sinks": True}, moe, windowed=every(reader, 2))
+    return decoder(reader, {**biases(reader), "sinks": True}, moe, windowed=every(reader, 2))
 
 
 def glm4_moe(reader: ConfigReader) -> dict[str, Any]:
@@ -94,14 +94,14 @@ def glm4_moe(reader: ConfigReader) -> dict[str, Any]:
     normed = "use_qk_norm" in reader.facts.fields and reader.flag("use_qk_norm")
     attention = {**biases(reader, output=False), **({"qk_norm": True} if normed else {})}
     dense = first_dense(reader)
-    return _decoder(reader, attention, moe, dense=dense, partial=0.5)
+    return decoder(reader, attention, moe, dense=dense, partial=0.5)
 
 
 def solar_open(reader: ConfigReader) -> dict[str, Any]:
     """solar_open: glm4_moe with experts in every layer, and all of a head rotated."""
     moe = _deepseek_experts(reader)
     reader.skip("intermediate_size", "first_k_dense_replace", "use_qk_norm")  # of the published config, without a tensor
-    return _decoder(reader, biases(reader, output=False), moe)
+    return decoder(reader, biases(reader, output=False), moe)
 
 
 def sarvam_moe(reader: ConfigReader) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def dots1(reader: ConfigReader) -> dict[str, Any]:
     first = min(reader.whole("max_window_layers", least=0), layers) if slides else layers
     reader.skip("max_window_layers")
     kinds = layer_kinds(reader, [FULL if layer < first else SLIDING for layer in range(layers)])
-    return _decoder(reader, {**biases(reader), "qk_norm": True}, _deepseek_experts(reader), windowed=kinds, dense=first_dense(reader))
+    return decoder(reader, {**biases(reader), "qk_norm": True}, _deepseek_experts(reader), windowed=kinds, dense=first_dense(reader))
 
 
 def exaone_moe(reader: ConfigReader) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def exaone_moe(reader: ConfigReader) -> dict[str, Any]:
     straight = [2 * layer for layer, kind in enumerate(kinds) if slides and kind == FULL]
     attention: dict[str, Any] = {"qk_norm": True, **({"nope_layers": straight} if straight else {})}
     moe = _deepseek_experts(reader, count="num_experts", shared="num_shared_experts")
-    return _decoder(reader, attention, moe, windowed=kinds, dense=first_dense(reader))
+    return decoder(reader, attention, moe, windowed=kinds, dense=first_dense(reader))
 
 
 def hy_v3(reader: ConfigReader) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def hy_v3(reader: ConfigReader) -> dict[str, Any]:
     moe |= {"routed_scale": scale} if scale != 1 else {}
     dense = first_dense(reader) if reader.value("mlp_layer_types") is not None else {0}
     reader.skip("enable_moe_fp32_combine", "mlp_layer_types", "first_k_dense_replace")
-    return _decoder(reader, {**biases(reader), "qk_norm": True}, moe, dense=dense)
+    return decoder(reader, {**biases(reader), "qk_norm": True}, moe, dense=dense)
 
 
 def mellum(reader: ConfigReader) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def mellum(reader: ConfigReader) -> dict[str, Any]:
     attention: dict[str, Any] = {**biases(reader), "qk_norm": True}
     if SLIDING in kinds:
         attention["window_rope_theta"] = window_base(reader)
-    return _decoder(reader, attention, qwen_experts(reader), windowed=kinds, dense=dense)
+    return decoder(reader, attention, qwen_experts(reader), windowed=kinds, dense=dense)
 
 
 def afmoe(reader: ConfigReader) -> dict[str, Any]:
@@ -182,21 +182,21 @@ def afmoe(reader: ConfigReader) -> dict[str, Any]:
     if reader.flag("mup_enabled"):
         model["embedding_multiplier"] = reader.whole("hidden_size") ** 0.5
     dense = set(range(min(layers, reader.whole("num_dense_layers", least=0))))
-    return _decoder(reader, attention, moe, model=model, windowed=kinds, dense=dense)
+    return decoder(reader, attention, moe, model=model, windowed=kinds, dense=dense)
 
 
 def flex_olmo(reader: ConfigReader) -> dict[str, Any]:
     """flex_olmo: olmoe with norms on the blocks' outputs."""
     attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
     moe = experts(reader, count="num_experts", width="intermediate_size")
-    return _decoder(reader, attention, moe, model={"norm_placement": "post"})
+    return decoder(reader, attention, moe, model={"norm_placement": "post"})
 
 
 def granite_moe_swa(reader: ConfigReader) -> dict[str, Any]:
     """granitemoe_swa: granitemoeshared with windows except in every fourth layer, sinks, and a rotary base by layer."""
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
     moe["shared_ffn_hidden_size"] = reader.whole("shared_intermediate_size", least=0)
-    return _decoder(reader, {**biases(reader), "sinks": True, **unrotated(reader)}, moe, windowed=every(reader, 4, start=0))
+    return decoder(reader, {**biases(reader), "sinks": True, **unrotated(reader)}, moe, windowed=every(reader, 4, start=0))
 
 
 def llama4(reader: ConfigReader) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def llama4(reader: ConfigReader) -> dict[str, Any]:
     moe |= {"shared_ffn_hidden_size": width, "score": "sigmoid"}
     attention = {**biases(reader), **({"nope_layers": straight} if straight else {})}
     dense = {layer for layer in range(layers) if layer not in sparse}
-    return _decoder(reader, attention, moe, windowed=kinds, dense=dense, wide="intermediate_size_mlp", window="attention_chunk_size")
+    return decoder(reader, attention, moe, windowed=kinds, dense=dense, wide="intermediate_size_mlp", window="attention_chunk_size")
 
 
 def _deepseek_experts(reader: ConfigReader, *, count: str = "n_routed_experts", shared: str = "n_shared_experts") -> dict[str, Any]:
@@ -245,7 +245,7 @@ def flint(reader: ConfigReader) -> dict[str, Any]:
         dense = {layer for layer in range(layers) if layer < 2 or (layer + 1) % reader.whole("decoder_sparse_step")}
     else:
         dense = qwen_dense(reader)
-    return _decoder(reader, attention, moe, windowed=kinds, dense=dense)
+    return decoder(reader, attention, moe, windowed=kinds, dense=dense)
 
 
 def kolibri1(reader: ConfigReader) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def kolibri1(reader: ConfigReader) -> dict[str, Any]:
     kinds = every(reader, 5)
     moe = qwen_experts(reader) | {"shared_ffn_hidden_size": reader.whole("shared_expert_intermediate_size")}
     moe |= {"score": "sigmoid", "expert_bias": True}
-    return _decoder(reader, {"qk_norm": True, **straight(kinds)}, moe, model={"norm_placement": "both"}, windowed=kinds)
+    return decoder(reader, {"qk_norm": True, **straight(kinds)}, moe, model={"norm_placement": "both"}, windowed=kinds)
 
 
 def straight(kinds: Sequence[str]) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
     rotary = reader.value("rotary_dim")
     reader.skip("rotary_dim", "use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list")
     partial = rotary / reader.whole("head_dim") if isinstance(rotary, int) and not isinstance(rotary, bool) and rotary > 0 else 1.0
-    return _decoder(reader, {"qk_norm": True, "qk_norm_width": "all_heads"}, moe, partial=partial)
+    return decoder(reader, {"qk_norm": True, "qk_norm_width": "all_heads"}, moe, partial=partial)
 
 
 def ernie4_5_moe(reader: ConfigReader) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def ernie4_5_moe(reader: ConfigReader) -> dict[str, Any]:
     last = layers - 1 if not isinstance(last, int) or last == -1 else last
     reader.skip("moe_norm_min", "moe_capacity", "moe_use_aux_free", "moe_gate")
     dense = {layer for layer in range(layers) if (layer + 1) % step or not first <= layer <= last}
-    return _decoder(reader, {}, moe, dense=dense)
+    return decoder(reader, {}, moe, dense=dense)
 
 
 def hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
         "normalize_top_k": True,
     }
     reader.only("hidden_act", ("silu",), "a gated MLP is swiglu here")
-    return _decoder(reader, {**biases(reader), "qk_norm": True}, moe)
+    return decoder(reader, {**biases(reader), "qk_norm": True}, moe)
 
 
 def sigmoid_choice(reader: ConfigReader, *, grouped: bool = True) -> dict[str, Any]:
@@ -353,7 +353,7 @@ def qwen_dense(reader: ConfigReader) -> set[int]:
     return {layer for layer in range(layers) if layer in listed or (layer + 1) % step}
 
 
-def _decoder(
+def decoder(
     reader: ConfigReader,
     attention: dict[str, Any],
     moe: dict[str, Any],
@@ -364,6 +364,7 @@ def _decoder(
     partial: float = 1.0,
     wide: str = "intermediate_size",
     window: str = "sliding_window",
+    eps: str = "rms_norm_eps",
 ) -> dict[str, Any]:
     """The section `model` of one of these decoders.
 
@@ -377,8 +378,9 @@ def _decoder(
         partial: Rotated share of a head, if the config does not say.
         wide: Field of the dense MLP's width.
         window: Field of the window.
+        eps: Field of the norms' epsilon.
     """
-    keys, layers = common(reader), reader.layers(2)
+    keys, layers = common(reader, eps), reader.layers(2)
     section = heads(reader, keys["hidden_size"]) | attention
     section |= rope(reader, section["head_dim"], partial=partial, by_window="window_rope_theta" in section)
     letters = "".join("AD" if layer in (dense or ()) else "AE" for layer in range(layers))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megaplan.importers import decoders, experts, hybrids, latent, linear_attention, mamba1, short_convolution
+from megaplan.importers import cohere, decoders, experts, hybrids, latent, linear_attention, mamba1, short_convolution
 from megaplan.importers.reader import ConfigReader
 
 ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "afmoe": experts.afmoe,
     "arcee": decoders.arcee,
     "bamba": hybrids.bamba,
+    "cohere": cohere.cohere,
+    "cohere2": cohere.cohere2,
+    "cohere2_moe": cohere.cohere2_moe,
     "cosmos3_edge_text": decoders.cosmos3_edge,
     "cwm": decoders.cwm,
     "deepseek_v2": latent.deepseek_v2,
@@ -110,9 +113,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "apertus": ("hidden_act", "xielu has two learned scalars in each MLP (act_fn.alpha_p, act_fn.alpha_n), as no activation here"),
     "axk1": ("post_mlp_layernorm", "experts' outputs have a norm, and attention's have none"),
     "bailing_hybrid": ("layer_group_size", "delta attention has full projections (f_proj, g_proj), latent attention a gate a head"),
-    "cohere": ("layer_norm_eps", "LayerNorm has no bias, and a spec's has one"),
-    "cohere2": ("layer_norm_eps", "LayerNorm has no bias, and a spec's has one"),
-    "cohere2_moe": ("layer_norm_eps", "LayerNorm has no bias, and a spec's has one"),
     "deepseek_v4": ("hc_mult", "hyper-connections (hc_attn, hc_ffn) keep several streams, and keys are compressed (compressor)"),
     "gemma3n_text": ("hidden_size_per_layer_input", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma4_text": ("global_head_dim", "layers without a window have other heads, and experts next to the MLP have their own norms"),

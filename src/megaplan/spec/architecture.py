@@ -171,7 +171,7 @@ class Model(OptionsSection):
         tie_embeddings: The head reuses the token embedding.
         head_bias: Bias on the head.
         learned_positions: Rows of a learned embedding of positions, added to the token embedding; null for none.
-        norm: The norm of every block and before the head: rmsnorm, or layernorm with a bias.
+        norm: The norm of every block and before the head: rmsnorm, layernorm with a bias, or layernorm_no_bias.
         norm_placement: Before each block (pre), on what it adds to the residual stream (post), or both.
         parallel_layers: Layers that read the normed input of the layer before them: 0-based global indices, rising.
         post_norm_layers: Layers whose only norm is on what they add, in a model with norms before each block: global indices, rising.

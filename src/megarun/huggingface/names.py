@@ -107,6 +107,8 @@ _POST = _decoder(
     before={"post_norm": "post_attention_layernorm"},
     after={"post_norm": "post_feedforward_layernorm"},
 )
+_PARALLEL = Names({"A": {**_BEFORE, **_HEADS}, "D": _MLP}, pairs=True)
+"""Attention and MLP on one norm."""
 _SIGMOID_EXPERTS: Modules = {**_EXPERTS, "expert_bias": "mlp.gate.e_score_correction_bias", **_shared("mlp.shared_experts")}
 _HUNYUAN: Modules = {**_in("self_attn", "q_proj", "k_proj", "v_proj", "o_proj", q_norm="query_layernorm", k_norm="key_layernorm")}
 _LATENT: Modules = {
@@ -199,6 +201,9 @@ _ALONE: Modules = {"norm": "norm", **_in("mixer", *_MIXER, gated_norm="norm")}
 NAMES: dict[str, Names] = {
     "arcee": LLAMA,
     "bamba": Names({"A": {**_BEFORE, **_HEADS}, "M": _MAMBA_LAYER, "D": _FEED_FORWARD}, outside=_FEED_FORWARD_ENDS),
+    "cohere": _PARALLEL,
+    "cohere2": _PARALLEL,
+    "cohere2_moe": replace(_PARALLEL, blocks={**_PARALLEL.blocks, "E": {**_EXPERTS, **_shared("mlp.shared_experts")}}),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": replace(_DEEPSEEK, depths=_NEXT_LAYERS),
     "deepseek_v32": replace(_decoder(_INDEXED, moe=_SIGMOID_EXPERTS), pairs=True),

@@ -31,16 +31,16 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer norm over the last dim with a learned scale and shift [width], by torch's operation, times a constant factor.
+    """Layer norm over the last dim with a learned scale, and with `bias` a shift [width], by torch's operation, times a constant factor.
 
     Source: arXiv:1607.06450.
     """
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         self.eps, self.factor = eps, 1.0
         self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] in and out, in the dtype of x."""
@@ -50,7 +50,7 @@ class LayerNorm(nn.Module):
 
 def stream_norm(kind: NormKind, width: int, eps: float) -> RMSNorm | LayerNorm:
     """A norm of the residual stream."""
-    return RMSNorm(width, eps) if kind == "rmsnorm" else LayerNorm(width, eps)
+    return RMSNorm(width, eps) if kind == "rmsnorm" else LayerNorm(width, eps, bias=kind == "layernorm")
 
 
 def center_norms(module: nn.Module) -> None:

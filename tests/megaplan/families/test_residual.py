@@ -39,6 +39,7 @@ def test_layernorm_has_a_bias_and_keeps_the_mean() -> None:
     inventory = made(norm="layernorm")[1]
     assert names(inventory)[:2] == ["norm.weight", "norm.bias"]
     assert [tensor.name for tensor in dict(inventory.outside)["final_norm"].tensors] == ["weight", "bias"]
+    assert kept(*made(norm="layernorm_no_bias")) == other
 
 
 def test_a_norm_after_the_block_keeps_what_the_block_made() -> None:
@@ -60,6 +61,7 @@ def test_a_block_that_shares_its_input_keeps_it_once() -> None:
     ("options", "more"),
     [
         ({"norm": "layernorm"}, 3 * H),  # a bias beside each of three scales
+        ({"norm": "layernorm_no_bias"}, 0),
         ({"norm_placement": "both"}, 2 * H),
         ({"norm_placement": "post"}, 0),
         ({"head_bias": True}, 128),

@@ -76,6 +76,7 @@ GPT_OSS: dict[str, Any] = {
     "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "bias": True, "router_bias": True, "swiglu_limit": 0.02},
 }
 GEGLU: dict[str, Any] = {
+    "model.norm": "layernorm_no_bias",
     "model.mlp": {"ffn_hidden_size": 40, "activation": "geglu"},
     "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16, "activation": "geglu"},
 }
