@@ -14,6 +14,7 @@ from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.limits import launch_limits
 from megaplan.hosts.megatron.pattern import LETTERS, OURS, format_hybrid
+from megaplan.hosts.megatron.sparse import choosing_period, indexer_of
 from megaplan.hosts.megatron.stages import format_layout
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES, optimizer_recipe, state_dtypes
 from megaplan.hosts.megatron.vocabulary import TABLE
@@ -92,7 +93,8 @@ def _module_losses(spec: Spec, letters: str, *, gpt: bool) -> Iterator[Loss]:
 def _arguments(spec: Spec, joint: Values) -> list[tuple[str, object]]:
     """Every argument with its value, in the order of the table: from one key of the spec, or from several together."""
     model = spec.model
-    parts = {name: getattr(model, name) is not None for name in ("moe", "linear_attention")} | {"fsdp": spec.sharding.reshard_after_forward}
+    parts = {name: getattr(model, name) is not None for name in ("moe", "linear_attention")}
+    parts |= {"fsdp": spec.sharding.reshard_after_forward, "indexer": indexer_of(spec) is not None}
     kinds = {section.kind for section in (model.attention, model.mamba) if section is not None}
     blocks = frozenset({*kinds, *(name for name, present in parts.items() if present)})
     values = {row.name: row.written(spec, blocks) for row in TABLE} | joint
@@ -187,7 +189,7 @@ def _attention(spec: Spec, letters: str) -> Values:
         return {"num_attention_heads": 1}
     found: Values = {"num_attention_heads": attention.num_heads}
     if isinstance(attention, LatentAttention):
-        return {**found, "multi_latent_attention": True, "qk_layernorm": attention.latent_norm}
+        return {**found, "multi_latent_attention": True, "qk_layernorm": attention.latent_norm, **_indexer(attention, letters)}
     grouped, window = attention.num_kv_heads != attention.num_heads, attention.window_size
     return {
         **found,
@@ -202,6 +204,20 @@ def _attention(spec: Spec, letters: str) -> Values:
         **(_scaling(attention) if len(attention.nope_layers) < letters.count("A") else {}),  # only for rotated layers
         "window_size": (window - 1, 0) if window is not None else None,
         "window_attn_skip_freq": _flags(attention.full_layers, letters) if spec.host.model == "gpt" and attention.full_layers else None,
+    }
+
+
+def _indexer(attention: LatentAttention, letters: str) -> Values:
+    """Sparse attention; a limit reports layers that no period and offset name."""
+    if attention.indexer is None:
+        return {}
+    period, offset = choosing_period(attention.indexer, letters) or (1, 0)
+    return {
+        "experimental_attention_variant": "dsa",
+        "dsa_indexer_topk_freq": period if period > 1 else None,
+        "dsa_indexer_skip_topk_offset": offset if period > 1 else None,
+        "dsa_indexer_use_sparse_loss": True,
+        "dsa_kernel_backend": "cudnn",
     }
 
 

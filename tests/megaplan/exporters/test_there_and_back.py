@@ -162,18 +162,14 @@ def test_every_argument_that_an_export_writes_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("block", sorted({row.block for row in TABLE if row.block}))
 def test_arguments_of_a_block_are_written_for_a_spec_that_has_it(block: str) -> None:
+    ranks = {"q_lora_rank": 24, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
+    latent = {"kind": "mla", "num_heads": 4, **ranks}
     sections = {
         "moe": {"pattern": "ADAE", "moe": {"num_experts": 4, "top_k": 3, "ffn_hidden_size": 64}},
-        "mla": {
-            "attention": {
-                "kind": "mla",
-                "num_heads": 4,
-                "q_lora_rank": 24,
-                "kv_lora_rank": 24,
-                "qk_nope_head_dim": 16,
-                "qk_rope_head_dim": 8,
-                "v_head_dim": 24,
-            }
+        "mla": {"attention": latent},
+        "indexer": {
+            "pattern": "AD",
+            "attention": {**latent, "num_heads": 64, "kv_lora_rank": 512, "indexer": {"num_heads": 2, "head_dim": 8, "layers": [0, 2]}},
         },
         "linear_attention": {
             "pattern": "GDAD",

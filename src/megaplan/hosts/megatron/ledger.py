@@ -20,6 +20,7 @@ from megaplan.hosts.megatron.programs import (
     mamba_shapes,
 )
 from megaplan.hosts.megatron.setting import Setting
+from megaplan.hosts.megatron.sparse import indexer_of, sparse_replay, sparse_shapes
 
 PROGRAMS = {
     "*": (attention_shapes, attention_replay),
@@ -54,7 +55,7 @@ class Operator(NamedTuple):
 
 def evaluate(at: Setting, letter: str) -> Operator:
     """The bytes of an operator with these sizes."""
-    shapes_of, replay_of = PROGRAMS[letter]
+    shapes_of, replay_of = (sparse_shapes, sparse_replay) if letter == "*" and indexer_of(at.spec) is not None else PROGRAMS[letter]
     own, held = shapes_of(at)
     tensors = {**at.common(letter), **own}
     again, on_host = recomputed(at.spec, letter, tensors), offloaded(at.spec, letter, tensors)

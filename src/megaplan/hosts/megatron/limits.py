@@ -15,6 +15,7 @@ from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.pattern import LETTERS
+from megaplan.hosts.megatron.sparse import sparse_limits
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES, adam_problems
 from megaplan.hosts.values import Limit
 from megaplan.low_precision import PER_TENSOR
@@ -28,7 +29,8 @@ CONV_KERNEL, CHUNK_SIZE = 4, 128
 PRICED_OPTIONS = frozenset({
     "model.norm", "model.learned_positions", "model.attention.output_bias", "model.attention.bias", "model.attention.rotary_dim",
     "model.attention.latent_norm", "model.attention.sinks", "model.attention.gate", "model.mlp.bias",
-    "model.moe.bias", "model.moe.latent_size", "model.moe.shared_gate", "model.features.mtp.activation",
+    "model.attention.indexer.shared_layers", "model.moe.bias", "model.moe.latent_size", "model.moe.shared_gate",
+    "model.features.mtp.activation",
     "model.features.mtp.bias", "model.features.mtp.experts", "model.features.mtp.pattern",
 })  # fmt: skip
 """Options of blocks that the byte model of Megatron-Core has terms for."""
@@ -210,10 +212,7 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
         yield Limit("model.attention.nope_layers", detail, "nope_layers: [], or all A layers", tensors=False)
     yield from _scores(attention)
     if isinstance(attention, LatentAttention):
-        if attention.indexer is not None:
-            yield Limit(
-                "model.attention.indexer", "model.attention.indexer: Megatron's D attends otherwise, and is not priced", "indexer: null"
-            )
+        yield from sparse_limits(spec, letters)
         if attention.window_size is not None:
             yield Limit(
                 "model.attention.window_size", f"model.attention.window_size = {attention.window_size}, and latent attention has none"

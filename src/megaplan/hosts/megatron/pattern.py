@@ -33,8 +33,8 @@ SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
 """Letters that are no operators."""
-SKEWED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"]))}
-"""First code point of the letters of experts with a routing skew of their own, by the plain letter."""
+VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"]))}
+"""First code point of the letters of experts with a routing skew of their own, and of attention to another layer's choice."""
 
 
 def operators(letters: str) -> str:
@@ -43,14 +43,14 @@ def operators(letters: str) -> str:
 
 
 def plain(letter: str) -> str:
-    """The letter of an operator without a skew of its own."""
-    return letter if letter.isascii() else next(own for own, start in SKEWED.items() if 0 <= ord(letter) - start < 0x10000)
+    """The letter of an operator without a variant of its own."""
+    return letter if letter.isascii() else next(own for own, start in VARIED.items() if 0 <= ord(letter) - start < 0x10000)
 
 
 def count(letters: str, operator: str) -> int:
-    """Operators of a kind, in low precision or not, and experts of every skew."""
-    skewed = 0 if operator != "E" or letters.isascii() else sum(not letter.isascii() for letter in letters)
-    return letters.count(operator) + letters.count(IN_SIXTEEN_BIT[operator]) + skewed
+    """Operators of a kind, in low precision or not, and of every variant."""
+    own = letters if letters.isascii() else "".join(map(plain, letters))
+    return own.count(operator) + own.count(IN_SIXTEEN_BIT[operator])
 
 
 class HybridPattern(NamedTuple):

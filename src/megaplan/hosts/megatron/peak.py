@@ -278,7 +278,8 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
     if host.wgrad_fusion:
         parts["dummy weight gradients"] = sum(2 * rows * columns for rows, columns in shapes)
     if isinstance(attention, LatentAttention):
-        parts["rotary cache"] = 12 * spec.batch.seq_length * attention.qk_rope_head_dim * (count(letters, "*") + letters.count(MTP))
+        each = 12 if attention.indexer is None else 8  # an indexer has angles of its own, and no sines and cosines for fused kernels
+        parts["rotary cache"] = each * spec.batch.seq_length * attention.qk_rope_head_dim * (count(letters, "*") + letters.count(MTP))
     elif isinstance(attention, GroupedQueryAttention) and len(attention.nope_layers) < run.letters.count("A"):
         width = attention.rotary_dim or attention.head_dim  # each model chunk's own angles, in fp32
         parts["rotary cache"] = 4 * dims.tokens * width * len(chunks)
@@ -327,4 +328,4 @@ def _group_bytes(run: MegatronRun, letters: str) -> int:
     again = [
         chunk(run, group, recomputes=False) + max(forward_excess(run, group), backward_excess(run, group)) - behind for group in groups
     ]
-    return max([*again, *([max(forward_excess(run, rest), backward_excess(run, rest))] if rest else [])])
+    return max([*again, *([max(forward_excess(run, rest), backward_excess(run, rest))] if rest else [])], default=0)

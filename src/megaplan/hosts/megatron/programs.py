@@ -119,7 +119,7 @@ def attention_replay(names: Names, away: Names) -> Replay:
     heads, projected = present(*HEADS), present(*HEADS, "q_latent.norm", "kv_latent.norm")
     others = present("q_latent", "kv_latent", "q.copy", "qk.normed", "qk.stats", "gate", "kv.expanded")
     made, waits = ("context", *present("context.reordered", "gated", "context.copy")), (*projected, "norm.input")
-    ops = [_from_norm("qkv", (*projected, *others))]
+    ops = [from_norm("qkv", (*projected, *others))]
     if "softmax" in names:
         last = "softmax.dropped" if "softmax.dropped" in names else "softmax"
         scores = present("softmax", "softmax.mask", "softmax.dropped")
@@ -131,12 +131,18 @@ def attention_replay(names: Names, away: Names) -> Replay:
     else:
         kept = present("lse", "context", "context.reordered")
         ops.append(Op("core", heads, (*made, "lse"), keeps=(*kept, *projected), grads=heads, fetches=("accumulated",), holds=waits))
-    # an offloaded context has left when the product is there, and a norm that runs again does so before the first gradient
-    ops.append(Op("proj", (), (PARTIAL, SHARE), keeps=("norm.output",), grads=("context",), fetches=(GATHERED, "proj.copies")))
-    return operator_replay(names, away, tuple(ops), held=frozenset({"norm.output"}))
+    return operator_replay(names, away, (*ops, projection()), held=frozenset({"norm.output"}))
 
 
-def _from_norm(name: str, makes: tuple[str, ...]) -> Op:
+def projection() -> Op:
+    """The product that ends attention.
+
+    An offloaded context has left when it is there, and a norm that runs again does so before the first gradient.
+    """
+    return Op("proj", (), (PARTIAL, SHARE), keeps=("norm.output",), grads=("context",), fetches=(GATHERED, "proj.copies"))
+
+
+def from_norm(name: str, makes: tuple[str, ...]) -> Op:
     """The column-parallel linear that reads what the norm makes."""
     return Op(name, ("norm.output",), makes, keeps=("norm.output",), grads=(), fetches=(*INPUT_GRADIENT, f"{name}.copies"))
 
@@ -156,7 +162,7 @@ def mlp_ops(prefix: str = "", makes: tuple[str, ...] = (PARTIAL, SHARE)) -> tupl
     """Operations of an MLP, between what the norm makes and `makes`."""
     product, output, gradient = (f"{prefix}{name}" for name in ("fc1.output", "activation.output", "activation.gradient"))
     return (
-        _from_norm(f"{prefix}fc1", (product,)),
+        from_norm(f"{prefix}fc1", (product,)),
         Op(f"{prefix}activation", (product,), (output,), keeps=(product,), fetches=(gradient,)),
         Op(f"{prefix}fc2", (output,), makes, keeps=(output,), grads=(), fetches=(GATHERED, f"{prefix}fc2.copies", gradient)),
     )
@@ -204,7 +210,7 @@ def mamba_replay(names: Names, away: Names) -> Replay:
     inside = ("conv", "states", "states.copy", "products")
     again = (*inside, "conv.gradient", "states.gradient", "states.gradient.copy")
     ops = (
-        _from_norm("in_proj", ("zxbcdt",)),
+        from_norm("in_proj", ("zxbcdt",)),
         Op("scan", ("zxbcdt",), ("scan.output", "gated.output", *inside), keeps=("zxbcdt", "scan.output"), fetches=again),
         Op("gate", ("gated.output",), ("gated.norm",), keeps=("gated.output",), fetches=("gradient",), holds=inside),
         Op("out_proj", (), (PARTIAL, SHARE), keeps=("gated.norm",), fetches=(GATHERED, "out_proj.copies", "gradient")),
@@ -244,7 +250,7 @@ def delta_replay(names: Names, away: Names) -> Replay:
     """Gated delta net."""
     rule = ("keys.repeated", "values")
     ops = (
-        _from_norm("in_proj", ("conv.input", "gate")),
+        from_norm("in_proj", ("conv.input", "gate")),
         Op("conv", ("conv.input",), ("conv.output",), keeps=("conv.input",), grads=("conv.input", "gate")),
         Op("repeat", ("conv.output",), (*rule, "decay"), keeps=("conv.output",)),
         Op(

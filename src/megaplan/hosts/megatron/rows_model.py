@@ -30,6 +30,7 @@ def _at_end(key: str) -> dict[str, Any]:
 _ALL = "parameters, activations"
 _WIDTHS: dict[str, Any] = {"touches": _ALL, "block": "mla"}
 _DELTA: dict[str, Any] = {"touches": _ALL, "block": "linear_attention"}
+_INDEXER: dict[str, Any] = {"touches": _ALL, "block": "indexer"}
 _EXPERTS: dict[str, Any] = {"touches": "activations, buffers", "block": "moe"}
 
 LAYERS = (
@@ -132,9 +133,26 @@ MODEL = (
         "model.linear_attention",
         None,
         JOINT,
-        words=("gated_delta_net",),
+        words=("gated_delta_net", "dsa"),
         touches=_ALL,
-        note="of the layers that --linear-attention-freq names",
+        note="gated_delta_net: of the layers that --linear-attention-freq names; dsa: model.attention.indexer",
+    ),
+    count("dsa_indexer_n_heads", "model.attention.indexer.num_heads", None, **_INDEXER),
+    count("dsa_indexer_head_dim", "model.attention.indexer.head_dim", None, **_INDEXER),
+    count("dsa_indexer_topk", "model.attention.indexer.top_k", None, **_INDEXER),
+    count("dsa_indexer_topk_freq", "model.attention.indexer.layers", 1, JOINT, note="every n-th layer chooses", **_INDEXER),
+    number("dsa_indexer_skip_topk_offset", "model.attention.indexer.layers", 0, JOINT, note="layers that all choose", **_INDEXER),
+    number("dsa_indexer_loss_coeff", "model.attention.indexer.loss_coefficient", None, block="indexer"),
+    switch("dsa_indexer_use_sparse_loss", "model.attention.indexer", JOINT, note="of the chosen keys; others are not priced", **_INDEXER),
+    Argument(
+        "dsa_kernel_backend",
+        Kind.WORD,
+        "model.attention.indexer",
+        "none",
+        JOINT,
+        words=("none", "tilelang", "cudnn"),
+        note="cudnn; others are not priced",
+        **_INDEXER,
     ),
     text("linear_attention_freq", "model.pattern", None, JOINT, touches=_ALL, note="every n-th layer attends, or one flag a layer"),
     count("linear_num_key_heads", "model.linear_attention.num_key_heads", 16, **_DELTA),

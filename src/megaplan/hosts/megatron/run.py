@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from megaplan.families.attention.section import AttentionVariant
 from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.megatron.ledger import Operator, evaluate
-from megaplan.hosts.megatron.pattern import EMBEDDING, ENDS, IN_SIXTEEN_BIT, LETTERS, LOSS, MTP, SIXTEEN_BIT, SKEWED, count, plain
+from megaplan.hosts.megatron.pattern import EMBEDDING, ENDS, IN_SIXTEEN_BIT, LETTERS, LOSS, MTP, SIXTEEN_BIT, VARIED, count, plain
 from megaplan.hosts.megatron.setting import Setting
 from megaplan.hosts.megatron.tensors import Parameters, operator_parameters
 from megaplan.inventory.tensors import Inventory
@@ -51,7 +52,7 @@ class MegatronRun:
         self._skews = tuple(sorted({block.variant for block in inventory.layers if block.family == "E" and block.variant is not None}))
         if mtp is not None:
             ahead = {block.family.letter: block.variant for block in depth_blocks(spec.model)}
-            self.ahead = "".join(self._skewed(letter, ahead.get("E")) for letter in self.ahead)
+            self.ahead = "".join(self._varied(letter, ahead.get("E")) for letter in self.ahead)
         self._operators: dict[str, Operator] = {}
         self._parameters: dict[str, Parameters] = {}
 
@@ -59,20 +60,24 @@ class MegatronRun:
         """The letter of a layer's operator; the 16-bit operator's if a low-precision recipe does not cover the layer."""
         own, recipe = LETTERS[self.letters[layer]], self.spec.precision.recipe
         own = own if recipe is None or recipe.covers(self.letters[layer], layer, len(self.letters)) else IN_SIXTEEN_BIT[own]
-        return self._skewed(own, self.inventory.layers[layer].variant)
+        return self._varied(own, self.inventory.layers[layer].variant)
 
-    def _skewed(self, letter: str, variant: Any) -> str:
-        """The letter of an operator; of experts with a skew of their own that skew's."""
-        return chr(SKEWED[letter] + self._skews.index(variant)) if variant is not None and letter in SKEWED else letter
+    def _varied(self, letter: str, variant: Any) -> str:
+        """The letter of an operator; of experts with a skew of their own that skew's, of attention to another layer's choice its own."""
+        if variant is None or letter not in VARIED:
+            return letter
+        if isinstance(variant, AttentionVariant):
+            return chr(VARIED[letter]) if variant.shares else letter
+        return chr(VARIED[letter] + self._skews.index(variant))
 
     def skew(self, letter: str) -> float | None:
         """The skew of an operator of experts that is its own."""
-        return None if letter.isascii() else self._skews[ord(letter) - SKEWED[plain(letter)]]
+        own = plain(letter)
+        return None if letter.isascii() or _in_low_precision(own) != "E" else self._skews[ord(letter) - VARIED[own]]
 
     def is_graphed(self, letter: str) -> bool:
         """True if the operator of a letter runs from a CUDA graph of layers."""
-        own = plain(letter)
-        return SIXTEEN_BIT.get(own, own) in self.graphed
+        return _in_low_precision(plain(letter)) in self.graphed
 
     def operator(self, letter: str) -> Operator:
         """Bytes of an operator."""
@@ -92,7 +97,7 @@ class MegatronRun:
     def _plain(self, letter: str) -> tuple[Setting, str]:
         """An operator's plain letter, and the sizes it has: without low precision where its letter is of 16 bits."""
         own, skew = plain(letter), self.skew(letter)
-        at = self.at if skew is None else self.at._replace(skew=skew)
+        at = self.at if letter.isascii() else self.at._replace(skew=skew, shares=skew is None)
         whole = SIXTEEN_BIT.get(own)
         return (at, own) if whole is None else (at._replace(recipe=None), whole)
 
@@ -125,6 +130,11 @@ class MegatronRun:
     def boundary_bytes(self) -> int:
         """Bytes that one stage sends to the next of a microbatch: the residual stream."""
         return 2 * self.at.stream_tokens * self.at.dims.hidden
+
+
+def _in_low_precision(letter: str) -> str:
+    """The operator of a plain letter, whichever precision it has."""
+    return SIXTEEN_BIT.get(letter, letter)
 
 
 class MegatronStage(NamedTuple):

@@ -23,12 +23,21 @@ COMMON = ("norm.input", "norm.output", "norm.stats", "dropout.mask")
 
 
 class Setting(NamedTuple):
-    """A spec, a rank's local sizes, the recipe of an operator's linears (None for 16 bits), and a skew of experts that is a layer's own."""
+    """The sizes that decide the bytes of an operator.
+
+    Attributes:
+        spec: The spec.
+        dims: A rank's local sizes.
+        recipe: Recipe of the operator's linears; None for 16 bits.
+        skew: A skew of experts that is a layer's own.
+        shares: True for attention to the keys that an earlier layer's indexer chose.
+    """
 
     spec: Spec
     dims: Dims
     recipe: Recipe | None
     skew: float | None = None
+    shares: bool = False
 
     @property
     def tokens(self) -> int:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from megaplan.families.attention.section import AttentionVariant
 from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.megatron.pattern import MTP, OURS
 from megaplan.hosts.megatron.setting import Setting
-from megaplan.inventory.tensors import Group, Inventory, Outside, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Group, Inventory, Outside, Owner, ParamTensor
 
 
 class Rule(Enum):
@@ -105,7 +106,7 @@ def operator_parameters(at: Setting, inventory: Inventory, letter: str) -> Param
     """The parameters of an operator or, of `MTP`, of a prediction module without its operators."""
     found, dims, joined = Parameters(), at.dims, JOINED.get(letter, {})
     modules: dict[str, _Module] = {}
-    for name, tensor in _tensors_of(inventory, letter):
+    for name, tensor in _tensors_of(inventory, letter, shares=at.shares):
         own, is_bias = _module_of(name)
         module = modules.setdefault(joined.get(own, own), _Module([], []))
         if is_bias:
@@ -148,7 +149,15 @@ def _module_of(name: str) -> tuple[str, bool]:
     return module or name, bool(module) and kind == "bias"
 
 
-def _tensors_of(inventory: Inventory, letter: str) -> Iterator[tuple[str, ParamTensor]]:
+def _first_layer(inventory: Inventory, family: str, *, shares: bool) -> Block | None:
+    """The first layer of a family; `shares`: of attention to the keys that an earlier layer's indexer chose, or of all else."""
+    for block in inventory.layers:
+        if block.family == family and (isinstance(block.variant, AttentionVariant) and block.variant.shares) is shares:
+            return block
+    return None
+
+
+def _tensors_of(inventory: Inventory, letter: str, *, shares: bool) -> Iterator[tuple[str, ParamTensor]]:
     """Tensors of the first layer of a kind, or of a prediction module's block, by their names in it."""
     depth = next((block for _, block in inventory.outside if block.family is Outside.MTP), None)
     prefixes: list[tuple[str, str]] = [] if depth is None else [(f"{name}.", own) for name, own in depth.variant]
@@ -156,7 +165,7 @@ def _tensors_of(inventory: Inventory, letter: str) -> Iterator[tuple[str, ParamT
         own = tuple(prefix for prefix, _ in prefixes)
         return ((tensor.name, tensor) for tensor in depth.tensors if not tensor.name.startswith(own))
     family = OURS[letter]
-    layer = next((block for block in inventory.layers if block.family == family), None)
+    layer = _first_layer(inventory, family, shares=shares)
     if layer is not None or depth is None:
         return ((tensor.name, tensor) for tensor in (layer.tensors if layer is not None else ()))
     start = next(prefix for prefix, own in prefixes if own == family)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from megaplan.hosts.megatron.limits import CHUNK_SIZE
 from megaplan.hosts.megatron.not_carried import ROTARY as ANGLES
-from megaplan.hosts.megatron.rows_model import MOE
+from megaplan.hosts.megatron.rows_model import MODEL, MOE
 from megaplan.hosts.megatron.stages import flag_list
 from megaplan.importers.megatron.arguments import Arguments, typed
 from megaplan.importers.megatron.stack import LaunchLayers
@@ -18,6 +18,7 @@ from megaplan.spec.host import LoadBalancing
 ROTARY = ("rope", "yarn")
 SCALING = ("use_rope_scaling", "rope_scaling_factor", "rotary_seq_len_interpolation_factor")
 MOE_NAMES = tuple(row.name for row in MOE)
+INDEXER_NAMES = tuple(row.name for row in MODEL if row.block == "indexer")
 
 
 def read_model(launch: Arguments, stack: LaunchLayers, tp: int) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def _attention(launch: Arguments, stack: LaunchLayers, hidden: int, *, bias: boo
         launch.pass_over(*SCALING)
         if queried and not bias:
             launch.cannot("add_qkv_bias", "projections of a spec's latent attention have no bias", "")
-        return {**found, **_given(output_bias=bias), **({} if normed else {"latent_norm": False})}
+        return {**found, **_given(output_bias=bias), **({} if normed else {"latent_norm": False}), **_indexer(launch, stack, places)}
     groups = launch.whole("num_query_groups")
     if not launch.given("group_query_attention") and groups != heads:
         launch.overruled("num_query_groups", "it is read with --group-query-attention")
@@ -157,6 +158,23 @@ def _attention(launch: Arguments, stack: LaunchLayers, hidden: int, *, bias: boo
         "window_size": window,
         **_full_layers(launch, stack, places, windowed=window is not None),
     }
+
+
+def _indexer(launch: Arguments, stack: LaunchLayers, places: list[int]) -> dict[str, Any]:
+    """The indexer of sparse attention; layers that share the choice of an earlier one follow from a period and an offset."""
+    if launch.word("experimental_attention_variant") != "dsa":
+        launch.pass_over(*INDEXER_NAMES)
+        return {}
+    if stack.hybrid:
+        launch.cannot("experimental_attention_variant", "it is read of GPT models")
+    if launch.word("dsa_kernel_backend") != "cudnn":
+        launch.cannot("dsa_kernel_backend", "the scores of other kernels are not priced", "cudnn")
+    if not launch.given("dsa_indexer_use_sparse_loss"):
+        launch.cannot("dsa_indexer_use_sparse_loss", "a loss of all keys is not priced", "")
+    period, offset = launch.whole("dsa_indexer_topk_freq"), int(launch.number("dsa_indexer_skip_topk_offset") or 0)
+    shared = [place for number, place in enumerate(places, start=1) if max(number - max(offset, 1), 0) % period]
+    chosen = {"layers": [place for place in places if place not in set(shared)], **({"shared_layers": shared} if shared else {})}
+    return {"indexer": {**launch.section("model.attention.indexer"), **chosen}}
 
 
 def _scaling(launch: Arguments, *, rotates: bool) -> dict[str, Any]:

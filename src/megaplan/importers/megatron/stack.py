@@ -16,7 +16,7 @@ from megaplan.importers.megatron.arguments import Arguments, moved
 from megaplan.spec.models import MAX_LAYERS
 
 NO_LETTER = {
-    "D": "sparse attention has no letter; A with model.attention.indexer is the nearest",
+    "D": "sparse attention is read of GPT models, --experimental-attention-variant dsa",
 }
 
 
@@ -164,7 +164,7 @@ def _spread(launch: Arguments, key: str) -> int | None:
 def _mixers(launch: Arguments, layers: int) -> str:
     """Letters of a GPT model's mixers: attention, or a gated delta net if that is the variant, with attention in every n-th layer."""
     variant, frequency = launch.word("experimental_attention_variant"), launch.value("linear_attention_freq")
-    if variant is None:
+    if variant in (None, "dsa"):
         return "A" * layers
     if isinstance(frequency, int) and frequency > 0:
         return "".join("A" if index % frequency == 0 else "G" for index in range(1, layers + 1))
