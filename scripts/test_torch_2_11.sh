@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The runtime's and the kernels' tests under the oldest torch that is supported, and the triton that comes with it.
-#   scripts/test_torch_2_11.sh [PYTEST ARGUMENTS]     default: everything that is not slow
+#   scripts/test_torch_2_11.sh [PYTEST ARGUMENTS]     default: everything that is not slow; a later -m or -n replaces "not slow" and 2
 # triton 3.6's interpreter needs numpy below 2.4. The environment takes about 5 GB: torch 2.11 has no separate CPU wheel on the registry.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,4 +16,4 @@ if [ ! -f "$env/ready" ] || [ pyproject.toml -nt "$env/ready" ]; then
   touch "$env/ready"
 fi
 [ $# -gt 0 ] || set -- tests/kernels tests/oracle tests/megarun
-exec "$env/bin/python" -m pytest "$@" -m "not slow" -n 2
+exec "$env/bin/python" -m pytest -m "not slow" -n 2 "$@"

@@ -12,7 +12,7 @@ from kernel_checks import TOLERANCE, run, seeds_of
 from launches import Launch, launches_to, optimised_ttir
 from op_cases import CASES
 from op_checks import rms_ratio
-from op_makers import Case, gated_conv_case
+from op_makers import Case, gated_conv_case, routed_case
 from ttir import Kernel, execute, translated
 
 import megakernels._common.tiles  # noqa: F401  it is imported before a test has kernels chosen: they are compiled, not interpreted
@@ -28,25 +28,31 @@ PLAIN = (
     *("dispatch", "combine", "route_normalize_True", "route_normalize_False"),
 )
 """Whose kernels have no matrix product; in CI."""
+WITHOUT_KERNEL = (*(name for name in BY_NAME if name.startswith("experts_")), "gated_conv1d_bias", "gated_conv1d_bias_packed")
+"""Plain torch runs them on a GPU, too: the experts of rows that are sorted already, by its grouped product, and five taps."""
 FLOATS = (torch.float32, torch.bfloat16)
 KERNELS: dict[str, Kernel] = {}
 """Translated ones, by what decides their code."""
 
 
 @pytest.fixture
-def launched() -> Iterator[list[str]]:
-    """Operations choose their kernels for CPU tensors, and the compiled ones run: their names, in order."""
-    names: list[str] = []
+def launched() -> Iterator[list[Launch]]:
+    """Operations choose their kernels for CPU tensors, and the compiled ones run: the launches, in order."""
+    launches: list[Launch] = []
 
     def taken(launch: Launch) -> None:
         if launch.key not in KERNELS:
             KERNELS[launch.key] = translated(optimised_ttir(launch))
-        names.append(launch.source.fn.__name__)
+        launches.append(launch)
         execute(launch, KERNELS[launch.key])
 
     with pytest.MonkeyPatch.context() as patch, launches_to(taken):
         patch.setattr(device, "INTERPRETED", True)
-        yield names
+        yield launches
+
+
+def name_of(launch: Launch) -> str:
+    return str(launch.source.fn.__name__)
 
 
 def ratios(case: Case, num_positions: int, dtype: torch.dtype) -> dict[str, float]:
@@ -63,44 +69,69 @@ def ratios(case: Case, num_positions: int, dtype: torch.dtype) -> dict[str, floa
     return {name: rms_ratio(a, b) for name, a, b in zip(names, found, exact, strict=True)}
 
 
-def check(case: Case, num_positions: int, dtype: torch.dtype, launched: list[str]) -> None:
+def check(case: Case, num_positions: int, dtype: torch.dtype, launched: list[Launch]) -> None:
+    check_values(case, num_positions, dtype)
+    assert launched
+
+
+def check_values(case: Case, num_positions: int, dtype: torch.dtype) -> None:
     found = ratios(case, num_positions, dtype)
     assert {name: ratio for name, ratio in found.items() if not ratio <= TOLERANCE[dtype]} == {}
-    assert launched
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("taps", [2, 3, 4])
-def test_the_gated_convolution(taps: int, dtype: torch.dtype, launched: list[str]) -> None:
+def test_the_gated_convolution(taps: int, dtype: torch.dtype, launched: list[Launch]) -> None:
     """Two rows of two tiles of positions and two of channels."""
     wide = gated_conv_case(f"gated_conv1d_{taps}", taps, bias=taps == 4)
     case = replace(
         wide, inputs=lambda n, t: {name: n(*(300 if side == 11 else side for side in x.shape)) for name, x in wide.inputs(n, t).items()}
     )
     check(case, 131, dtype, launched)
-    assert set(launched) == {"gated_conv_forward_kernel", "gated_conv_backward_kernel"}
+    assert {name_of(launch) for launch in launched} == {"gated_conv_forward_kernel", "gated_conv_backward_kernel"}
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_walks_over_more_than_a_tile(name: str, launched: list[str]) -> None:
+def test_walks_over_more_than_a_tile(name: str, launched: list[Launch]) -> None:
     check(BY_NAME[name], 131, torch.bfloat16, launched)
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_kernels_without_products(name: str, launched: list[str]) -> None:
+def test_kernels_without_products(name: str, launched: list[Launch]) -> None:
     check(BY_NAME[name], 37, torch.bfloat16, launched)
 
 
+@pytest.mark.parametrize(
+    ("activation", "hidden", "width", "kernels"),
+    [
+        ("swiglu", 128, 192, {"up_kernel", "down_kernel", "pull_kernel", "outer_kernel"}),
+        pytest.param("gelu", 192, 320, {"up_kernel", "down_kernel", "pull_kernel", "outer_kernel"}, marks=pytest.mark.slow),
+        pytest.param("relu2", 128, 136, {"up_kernel", "pull_kernel", "outer_kernel"}, marks=pytest.mark.slow),
+    ],
+)
+def test_experts_read_by_descriptors(activation: str, hidden: int, width: int, kernels: set[str], launched: list[Launch]) -> None:
+    """Whole tiles of 128 rows and what is left; columns that tiles and steps do not divide."""
+    check(routed_case(activation, hidden, width), 165, torch.bfloat16, launched)
+    assert {name_of(launch) for launch in launched if "tensordesc" in str(launch.source.signature)} == kernels
+
+
 @pytest.mark.slow
-def test_indexed_attention_of_keys_that_fill_no_block(launched: list[str]) -> None:
+def test_indexed_attention_of_keys_that_fill_no_block(launched: list[Launch]) -> None:
     """The 384 columns are taken in a block of 512."""
     check(BY_NAME["indexed_attention"], 300, torch.float32, launched)
-    assert "index_difference_kernel" in launched
+    assert "index_difference_kernel" in map(name_of, launched)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_positions", [1, 70])
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in ("gated_conv1d_bias", "gated_conv1d_bias_packed")])
-def test_all_kernels(name: str, num_positions: int, launched: list[str]) -> None:
-    """Those with matrix products too; five taps have no kernel."""
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in WITHOUT_KERNEL])
+def test_all_kernels(name: str, num_positions: int, launched: list[Launch]) -> None:
+    """Those with matrix products too."""
     check(BY_NAME[name], num_positions, torch.float32, launched)
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNEL)
+def test_cases_without_a_kernel(name: str, launched: list[Launch]) -> None:
+    """Nothing compiled runs: one that gets a kernel joins the others."""
+    check_values(BY_NAME[name], 5, torch.float32)
+    assert not launched

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import ttir_values as values
 from launches import Launch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 from ttir_memory import Memory, type_name
 
 NAME = re.compile(r"%[\w$.-]+(?:#\d+)?")
@@ -132,9 +133,9 @@ class Translation:
         element = element_of(result)
         if dialect == "arith" and name in INFIX and element != "bf16":
             return f"{given[0]} {INFIX[name]} {given[1]}"
-        if name in ("load", "store"):
-            pointed = type_name(element_of(types))
-            return f"memory.{name}({pointed!r}, {', '.join(given)})"
+        if name in ("load", "store", "descriptor_load"):
+            pointed = repr(type_name(element_of(types))) if name != "descriptor_load" else f"{element!r}, {shape_of(result)!r}"
+            return f"memory.{name}({pointed}, {', '.join(given)})"
         if name == "addptr":
             return f"{given[0]} + {given[1]} * {values.size_of(type_name(element_of(types.partition(', ')[0])))}"
         if name in ("get_program_id", "get_num_programs"):
@@ -246,7 +247,8 @@ def functions(module: list[Operation]) -> Iterator[Operation]:
 def execute(launch: Launch, kernel: Kernel) -> None:
     """All programs of a launch, in order."""
     given = list(arguments_of(launch.source.signature.values(), launch.arguments.values()))
-    memory, grid = Memory([value for _, value in given if isinstance(value, Tensor)]), (*launch.grid, 1, 1)[:3]
+    tensors = [value.base if isinstance(value, TensorDescriptor) else value for _, value in given]
+    memory, grid = Memory([each for each in tensors if isinstance(each, Tensor)]), (*launch.grid, 1, 1)[:3]
     arguments = [values.argument(value, kind) for kind, value in given]
     with values.quiet():
         for place in itertools.product(*(range(size) for size in reversed(grid))):
@@ -254,9 +256,11 @@ def execute(launch: Launch, kernel: Kernel) -> None:
 
 
 def arguments_of(kinds: Iterable[Any], given: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Those that the compiled kernel still takes: no constants, and the parts of tuples one by one."""
+    """Those that the compiled kernel still takes: no constants, parts of tuples one by one, sides and strides after a descriptor."""
     for kind, value in zip(kinds, given, strict=True):
         if isinstance(kind, tuple):
             yield from arguments_of(kind, value)
+        elif isinstance(value, TensorDescriptor):
+            yield from [(kind, value), *(("i32", side) for side in value.shape), *(("i64", stride) for stride in value.strides)]
         elif kind != "constexpr":
             yield kind, value

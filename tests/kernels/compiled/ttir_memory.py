@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import ttir_values as values
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 def type_name(kind: str) -> str:
@@ -50,6 +51,13 @@ class Memory:
             storage, at = self.place(kind, addresses[wanted])
             found[wanted] = values.from_stored(storage[at], kind)
         return found if found.shape else found[()]
+
+    def descriptor_load(self, kind: str, sides: tuple[int, ...], tensor: TensorDescriptor, *first: Any) -> Any:
+        """A tile from `first` on; 0 outside of the descriptor's tensor."""
+        places = np.ix_(*(int(start) + np.arange(side) for start, side in zip(first, sides, strict=True)))
+        inside = [(place >= 0) & (place < size) for place, size in zip(places, tensor.shape, strict=True)]
+        offset = sum(place * stride for place, stride in zip(places, tensor.strides, strict=True))
+        return self.load(kind, tensor.base.data_ptr() + offset * values.size_of(kind), np.logical_and.reduce(np.broadcast_arrays(*inside)))
 
     def store(self, kind: str, addresses: Any, value: Any, mask: Any = True) -> None:
         addresses = np.asarray(addresses)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 COMPUTED: dict[str, Any] = {
     **{"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64},
@@ -26,9 +27,11 @@ def size_of(kind: str) -> int:
 
 
 def argument(value: Any, kind: str) -> Any:
-    """An argument of a launch: the address of a tensor, or a number of the type it is declared with."""
+    """An argument of a launch: the address of a tensor, a descriptor itself, or a number of the type it is declared with."""
     if isinstance(value, Tensor):
         return np.int64(value.data_ptr())
+    if isinstance(value, TensorDescriptor):
+        return value
     return COMPUTED[{"fp32": "f32", "fp64": "f64", "u1": "i1"}.get(kind, kind)](value)
 
 
