@@ -11,7 +11,7 @@ from random_plans.families import later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.lora import add_lora
 from random_plans.low_precision import add_low_precision
-from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, model_section
+from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, limit_experts, model_section
 from random_plans.options import add_megatron_options, add_options, add_scores, add_values, add_windows, with_layer_skew
 from random_plans.settings import (
     add_allocator,
@@ -123,7 +123,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     _add_whole_sections(seed, stream, sections)
     add_serving_ranks(stream("serving ranks"), sections.get("serving", {}), mesh, num_layers)
     if seed >= FIRST_RUN:
-        _add_post_training(stream("post_training"), sections, mesh)
+        _add_of_later_seeds(stream, sections, mesh)
     drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
     add_low_precision(stream, drawn, scope)
     add_lora(stream("lora"), drawn, scope)
@@ -152,6 +152,11 @@ def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:
     precision = sections["precision"]
     if draw.chance(0.3) and precision.get("reduce", "fp32") == precision.get("grads", "fp32"):
         sections["sharding"] = {"mode": "ddp", **sections.get("sharding", {})}
+
+
+def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any], mesh: dict[str, Any]) -> None:
+    limit_experts(stream("capacity"), sections["model"])
+    _add_post_training(stream("post_training"), sections, mesh)
 
 
 def _add_post_training(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:

@@ -214,6 +214,17 @@ def _experts(draw: Draw, shape: Shape, sharded: dict[str, int]) -> dict[str, Any
     return section
 
 
+def limit_experts(draw: Draw, model: dict[str, Any]) -> None:
+    """Maybe a capacity of each expert, and what it drops."""
+    moe = model.get("moe")
+    if moe is None:
+        return
+    if draw.chance(0.15):
+        most = moe["num_experts"] / moe["top_k"]
+        moe["capacity_factor"] = min(round(draw.uniform(0.4, 1.0) * most, 2), most)
+    draw.maybe(moe, 0.5 if "capacity_factor" in moe else 0, capacity_drop="position")
+
+
 def _recurrent(draw: Draw, shape: Shape, _: dict[str, int]) -> dict[str, Any]:
     section: dict[str, Any] = {
         "kind": "m2rnn",

@@ -41,6 +41,7 @@ from op_makers import (
     route_case,
     routed_case,
     selective_case,
+    some,
     ssd_case,
     with_choice,
 )
@@ -238,6 +239,24 @@ CASES = [
         lambda n, t: {"x": n(t * TOP_K, 9), "rows": plan(t)["rows"]},
         lambda i: (combine(i["x"], i["rows"], TOP_K),),
         lambda i: (torch.zeros(i["x"].shape[0] // TOP_K, 9, dtype=i["x"].dtype).index_add(0, i["rows"].long() // TOP_K, i["x"]),),
+        ("rows",),
+    ),
+    Case(
+        "dispatch_partial",
+        lambda n, t: {"x": n(t, 9), "rows": some(t)},
+        lambda i: (dispatch(i["x"], i["rows"], TOP_K, partial=True),),
+        lambda i: (torch.stack([i["x"][row // TOP_K] * (row >= 0) for row in i["rows"].tolist()]),),
+        ("rows",),
+    ),
+    Case(
+        "combine_partial",
+        lambda n, t: {"x": n(len(some(t)), 9), "rows": some(t)},
+        lambda i: (combine(i["x"], i["rows"], TOP_K, len(i["rows"]) // TOP_K - 1),),
+        lambda i: (
+            torch.zeros(len(i["rows"]) // TOP_K, 9, dtype=i["x"].dtype).index_add(
+                0, i["rows"].long() // TOP_K % (len(i["rows"]) // TOP_K), i["x"]
+            )[:-1],
+        ),
         ("rows",),
     ),
     expert_case("swiglu", 16, 24),

@@ -98,6 +98,13 @@ def plan(num_tokens: int) -> dict[str, Tensor]:
     return {"rows": torch.tensor(order, dtype=torch.int32), "counts": torch.tensor(counts, dtype=torch.int32)}
 
 
+def some(num_tokens: int) -> Tensor:
+    """Rows of some of the same pairs, and rows without a pair, among them and `TOP_K` behind them."""
+    rows = plan(num_tokens)["rows"]
+    rows[::3] = -1
+    return torch.cat([rows, torch.full((TOP_K,), -1, dtype=torch.int32)])
+
+
 def expert_case(activation: str, hidden: int, width: int) -> Case:
     gated = activation == "swiglu"
 

@@ -101,6 +101,9 @@ def _moe_options(draw: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
     if draw.random() < 0.5:
         options["bias"] = True
         options |= draw.choice([{"activation": "geglu"}, {"swiglu_limit": 7.0}, {}])
+    if draw.random() < 0.4:
+        options["capacity_factor"] = round(draw.uniform(0.4, 1.0) * sizes["num_experts"] / sizes["top_k"], 3)
+        options["capacity_drop"] = draw.choice(["score", "position"])
     return options if draw.random() < 0.8 else {}
 
 

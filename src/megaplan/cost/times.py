@@ -4,8 +4,8 @@ Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent ste
 
 - cp divides the tokens of every op. Under sequence parallelism (tp > 1) tp divides the tokens of norms, routing, experts, MLA's down
   projections, those of the indexer, and head and embedding without `vocab_parallel`; of every other op it divides the widths.
-- ep and etp divide expert banks; rows that arrive make up for the experts that left, on the busiest rank `moe.routing_skew` times as many,
-  at most `capacity_factor` times.
+- ep and etp divide expert banks; rows that arrive make up for the experts that left, on the busiest rank `moe.routing_skew` times as many;
+  with a capacity `capacity_factor` times on every rank.
 - dp axes divide nothing: a microbatch is a data rank's.
 
 An operation that megarun runs by kernels of megakernels, or as plain torch, takes what its facts say of these instead, and so do linears

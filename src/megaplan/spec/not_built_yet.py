@@ -39,10 +39,6 @@ def _dtype(role: str) -> Found:
     return lambda spec: getattr(spec.precision, role) if getattr(spec.precision, role) not in _BUILT_DTYPES else None
 
 
-def _capacity(spec: Spec) -> object | None:
-    return spec.model.moe.capacity_factor if spec.model.moe is not None else None
-
-
 def _plain_inner_norm(spec: Spec) -> object | None:
     """Norms without a scale over Mamba-1's steps, as in falcon_mamba."""
     mamba = spec.model.mamba
@@ -98,7 +94,6 @@ def _other_host(spec: Spec) -> object | None:
 
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
-    ("model.moe.capacity_factor", _capacity, "null"),
     ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
     ("model.parallel_layers", _shared_norm, "[], or without these"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
@@ -137,6 +132,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.mlp.activation",
         "model.moe.activation",
         "model.moe.bias",
+        "model.moe.capacity_drop",
         "model.moe.swiglu_limit",
         "model.moe.shared_gate",
         "model.moe.score_correction",

@@ -24,7 +24,7 @@ SCALES = frozenset(
 )
 """Constants of norms, embeddings, logits, projections and rotary angles."""
 VALUES_ALONE = (
-    frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale", "model.moe.swiglu_limit"})
+    frozenset({"model.attention.rope_scaling", "model.attention.softmax_scale", "model.moe.swiglu_limit", "model.moe.capacity_drop"})
     | {"model.features.mtp.normed_input"}
     | ROUTING
     | SCALES

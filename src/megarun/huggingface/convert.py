@@ -219,7 +219,10 @@ def _base(job: Job) -> Inventory:
     return build_inventory(job.spec.model_copy(update={"lora": None}))
 
 
-_OWN = ("_loss_coefficient", "routing_skew", "capacity_factor", "loss_weight", "chunk_size", "save_every", "pattern", "expert_bias_rate")
+_OWN = (
+    *("_loss_coefficient", "routing_skew", "capacity_factor", "capacity_drop", "loss_weight", "chunk_size", "save_every", "pattern"),
+    "expert_bias_rate",
+)
 """Keys that a config does not decide, or that change no weight."""
 
 

@@ -13,7 +13,19 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
-from megakernels import arrival_plan, combine, dispatch, dispatch_plan, experts, route, route_scored, routed_experts, router_losses
+from megakernels import (
+    arrival_plan,
+    capacity_plan,
+    combine,
+    dispatch,
+    dispatch_plan,
+    experts,
+    route,
+    route_scored,
+    routed_experts,
+    router_losses,
+)
+from megaplan.families.moe.program import capacity
 from megaplan.scalars import GATED
 from megaplan.spec import models as spec
 from megarun.model.mlp import Mlp
@@ -118,7 +130,7 @@ class ExpertBlock(Block):
         gathers: bool = False,
     ) -> None:
         super().__init__()
-        self.tp, self.ep, self.cp, self.factors = tp, ep, cp, factors
+        self.tp, self.ep, self.cp, self.factors, self.config = tp, ep, cp, factors, config
         self.num_experts, self.top_k, self.normalize = config.num_experts, config.top_k, config.normalize_top_k
         self.has_bias, self.bias_rate = config.expert_bias, config.expert_bias_rate
         self.choice: RoutingOptions = {
@@ -142,12 +154,16 @@ class ExpertBlock(Block):
         normed = self.norm(x)
         tokens = normed.flatten(0, 1)
         weights, indices, probs = self.choose(tokens, x.shape[0])
-        rows, counts = dispatch_plan(indices, self.num_experts)
+        limit = capacity(self.config, tokens.shape[0])
+        if limit is None:
+            rows, counts = dispatch_plan(indices, self.num_experts)
+        else:
+            rows, counts = capacity_plan(indices, weights, self.num_experts, limit, by_score=self.config.capacity_drop == "score")
         self.record(probs, counts)
         del probs
         latent = tokens if self.latent_down is None else self.latent_down(tokens)
-        if self.ep.degree > 1:
-            combined = self.travel(latent, weights, rows, counts)
+        if self.ep.degree > 1 or limit is not None:
+            combined = self.travel(latent, weights, rows, counts, limit)
         elif self.experts.gathers:
             combined = self.experts(latent, weights, rows, counts)
         else:
@@ -186,19 +202,22 @@ class ExpertBlock(Block):
         if self.has_bias:
             self.register_buffer(EXPERT_BIAS, torch.zeros(self.num_experts, dtype=torch.float64, device=device))
 
-    def travel(self, tokens: Tensor, weights: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+    def travel(self, tokens: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, limit: int | None) -> Tensor:
         """Apply each token's experts on their ranks: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].
 
         Rows are sent sorted by expert and received by source rank; the experts sort them by expert again. Sent rows and the experts'
-        outputs have no local names, so that they are freed after use.
+        outputs have no local names, so that they are freed after use. With a capacity `limit` rows are those of each expert's buffer.
         """
-        arriving, splits = self.ep.announce(counts)
+        arriving, splits = self.ep.announce(counts, limit)
         order, totals = arrival_plan(arriving, splits.num_received)
-        arrived, arrived_weights = self.ep.exchange(splits, dispatch(tokens, rows, self.top_k), dispatch(weights.view(-1, 1), rows, 1))
-        if self.experts.gathers:
+        some, num_tokens = limit is not None, None if limit is None else tokens.shape[0]
+        sent = dispatch(tokens, rows, self.top_k, partial=some), dispatch(weights.view(-1, 1), rows, 1, partial=some)
+        arrived, arrived_weights = self.ep.exchange(splits, *sent)
+        del sent
+        if self.experts.gathers or self.ep.degree == 1:
             returned = self.ep.give_back(splits, self.experts(arrived, arrived_weights, order, totals))
         else:
             received = dispatch(arrived, order, 1)
             del arrived  # as large as the experts' saved set
             returned = self.ep.give_back(splits, combine(self.experts(received, arrived_weights, order, totals), order, 1))
-        return combine(returned, rows, self.top_k)
+        return combine(returned, rows, self.top_k, num_tokens)

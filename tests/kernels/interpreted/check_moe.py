@@ -124,7 +124,7 @@ def test_arrivals_are_sorted_stably() -> None:
     assert totals.tolist() == [4, 0, 6]
 
 
-@pytest.mark.parametrize("name", ["dispatch", "combine"])
+@pytest.mark.parametrize("name", ["dispatch", "combine", "dispatch_partial", "combine_partial"])
 @DTYPES
 def test_values_of_moved_rows(name: str, dtype: torch.dtype) -> None:
     (case,) = [case for case in CASES if case.name == name]

@@ -18,7 +18,8 @@ BUILT = [
     "precision.recipe={name: fp8_current, families: [A], first_last_bf16: [0, 1]}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
     "sharding.mode=ddp", "model.moe.bias=true", "model.moe.swiglu_limit=7.0", "model.mlp.activation=geglu", "model.attention.sinks=true",
-    "model.moe.score=sigmoid", "model.moe.score_correction=true", "model.moe.router_bias=true", "model.moe.latent_size=32",
+    "model.moe.score=sigmoid", "model.moe.score_correction=true", "model.moe.capacity_factor=0.9",
+    "model.moe.router_bias=true", "model.moe.latent_size=32",
 ]  # fmt: skip
 NOT_BUILT = {
     "mesh.etp=2": "mesh.etp = 2; megarun trains with 1",
@@ -31,7 +32,6 @@ NOT_BUILT = {
     "precision.recipe={name: fp8_current, families: [A], param_gather: true}": (
         "precision.recipe.param_gather = true; megarun trains with false"
     ),
-    "model.moe.capacity_factor=1.5": "model.moe.capacity_factor = 1.5; megarun trains with null",
     "model.mamba={kind: mamba1, inner_norm: plain}": "model.mamba.inner_norm = plain; megarun trains with none or scaled",
 }
 
@@ -106,10 +106,10 @@ def test_dtypes_that_torch_would_not_keep_are_noted(accepted: Accepted, override
 
 
 def test_all_of_it_is_one_note(accepted: Accepted) -> None:
-    overrides = ["mesh.etp=2", "precision.grads=fp16", "model.moe.capacity_factor=1.5"]
+    overrides = ["mesh.etp=2", "precision.grads=fp16", "precision.families={M: fp32}"]
     (found,) = megarun_refuses(accepted(overrides=overrides).spec)
     assert found.detail.splitlines() == [
-        "model.moe.capacity_factor = 1.5; megarun trains with null",
         "mesh.etp = 2; megarun trains with 1",
         "precision.grads = fp16; megarun trains with fp32 or bf16",
+        "precision.families = M: fp32; megarun trains with {}",
     ]

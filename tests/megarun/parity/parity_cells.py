@@ -146,6 +146,7 @@ FEW_WORDS = PACKED | {"model.vocab_size": 16}  # a word that is last in all its 
 UNEVEN = [[0, 1], [1, 4], [4, 5], [5, 8]]
 
 ROUTED = {"model.moe.balance_loss_coefficient": 0.05, "model.moe.z_loss_coefficient": 0.02}
+LIMITED = {"model.moe.capacity_factor": 0.7}
 BALANCED = {"model.moe.balance_loss_coefficient": 0.05}
 
 CELLS = [
@@ -295,6 +296,13 @@ CELLS = [
     Cell("ep2-hsdp-2x2", E2 | {"dp_replicate": 2}),
     Cell("ep2-hsdp-2x4-reshard", D4 | {"dp_replicate": 2}, spec=RESHARD, num_microbatches=8),
     Cell("1f1b-pp2-ep2", E2 | {"pp": 2}),
+    # a capacity: rows that each rank drops are those that one process drops of the same microbatch, where no axis divides its tokens
+    Cell("ep2-capacity", E2, spec=EXPERTS | LIMITED, ci=True),
+    Cell("ep4-capacity-by-position-gathering", E4, spec=EXPERTS | LIMITED | {"model.moe.capacity_drop": "position"} | KERNELS),
+    Cell("1f1b-pp2-ep2-capacity-recompute", E2 | {"pp": 2}, spec=EXPERTS | LIMITED | RECOMPUTED),
+    Cell("zbv-pp2-capacity", V2, "zbv", EXPERTS | LIMITED | ROUTED),
+    Cell("tp2-ep2-dp2-capacity-of-all", T2 | E2, spec=EXPERTS | {"model.moe.capacity_factor": 4.0}),
+    Cell("cp2-capacity-of-all", C2, spec=EXPERTS | {"model.moe.capacity_factor": 4.0}),
     Cell("1f1b-pp2-ep2-dp4-reshard-recompute", D4 | {"pp": 2}, spec=RECOMPUTED | RESHARD, num_microbatches=8),
     Cell("gpipe-pp2-ep2-hsdp-2x2", E2 | {"pp": 2, "dp_replicate": 2}, "gpipe"),
     Cell("interleaved-pp2-vpp2-ep4", V2 | E4, "interleaved_1f1b", num_microbatches=8),

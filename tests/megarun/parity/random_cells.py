@@ -35,7 +35,8 @@ def random_cell(seed: int) -> Cell:
 def _cell(name: str, document: dict[str, Any]) -> Cell:
     """The document in fp32, at a rate at which three steps change parameters by much."""
     plan = make_plan(spec_from_document(document))  # bars of the pattern are cuts of its own
-    mesh, schedule, model = document["mesh"], document["schedule"], _with_gradients(document["model"])
+    mesh, schedule, model = document["mesh"], document["schedule"], document["model"]
+    model = _with_gradients(model, divides_rows=mesh.get("cp", 1) * mesh.get("tp", 1) > 1)
     spec: dict[str, Any] = {
         "model": model,
         "batch": document["batch"],
@@ -55,7 +56,7 @@ def _cell(name: str, document: dict[str, Any]) -> Cell:
     return Cell(name, mesh, schedule["kind"], spec, count, steps, [list(span) for span in plan.spans])
 
 
-def _with_gradients(model: dict[str, Any]) -> dict[str, Any]:
+def _with_gradients(model: dict[str, Any], *, divides_rows: bool) -> dict[str, Any]:
     """The model without what makes a gradient zero analytically, of which nothing but rounding would be compared.
 
     The cell's own spans cut it, so its pattern has no bars.
@@ -69,6 +70,8 @@ def _with_gradients(model: dict[str, Any]) -> dict[str, Any]:
         attention["indexer"]["top_k"] = 2
     if moe.get("top_k") == 1:
         moe["normalize_top_k"] = False
+    if "capacity_factor" in moe and divides_rows:  # else every rank drops rows of its own
+        moe["capacity_factor"] = moe["num_experts"] / moe["top_k"]
     structure = model.get("features", {}).get("structure")
     if structure is not None:
         structure["num_categories"] = max(7, structure["num_categories"])  # as many codes as the rows of the cells have

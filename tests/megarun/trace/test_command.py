@@ -85,7 +85,7 @@ def test_a_failure_is_one_document_too(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_plan_that_megarun_cannot_build_is_refused(plan: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["trace", plan({"model.moe.capacity_factor": 1.5})]) == 2
+    assert run(["trace", plan({"precision.grads": "fp16"})]) == 2
     assert "error[MP790]" in capsys.readouterr().err
 
 

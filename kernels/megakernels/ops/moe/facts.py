@@ -30,6 +30,8 @@ PLAIN_COMBINE = base.PlainPasses(base.PlainPass(820, launches=14), base.PlainPas
 EXPERTS_LAUNCHES = 7, 11
 COPIES_LAUNCHES = 3
 PLAIN_EXPERTS = base.PlainPasses(base.PlainPass(310, launches=12), base.PlainPass(650, launches=37))
+WHOLE = -1
+"""Number of tokens that says: every pair of a token and a slot has a row."""
 SORT_PAIRS = 128
 """Pairs per program."""
 POSITION_BYTES = 4

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megakernels._common.tiles import narrow, on_device_of, unit_stride
 from megakernels.facts import LARGEST_TILE_WIDTH, SMALLEST_DOT, TILE_ELEMENTS, block_of
-from megakernels.ops.moe.facts import EXPERTS_AT_ONCE, INVERT_PAIRS, SORT_PAIRS
+from megakernels.ops.moe.facts import EXPERTS_AT_ONCE, INVERT_PAIRS, SORT_PAIRS, WHOLE
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -44,10 +44,10 @@ def place_kernel(indices, starts, rows, num_pairs, num_experts, PAIRS: tl.conste
 
 @triton.jit  # type: ignore[untyped-decorator]
 def invert_kernel(rows, positions, num_pairs, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The row of each pair of a permutation."""
+    """The row of each pair that has one; a row below zero has no pair."""
     row = tl.program_id(0).to(tl.int64) * PAIRS + tl.arange(0, PAIRS)
-    there = row < num_pairs
-    tl.store(positions + tl.load(rows + row, mask=there, other=0), row.to(tl.int32), mask=there)
+    pair = tl.load(rows + row, mask=row < num_pairs, other=-1)
+    tl.store(positions + pair, row.to(tl.int32), mask=pair >= 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -59,8 +59,8 @@ def spread_kernel(x, positions, y, num_tokens, width, x_stride, top_k, ROWS: tl.
     mask = there[:, None] & (cols < width)[None, :]
     value = narrow(tl.load(x + token[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32), y.dtype.element_ty)
     for slot in range(top_k):
-        row = tl.load(positions + token * top_k + slot, mask=there, other=0).to(tl.int64)
-        tl.store(y + row[:, None] * width + cols[None, :], value, mask=mask)
+        row = tl.load(positions + token * top_k + slot, mask=there, other=-1).to(tl.int64)
+        tl.store(y + row[:, None] * width + cols[None, :], value, mask=mask & (row >= 0)[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -76,8 +76,8 @@ def sum_slots_kernel(  # type: ignore[no-untyped-def]
     for slot in range(top_k):
         row = token * top_k + slot
         if INDIRECT:
-            row = tl.load(positions + row, mask=there, other=0).to(tl.int64)
-        total += tl.load(x + row[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+            row = tl.load(positions + row, mask=there, other=-1).to(tl.int64)
+        total += tl.load(x + row[:, None] * x_stride + cols[None, :], mask=mask & (row >= 0)[:, None], other=0.0).to(tl.float32)
     tl.store(y + token[:, None] * width + cols[None, :], narrow(total, y.dtype.element_ty), mask=mask)
 
 
@@ -145,17 +145,18 @@ def sort_by_expert(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     return rows, totals
 
 
-def sum_rows(x: Tensor, rows: Tensor | None, top_k: int) -> Tensor:
-    """Each token's k rows summed in slot order and in fp32: [N·k, h] → [N, h].
+def sum_rows(x: Tensor, rows: Tensor | None, top_k: int, num_tokens: int = WHOLE) -> Tensor:
+    """Each token's rows summed in slot order and in fp32: [M, h] → [N, h].
 
     Args:
-        x: [N·k, h], sorted as `rows` says, or by token and slot.
+        x: [M, h], sorted as `rows` says, or by token and slot; M = N·k.
         top_k: k.
-        rows: int32 [N·k], the pair that each row of x holds, or None.
+        rows: int32 [M], the pair that each row of x holds, or None.
+        num_tokens: N, if pairs may have no row.
     """
     x = unit_stride(x)
-    y = torch.empty(x.shape[0] // top_k, x.shape[1], dtype=x.dtype, device=x.device)
-    positions = None if rows is None else inverse(rows)
+    y = torch.empty(x.shape[0] // top_k if num_tokens == WHOLE else num_tokens, x.shape[1], dtype=x.dtype, device=x.device)
+    positions = None if rows is None else inverse(rows, num_tokens if num_tokens == WHOLE else num_tokens * top_k)
     if y.numel():
         options = sum_options(y.shape[1])
         grid = triton.cdiv(y.shape[0], options["ROWS"]), triton.cdiv(y.shape[1], options["BLOCK"])
@@ -165,33 +166,37 @@ def sum_rows(x: Tensor, rows: Tensor | None, top_k: int) -> Tensor:
     return y
 
 
-def gather_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-    """Each token copied to its k rows: [N, h] → [N·k, h], row i is x[rows[i] // k].
+def gather_rows(x: Tensor, rows: Tensor, top_k: int, num_tokens: int = WHOLE) -> Tensor:
+    """Each token copied to its rows: [N, h] → [M, h], row i is x[rows[i] // k].
 
     Args:
         x: [N, h].
         top_k: k.
-        rows: int32 [N·k], the pair that each row holds.
+        rows: int32 [M], the pair that each row holds; M = N·k.
+        num_tokens: N, if pairs may have no row; a row below zero is then one of zeros.
     """
-    return spread(x, inverse(rows), top_k)
+    if num_tokens == WHOLE:
+        return spread(x, inverse(rows), top_k)
+    y = torch.zeros(rows.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
+    return spread(x, inverse(rows, num_tokens * top_k), top_k, y)
 
 
-def spread(x: Tensor, positions: Tensor, top_k: int) -> Tensor:
-    """`gather_rows`, given the row of each pair: int32 [N·k]."""
+def spread(x: Tensor, positions: Tensor, top_k: int, y: Tensor | None = None) -> Tensor:
+    """`gather_rows`, given the row of each pair: int32 [N·k], below zero for none, and if some have none what to write to."""
     x = unit_stride(x)
-    y = torch.empty(positions.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
-    if y.numel():
+    y = torch.empty(positions.shape[0], x.shape[1], dtype=x.dtype, device=x.device) if y is None else y
+    if y.numel() and x.numel():
         options = sum_options(y.shape[1])
-        grid = triton.cdiv(x.shape[0], options["ROWS"]), triton.cdiv(x.shape[1], options["BLOCK"])
+        grid = triton.cdiv(x.shape[0], options["ROWS"]), triton.cdiv(y.shape[1], options["BLOCK"])
         with on_device_of(x):
             spread_kernel[grid](x, positions, y, *x.shape, x.stride(0), top_k, **options)
     return y
 
 
-def inverse(rows: Tensor) -> Tensor:
-    """The row of each pair, int32 [M], from the pair of each row."""
+def inverse(rows: Tensor, num_pairs: int = WHOLE) -> Tensor:
+    """The row of each pair, int32, from the pair of each row, int32 [M]; below zero for a pair without a row, if `num_pairs` is given."""
     rows = rows.contiguous()
-    positions = torch.empty_like(rows)
+    positions = torch.empty_like(rows) if num_pairs == WHOLE else rows.new_full((num_pairs,), -1)
     if rows.numel():
         with on_device_of(rows):
             invert_kernel[(triton.cdiv(rows.shape[0], INVERT_PAIRS),)](rows, positions, rows.shape[0], PAIRS=INVERT_PAIRS, num_warps=4)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megakernels._common import upcast
 from megakernels.ops.activation import reference as activations
+from megakernels.ops.moe.facts import WHOLE
 from megakernels.ops.moe.grouped import RowGroups
 from megakernels.ops.moe.inputs import Experts, Made
 
@@ -46,22 +47,53 @@ def owners(counts: Tensor, num_rows: int) -> Tensor:
     return experts.repeat_interleave(counts.flatten(), output_size=num_rows)
 
 
-def gather_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-    """Row i is x[rows[i] // k]: [N, h] → [N·k, h]."""
-    return x.index_select(0, rows // top_k)
+def places_of(experts: Tensor, weights: Tensor | None, num_experts: int, capacity: int) -> tuple[Tensor, Tensor]:
+    """Pairs of each expert's rows, int32 [E·C], and its chosen pairs, int32 [E]; the largest weights first, or by position without."""
+    first = torch.arange(experts.shape[0], device=experts.device) if weights is None else weights.argsort(descending=True, stable=True)
+    order = first[experts[first].argsort(stable=True)]
+    chosen = experts[order].long()
+    reached = torch.arange(num_experts + 1, device=experts.device, dtype=chosen.dtype)
+    starts = torch.searchsorted(chosen, reached)
+    within = torch.arange(chosen.shape[0], device=experts.device) - starts[chosen.clamp_max(num_experts)]
+    kept = (within < capacity) & (chosen < num_experts)
+    places = torch.full((num_experts * capacity + 1,), -1, dtype=torch.int32, device=experts.device)
+    places[torch.where(kept, chosen * capacity + within, num_experts * capacity)] = torch.where(kept, order, -1).to(torch.int32)
+    return places[:-1].clone(), starts.diff().to(torch.int32)
 
 
-def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
-    """Each token's k rows summed in slot order: [N·k, h] → [N, h].
+def gather_rows(x: Tensor, rows: Tensor, top_k: int, num_tokens: int = WHOLE) -> Tensor:
+    """Row i is x[rows[i] // k]: [N, h] → [M, h], M = N·k where all pairs have rows; without a pair it is zero."""
+    if num_tokens == WHOLE:
+        return x.index_select(0, rows // top_k)
+    if not num_tokens:
+        return x.new_zeros(rows.shape[0], x.shape[1])
+    return x.index_select(0, (rows // top_k).clamp_min(0)).masked_fill_((rows < 0).unsqueeze(1), 0)
+
+
+def sum_rows(x: Tensor, rows: Tensor, top_k: int, num_tokens: int = WHOLE) -> Tensor:
+    """Each token's rows summed in slot order: [M, h] → [N, h].
 
     It gathers through the inverse permutation, so repeats are bitwise equal.
     """
+    if num_tokens != WHOLE:
+        return _sum_some(x, rows, top_k, num_tokens)
     position = torch.empty_like(rows)
     position[rows] = torch.arange(rows.shape[0], dtype=rows.dtype, device=rows.device)
     slots = position.view(-1, top_k)
     total = upcast(x.index_select(0, slots[:, 0]))
     for slot in range(1, top_k):
         total = total + upcast(x.index_select(0, slots[:, slot]))
+    return total.to(x.dtype)
+
+
+def _sum_some(x: Tensor, rows: Tensor, top_k: int, num_tokens: int) -> Tensor:
+    """`sum_rows` where pairs may have no row, and rows no pair."""
+    position = torch.full((num_tokens * top_k + 1,), -1, dtype=rows.dtype, device=rows.device)
+    position[torch.where(rows < 0, num_tokens * top_k, rows)] = torch.arange(rows.shape[0], dtype=rows.dtype, device=rows.device)
+    slots = position[:-1].view(num_tokens, top_k)
+    total = upcast(gather_rows(x, slots[:, 0], 1, x.shape[0]))
+    for slot in range(1, top_k):
+        total = total + upcast(gather_rows(x, slots[:, slot], 1, x.shape[0]))
     return total.to(x.dtype)
 
 

@@ -38,13 +38,13 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float
 
     Dispatch reads a token's row and writes it k times; combine sums it from k rows; backward moves the same rows in reverse. Rows that
     travel to other ranks, and all rows if `load.sorts`, are sorted by expert and unsorted: one more read and write each. Experts that
-    gather need neither sorted rows nor, on one rank, dispatched ones: their products read k rows per token as they would read copies, and
-    write k rows that are summed.
+    gather, and have no capacity, need neither sorted rows nor, on one rank, dispatched ones: their products read k rows per token as they
+    would read copies, and write k rows that are summed.
     """
     rows, row = moe.top_k, moe.row_width(hidden_size) * load.itemsize
     sorting: Works = ()
     travels, rows_and_sum = load.ep * load.etp > 1, (rows + 1) * row
-    copies = travels or not load.gathers
+    copies = travels or not load.gathers or moe.capacity_factor is not None
     if (travels or load.sorts) and not load.gathers:
         sorted_rows = 2 * rows * load.etp * row
         work = Work(moved_forward=sorted_rows, moved_input=sorted_rows)
@@ -64,9 +64,9 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float
 def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, variant: float | None = None) -> Works:
     """One E block, pre-norm and residual included: `top_k` experts per token, and the shared expert.
 
-    Every routed row is counted, dropless or not: a capacity factor that drops tokens makes this an upper bound, and skew moves work between
-    ranks, not in total. A rank holds `1 / ep` of the experts and receives as many rows as it sends; with etp, all etp ranks of an expert
-    compute a slice of its width on each other's rows too. `tp` shards the shared expert alone.
+    Every routed row is counted, and skew moves work between ranks, not in total; with a capacity rows are those of the buffers. A rank
+    holds `1 / ep` of the experts and receives as many rows as it sends; with etp, all etp ranks of an expert compute a slice of its width
+    on each other's rows too. `tp` shards the shared expert alone.
     """
     rows, skew = moe.row_width(hidden_size), moe.skew_in(variant)
     bank = expert_sizes(moe, load.num_tokens, moe.top_k, hidden_size, load.itemsize, ep=load.ep, etp=load.etp)

@@ -11,7 +11,8 @@ is sorted. Scratch of the kernels is workspace.
 A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
 log-sum-exp and each sequence's rows for every expert.
 
-Row counts depend on routing: `received_rows` states them from the layer's `moe.routing_skew` and `moe.capacity_factor`.
+Row counts depend on routing: `received_rows` states them from the layer's `moe.routing_skew`. With `moe.capacity_factor` every expert has
+buffers of one size from every rank, on one rank too: rows are copied to them, and the experts read them as rows that arrived.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def moe_program(
 ) -> tuple[BlockProgram, Shapes]:
     """One E block on the busiest expert rank; experts that gather read tokens where they are."""
     shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.gathers
-    travels = mesh.ep * mesh.etp > 1
+    travels, padded = mesh.ep * mesh.etp > 1, moe.capacity_factor is not None
     rows = received_rows(moe, dims.batch * dims.residual_tokens, mesh, variant)
     tensors = _storages(dims, moe, mesh, rows, travels)
     if gathers:
@@ -119,7 +120,7 @@ def moe_program(
         tensors |= mlp_storages(dims, shared, "shared.")
     if moe.has_router_losses:
         tensors |= _loss_storages(dims, moe)
-    return _program(_options(moe, kernels=dims.kernels), travels, dims.tp > 1, gathers), residual(tensors)
+    return _program(_options(moe, kernels=dims.kernels), travels, padded, dims.tp > 1, gathers), residual(tensors)
 
 
 def _options(moe: MixtureOfExperts, *, kernels: bool) -> MoeOptions:
@@ -130,10 +131,10 @@ def _options(moe: MixtureOfExperts, *, kernels: bool) -> MoeOptions:
 
 
 @cache
-def _program(options: MoeOptions, travels: bool, sharded: bool, gathers: bool) -> BlockProgram:
+def _program(options: MoeOptions, travels: bool, padded: bool, sharded: bool, gathers: bool) -> BlockProgram:
     gated, shared, losses, bias = options.gated, options.shared, options.losses, options.bias
     scored = ("scored", "log_sums", "load") if losses else ("weights",)
-    routed = _travelling(gated, gathers, bias) if travels else _local(gated, gathers, bias)
+    routed = _travelling(gated, gathers, bias, far=travels) if travels or padded else _local(gated, gathers, bias)
     made, shared_made = "expanded" if options.latent else "combined", "shared_gated" if options.shared_gate else "shared"
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
@@ -222,16 +223,18 @@ def _local(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
     )
 
 
-def _travelling(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
+def _travelling(gated: bool, gathers: bool, bias: bool, *, far: bool) -> tuple[Op, ...]:
+    """Rows that are copied for the experts, and go to other ranks if `far`."""
+    sent, weighing, returned = ("sent", "sent_weights", "returned") if far else (ARRIVED, "arrived_weights", "leaving")
     return (
         Op("announce", ("counts",), ("arrived_counts",), grads=()),
         Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
-        Op("dispatch", ("tokens", "rows"), ("sent",), keeps=("rows",), grads=("tokens",)),
-        Op("dispatch weights", ("weights", "rows"), ("sent_weights",), keeps=("rows",), grads=("weights",)),
-        Op("exchange", ("sent", "sent_weights"), (ARRIVED, "arrived_weights")),
-        *(_arrived(gated, gathers, bias) if gathers else _sorted(gated, gathers, bias)),
-        Op("exchange back", ("leaving",), ("returned",)),
-        Op("combine", ("returned", "rows"), ("combined",), keeps=("rows",), grads=("returned",), holds=("arrived_counts",)),
+        Op("dispatch", ("tokens", "rows"), (sent,), keeps=("rows",), grads=("tokens",)),
+        Op("dispatch weights", ("weights", "rows"), (weighing,), keeps=("rows",), grads=("weights",)),
+        *((Op("exchange", (sent, weighing), (ARRIVED, "arrived_weights")),) if far else ()),
+        *(_arrived(gated, gathers, bias) if gathers or not far else _sorted(gated, gathers, bias)),
+        *((Op("exchange back", ("leaving",), (returned,)),) if far else ()),
+        Op("combine", (returned, "rows"), ("combined",), keeps=("rows",), grads=(returned,), holds=("arrived_counts",)),
     )
 
 
@@ -248,13 +251,13 @@ def _sorted(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
 
 
 def _basis(moe: MixtureOfExperts, travels: bool) -> Basis:
-    return Basis.MODELLED if travels or moe.capacity_factor is not None else Basis.EXACT
+    return Basis.MODELLED if travels and moe.capacity_factor is None else Basis.EXACT
 
 
 def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, travels: bool) -> Shapes:
     """Kernel scratch of `routed_experts`, in elements of activations."""
     tokens, size = dims.batch * dims.residual_tokens, dims.dtype.bytes
-    given, slots = (rows, 1) if travels else (tokens, moe.top_k)
+    given, slots = (rows, 1) if travels or moe.capacity_factor is not None else (tokens, moe.top_k)
     bank = expert_sizes(moe, given, slots, dims.hidden, size, ep=mesh.ep, etp=mesh.etp)
     inside = bank._replace(capacity=rows).inside(frozen=dims.frozen)
     shapes = {INSIDE_FORWARD: (inside.forward // size,), INSIDE_BACKWARD: (inside.backward // size,)}
@@ -280,7 +283,8 @@ def _loss_storages(dims: Dims, moe: MixtureOfExperts) -> Shapes:
 
 def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, travels: bool) -> Shapes:
     tokens = dims.batch * dims.residual_tokens
-    chosen = tokens * moe.top_k
+    limit = capacity(moe, tokens)
+    chosen = tokens * moe.top_k if limit is None else limit * moe.num_experts
     local, width = moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
     basis = _basis(moe, travels)
     own: dict[str, tuple[int, ...]] = dict.fromkeys(
@@ -299,7 +303,7 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, tr
         **storages(dims.dtype, Column.ROUTING, dict.fromkeys(("received", "processed"), (rows, hidden)), basis),
         **storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("experts.gate", "experts.up"), (rows, width)), basis),
     }
-    if not travels:
+    if not travels and limit is None:
         return tensors
     sent = dict.fromkeys(("sent", "returned"), (chosen, hidden))
     weighing = {"sent_weights": (chosen,)}

@@ -75,7 +75,8 @@ class MixtureOfExperts(OptionsSection):
         top_groups: Groups that each token chooses: by their best score, of sigmoid scores by the sum of their best two.
         routed_scale: Factor of the chosen experts' weights.
         normalize_top_k: The chosen experts' weights sum to 1, before routed_scale.
-        capacity_factor: Rows kept per expert, relative to the even share; null for dropless.
+        capacity_factor: Rows kept per expert and source rank, relative to the even share, in buffers of that size; null for dropless.
+        capacity_drop: Rows that an expert drops beyond its capacity: of the smallest weights (score), or of the last tokens (position).
         routing_skew: Rows of the busiest expert relative to the even share; also a list with one for each E layer, or {first, rest}.
         balance_loss_coefficient: Coefficient of each E layer's load-balancing loss, balanced over each sequence; 0 for none.
         z_loss_coefficient: Coefficient of each E layer's router z-loss, the mean over tokens; 0 for none.
@@ -83,7 +84,7 @@ class MixtureOfExperts(OptionsSection):
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"shared_gate", "latent_size", "bias", "router_bias", "score_correction"}
-        | {"score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale", "swiglu_limit"}
+        | {"score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale", "swiglu_limit", "capacity_drop"}
     )
 
     num_experts: PositiveInt
@@ -105,6 +106,7 @@ class MixtureOfExperts(OptionsSection):
     routed_scale: PositiveFloat = 1.0
     normalize_top_k: StrictBool = True
     capacity_factor: PositiveFloat | None = None
+    capacity_drop: Literal["score", "position"] = "score"
     routing_skew: RoutingSkew = 1.0
     balance_loss_coefficient: NonNegativeFloat = 0.0
     z_loss_coefficient: NonNegativeFloat = 0.0
@@ -131,9 +133,10 @@ class MixtureOfExperts(OptionsSection):
         return self.skews[0] if variant is None else variant
 
     def busiest_share(self, skew: float, ep: int) -> Fraction:
-        """Rows of the busiest of `ep` expert ranks over the even share: as a layer's skew says, all rows and the capacity at most."""
-        share = min(Fraction(str(skew)), Fraction(ep)) if ep > 1 else Fraction(1)
-        return share if self.capacity_factor is None else min(share, Fraction(str(self.capacity_factor)))
+        """Rows of the busiest of `ep` expert ranks over the even share: by a layer's skew all rows at most, or the capacity."""
+        if self.capacity_factor is not None:
+            return Fraction(str(self.capacity_factor))
+        return min(Fraction(str(skew)), Fraction(ep)) if ep > 1 else Fraction(1)
 
     @property
     def largest_skew(self) -> float:

@@ -103,7 +103,7 @@ IGNORED = frozenset({
     "moe_ncclep_zero_copy", "moe_pad_experts_for_cuda_graph_inference", "moe_paged_stash_buffer_size_factor_cpu",
     "moe_paged_stash_page_size", "moe_per_layer_logging", "moe_router_force_biased",
     "moe_router_force_load_balancing", "moe_router_fusion", "moe_router_quantile_balancing_ema",
-    "moe_shared_expert_glu_interleave_size", "moe_single_grouped_bias", "moe_single_grouped_weight", "moe_token_drop_policy",
+    "moe_shared_expert_glu_interleave_size", "moe_single_grouped_bias", "moe_single_grouped_weight",
     "moe_use_grouped_tensor", "monitor_interval", "mrope_section", "mtp_loss_scaling_factor",
     "multiple_validation_sets", "muon_coefficient_type", "muon_extra_scale_factor", "muon_fp32_matmul_prec", "muon_momentum",
     "muon_nesterov", "muon_no_split_qkv", "muon_scale_mode", "muon_tp_mode", "muon_use_syrk", "no_align_grad_reduce",

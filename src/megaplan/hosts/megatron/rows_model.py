@@ -14,6 +14,7 @@ from megaplan.hosts.megatron.argument import (
     REQUIRED,
     WHOLE,
     Argument,
+    Conversion,
     Kind,
     count,
     number,
@@ -32,6 +33,9 @@ _WIDTHS: dict[str, Any] = {"touches": _ALL, "block": "mla"}
 _DELTA: dict[str, Any] = {"touches": _ALL, "block": "linear_attention"}
 _INDEXER: dict[str, Any] = {"touches": _ALL, "block": "indexer"}
 _EXPERTS: dict[str, Any] = {"touches": "activations, buffers", "block": "moe"}
+_DROPS = Conversion(
+    "probs → score", lambda value: "score" if value == "probs" else value, lambda value: value if value != "score" else None
+)
 
 LAYERS = (
     text("hybrid_layer_pattern", "model.pattern", None, JOINT, touches=_ALL, note="one symbol a layer, '|' between stages"),
@@ -178,6 +182,7 @@ MOE = (
     Argument("moe_router_dtype", Kind.WORD, "host.moe_router_dtype", None, words=("fp32", "fp64"), touches="activations", block="moe"),
     number("moe_z_loss_coeff", "model.moe.z_loss_coefficient", 0.0, ABSENT_IS_ZERO),
     number("moe_expert_capacity_factor", "model.moe.capacity_factor", touches="activations, buffers"),
+    Argument("moe_token_drop_policy", Kind.WORD, "model.moe.capacity_drop", "probs", _DROPS, words=("probs", "position"), block="moe"),
     Argument(
         "moe_token_dispatcher_type", Kind.WORD, "host.moe_dispatcher", "allgather", words=("allgather", "alltoall", "flex"), **_EXPERTS
     ),

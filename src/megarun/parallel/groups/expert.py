@@ -124,15 +124,20 @@ class ExpertParallel:
         """The rank of the group that owns an expert."""
         return expert // self.share(num_experts)
 
-    def announce(self, counts: Tensor) -> tuple[Tensor, Splits]:
-        """Exchange row counts with every rank.
+    def announce(self, counts: Tensor, capacity: int | None = None) -> tuple[Tensor, Splits]:
+        """Exchange row counts with every rank, which all know where experts have a capacity.
 
         Args:
             counts: Rows for each expert, int32 [E].
+            capacity: Rows that every expert has from every rank.
 
         Returns:
             int32 [ep, E / ep], rows from each rank for each of this rank's experts; and the splits on the host.
         """
+        if capacity is not None:
+            share = self.share(counts.shape[0])
+            each = (share * capacity,) * self.degree
+            return counts.new_full((self.degree, share), capacity), Splits(each, each)
         sent = counts.view(self.degree, -1)
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
@@ -180,6 +185,8 @@ def spread(count: int, parts: int) -> tuple[int, ...]:
 
 
 def _exchange(ep: ExpertParallel, sent: Sequence[int], received: Sequence[int], *rows: Tensor) -> tuple[Tensor, ...]:
+    if ep.degree == 1:
+        return rows
     results: tuple[Tensor, ...] = _Exchange.apply(ep, sent, received, *rows)  # type: ignore[no-untyped-call]
     return results
 
