@@ -16,6 +16,7 @@ from random_plans.options import add_megatron_options, add_options, add_scores, 
 from random_plans.settings import (
     add_allocator,
     add_framework,
+    add_libraries,
     add_serving_ranks,
     device_section,
     host_section,
@@ -145,6 +146,7 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
         _add_copies(stream("copies"), sections)
         add_windows(stream("windows"), sections["model"])
         add_variants(stream("variants"), sections["model"])
+        add_libraries(stream("libraries"), sections)
 
 
 def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:

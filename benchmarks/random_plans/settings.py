@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megakernels.libraries import FLASH4, GENERATION, QUACK
+from megaplan.devices import load_device
 from megaplan.spec.host import RELEASED
 from random_plans.choices import Draw, Scope, divisors
 
@@ -204,6 +206,13 @@ def add_allocator(draw: Draw, section: dict[str, Any], graphs: Draw | None) -> N
     draw.maybe(section, 0.3, expandable_segments=lambda: draw.choice([True, False]))
     if graphs is not None:
         graphs.maybe(section, 0.3, cuda_graphs=lambda: graphs.choice([None, "none", "microbatch"]))
+
+
+def add_libraries(draw: Draw, sections: dict[str, Any]) -> None:
+    """Draw the optional packages of kernels, which run on Hopper alone."""
+    host, device = sections["host"], sections.get("device", {}).get("name", "h200")
+    if host.get("kernels", "triton") == "triton" and load_device(device).generation == GENERATION:
+        draw.maybe(host, 0.3, libraries=lambda: draw.choice([[FLASH4], [QUACK], [FLASH4, QUACK]]))
 
 
 def megatron_section(

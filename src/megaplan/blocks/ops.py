@@ -29,6 +29,7 @@ class Dims(NamedTuple):
         gathers: True if experts read rows where they are, instead of sorted copies.
         frozen: True if the parameters of blocks have no gradients (`lora`).
         relations: Rows of the relation bias that attention adds to scores; 0 without one.
+        flash4: True if FlashAttention-4 runs the attention that it takes.
     """
 
     batch: int
@@ -47,6 +48,7 @@ class Dims(NamedTuple):
     gathers: bool = False
     frozen: bool = False
     relations: int = 0
+    flash4: bool = False
 
     @property
     def residual(self) -> tuple[int, int, int]:

@@ -32,6 +32,7 @@ class Workload(NamedTuple):
         packed: True if rows hold several documents.
         relations: True if attention adds a relation bias to scores.
         sorts: True if rows are sorted by expert a second time even if all of them come from this rank.
+        flash4: True if FlashAttention-4 runs the attention that it takes.
     """
 
     seq_length: int
@@ -46,6 +47,7 @@ class Workload(NamedTuple):
     packed: bool = False
     relations: bool = False
     sorts: bool = False
+    flash4: bool = False
 
     @property
     def positions(self) -> int:

@@ -10,6 +10,7 @@ from megaplan.budget.values import RankBudget
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.embedding import graph_bytes
+from megaplan.hosts.megarun.libraries import library_texts
 from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import Explained
@@ -59,6 +60,12 @@ def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
     if not spec.host.kind.trained:
         return
     yield "", ""
+    texts = library_texts(spec, given.inventory)
+    if texts:
+        yield "libraries (host.libraries)", "bold"
+        for text in texts.values():
+            yield from _plain(wrap(f"  {text}", indent="    "))
+        yield "", ""
     yield "steps", "bold"
     reason = why_eager(spec)
     if reason is not None:

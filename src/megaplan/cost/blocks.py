@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megakernels.facts import Work
+from megakernels.libraries import FLASH4
 from megakernels.ops.cross_entropy.facts import RECOMPUTED_LOGITS, Loss, cross_entropy
 from megakernels.ops.library import gather, linear
 from megakernels.ops.rms_norm.facts import FINAL_NORM
@@ -166,6 +167,7 @@ def whole_workload(spec: Spec, dtype: DType) -> Workload:
         joins_loss=spec.model.joins_loss(kernels=kernels),
         packed=spec.data.packing == "documents",
         relations=spec.model.features.relation_bias is not None,
+        flash4=spec.host.uses(FLASH4),
     )
 
 

@@ -308,9 +308,9 @@ class ReplayTimer:
         return schedule.steps_per_update * found
 
 
-def _around(spec: Spec) -> tuple[bool, int]:
-    """True if groups of ranks may span nodes, which decides over which links they exchange; and bytes per accumulated gradient element."""
-    return spec.mesh.world_size > fabric_size(spec.device), spec.precision.grads.bytes
+def _around(spec: Spec) -> tuple[bool, int, tuple[str, ...]]:
+    """True if groups of ranks may span nodes, which decides over which links they exchange; bytes of an accumulated gradient; libraries."""
+    return spec.mesh.world_size > fabric_size(spec.device), spec.precision.grads.bytes, spec.host.libraries
 
 
 def kept(known: dict[K, V]) -> dict[K, V]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from megakernels.libraries import LibraryName
 from megaplan.columns import Basis
 from megaplan.devices import Device, Figure, canonical_name, load_device
 from megaplan.errors import MegaplanError
@@ -148,13 +149,14 @@ RELEASED = ("megatron-bridge", "nemo")
 
 
 class Host(Section):
-    """The framework that runs the plan. `kernels` is megarun's; keys from compile_model on are torchtitan's; others are Megatron-Core's.
+    """The framework that runs the plan. `kernels`, `libraries` are megarun's; keys from compile_model on torchtitan's; others Megatron's.
 
     Every key has the host's own default. `expandable_segments` is megarun's and Megatron-Core's; torchtitan sets it itself.
 
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
         kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes both, and keeps what the kernels keep.
+        libraries: Optional packages that run in place of own kernels what they take, on Hopper; memory and time are then theirs.
         expandable_segments: torch's allocator grows a stream's memory in place; null for the host's default: on, for Megatron off.
         model: hybrid is Megatron's HybridModel, one operator per letter; gpt its GPTModel, whose layer is an A and the D or E after it.
         attention_backend: flash keeps a log-sum-exp per row and head, fused (cuDNN) under GQA also the queries, unfused the probabilities.
@@ -215,6 +217,7 @@ class Host(Section):
 
     name: HostName = "megarun"
     kernels: Literal["reference", "triton"] = "triton"
+    libraries: tuple[LibraryName, ...] = ()
     expandable_segments: StrictBool | None = None
     model: Literal["hybrid", "gpt"] = "hybrid"
     attention_backend: Literal["flash", "fused", "unfused"] = "flash"
@@ -308,6 +311,10 @@ class Host(Section):
         """True if Triton's kernels of megakernels run the operations."""
         return self.kernels == "triton" and self.has_kernels
 
+    def uses(self, library: LibraryName) -> bool:
+        """True if an optional package runs what it takes."""
+        return library in self.libraries and self.uses_triton
+
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes only the host's own keys, and later keys only where they are given, so that a new key changes no plan's digest."""
@@ -320,7 +327,7 @@ class Host(Section):
 
 
 _LATER = frozenset({
-    "expandable_segments", "framework", "release", "dp_comm_overlap",
+    "libraries", "expandable_segments", "framework", "release", "dp_comm_overlap",
     "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
     "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megakernels.libraries import GENERATION
 from megaplan.devices import device_names, load_device
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.families.registry import FAMILIES
@@ -27,7 +28,7 @@ from megaplan.wording import plural, series
 
 
 def host_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP901, MP695, MP931, and the host's own MP902 … MP905."""
+    """Yields MP901, MP695, MP696, MP931, and the host's own MP902 … MP905."""
     host, kind = checked.spec.host, checked.spec.host.kind
     for key in sorted(host.model_fields_set - kind.keys - {"name"}):
         other = next(other.name for other in HOSTS.values() if key in other.keys)
@@ -36,11 +37,32 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
     if host.graphs not in kind.graphs and "cuda_graphs" in kind.keys:
         detail = f"host.cuda_graphs = {host.graphs}, and host.name = {kind.name} has {', '.join(kind.graphs)}"
         yield checked.error("MP695", detail, "host.cuda_graphs", f"cuda_graphs: {kind.graphs[0]}", "remove host.cuda_graphs")
+    yield from _libraries(checked)
     if checked.spec.device.step_factor is not None and kind.step is None:
         detail = f"device.step_factor = {checked.spec.device.step_factor:g}, host.name = {kind.name}: its steps have no fitted constants"
         yield checked.error("MP931", detail, "device.step_factor", "step_factor: null", "device: {reached: {bf16: 0.6}}")
     if kind.limits is not None:
         yield from kind.limits(checked)
+
+
+def _libraries(checked: Checked) -> Iterator[Diagnostic]:
+    """Yields MP696."""
+    spec = checked.spec
+    if not spec.host.libraries or "libraries" not in spec.host.kind.keys:
+        return
+    named = ", ".join(spec.host.libraries)
+    try:
+        generation = load_device(spec.device.name).generation
+    except MegaplanError:  # reported by a rule of its own
+        return
+    if len(set(spec.host.libraries)) < len(spec.host.libraries):
+        yield checked.error("MP696", f"host.libraries = [{named}] names one of them twice", "host.libraries", "name each once")
+    elif not spec.host.uses_triton:
+        detail = f"host.libraries = [{named}], and host.kernels = {spec.host.kernels} runs plain torch"
+        yield checked.error("MP696", detail, "host.libraries", "kernels: triton", "remove host.libraries")
+    elif generation != GENERATION:
+        detail = f"host.libraries = [{named}], and device.name = {spec.device.name} is of generation {generation}, not {GENERATION}"
+        yield checked.error("MP696", detail, "host.libraries", "remove host.libraries", "device: {name: h200}")
 
 
 def lora_rules(checked: Checked) -> Iterator[Diagnostic]:

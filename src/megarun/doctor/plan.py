@@ -17,6 +17,7 @@ from megarun.doctor.findings import Finding, ok, problem, warning
 from megarun.job.job import Job
 from megarun.job.run import read_job
 from megarun.kernels.command import compiled_for, look_up
+from megarun.kernels.libraries import library_notes
 from megarun.kernels.target import CAPABILITIES, Target
 
 PLAN = "plan"
@@ -35,6 +36,7 @@ def plan_findings(plan: str) -> Iterator[Finding]:
         return
     yield from _devices(job)
     yield _graphs(job)
+    yield from _libraries(job)
     yield _kernels(job, plan)
 
 
@@ -76,6 +78,19 @@ def _graphs(job: Job) -> Finding:
     reason = why_eager(job.spec)
     text = "forward and backward of a microbatch are replayed after the first steps" if reason is None else f"none; {reason}"
     return ok(PLAN, "CUDA graphs", text, replayed=reason is None)
+
+
+def _libraries(job: Job) -> Iterator[Finding]:
+    """Findings on the optional packages that the plan names; without a GPU the plan's device counts."""
+    visible = _visible()
+    capability = visible[2] if visible else CAPABILITIES.get(load_device(job.spec.device.name).generation, (0, 0))
+    for note in library_notes(job.spec, job.inventory, capability):
+        if note.name not in job.spec.host.libraries:
+            continue
+        if note.differs:
+            yield warning(PLAN, note.name, note.text, 'pip install "megaplan[run,gpu]", or remove host.libraries')
+        else:
+            yield ok(PLAN, note.name, note.text)
 
 
 def _visible() -> tuple[int, int, tuple[int, int]] | None:

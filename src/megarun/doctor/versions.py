@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from megakernels.libraries import LIBRARIES, installed_version
 from megaplan import __version__
 from megaplan.terminal.versions import commit, installed
 from megarun.doctor.findings import Finding, ok, problem, warning
@@ -61,6 +62,10 @@ def compilers() -> Iterator[Finding]:
             version=None,
         )
         return
+    for package, known in LIBRARIES.items():
+        found = installed_version(package)
+        text = f"{found}; plans whose host.libraries names it use {known.version}" if found else "not installed; it is optional"
+        yield ok(HAZARDS, package, text, version=found)
     yield from _with_hazards("triton", number)
     path, assembler = ptxas()
     if assembler is None:

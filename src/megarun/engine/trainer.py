@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from megakernels import use_kernels
+from megakernels import use_kernels, use_libraries
 from megaplan.families.moe import EXPERTS
 from megaplan.inventory.tensors import Inventory, Outside, Owner
 from megaplan.spec.models import Spec
@@ -102,6 +102,7 @@ class Trainer:
         """
         spec = job.spec
         use_kernels(spec.host.kernels)
+        use_libraries(spec.host.libraries)
         self.mesh, self._spec = mesh, spec
         self.stages = stages if stages is not None else sharded_stages(job, mesh)
         for stage in self.stages:

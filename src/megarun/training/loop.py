@@ -29,6 +29,7 @@ from megarun.data.batches import Batches
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
 from megarun.job.run import Run
+from megarun.kernels.libraries import library_notes
 from megarun.launch.allocator import differs_from_plan, set_allocator
 from megarun.launch.interrupt import Interrupt
 from megarun.launch.process_group import CONNECT_FACTOR, Launch, choose_device, device_text, process_group
@@ -138,6 +139,8 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
         if device.type == "cuda":
             display.note(f"allocator: {setting.text}")
             display.note(differs_from_plan(setting, planned))
+            for note in library_notes(run.job.spec, run.job.inventory, torch.cuda.get_device_capability(device)):
+                display.note(note.text)
             reason = why_eager(run.job.spec) or (COMPILED if run.compiled else None)
             display.note(None if reason is None else f"CUDA graphs: none, so steps are eager; {reason}")
         sampler = stack.enter_context(WaitSampler(progress)) if launch.world_size > 1 and device.type == "cpu" else None

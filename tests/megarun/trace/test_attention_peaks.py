@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from trace_checks import compare_passes
 
+from megakernels.ops.attention.flash4.facts import backward_bytes
 from megaplan.columns import Column, Phase
 from megaplan.devices import load_device
 from megarun.trace.compare import RankComparison
@@ -62,6 +63,37 @@ def test_the_inside_of_attention(job_with: Any, section: str, cp: int, settings:
     found = compared(job_with, section, cp, settings)
     inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
     assert inside == (0 if section == "too wide" else 4 * 2 * 16 * 128 // cp)
+
+
+LIBRARY = {"host.libraries": ["flash-attn-4"]}
+LATENT = SECTIONS["mla"] | {"qk_nope_head_dim": 64, "qk_rope_head_dim": 16, "v_head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("section", "cp", "settings"),
+    [
+        (SECTIONS["gqa"], 1, {}),
+        (SECTIONS["gqa"] | {"sinks": True, "window_size": 100, "full_layers": [1]}, 1, {"recompute": {"default": "selective"}}),
+        (LATENT, 1, {"batch.seq_length": 200}),
+        (SECTIONS["gqa"] | {"score_cap": 30.0, "head_dim": 192}, 1, {}),
+        (SECTIONS["gqa"], 2, {}),
+        (SECTIONS["gqa"], 1, {"data.packing": "documents"}),
+    ],
+    ids=["gqa", "sinks and windows", "latent", "capped", "cp", "documents"],
+)
+def test_the_inside_of_a_library(job_with: Any, section: dict[str, Any], cp: int, settings: dict[str, Any]) -> None:
+    """Backward holds the package's arrays where it runs, and one number per query and head where own kernels do."""
+    model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": section}
+    batch = {"micro_batch_size": 2, "seq_length": 128}
+    given = {"model": model, "precision": BF16, "batch": batch, "mesh": {"cp": cp}, **EAGER, **LIBRARY, **settings}
+    found = compare_passes(job_with(given))
+    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
+    if cp > 1 or "data.packing" in settings:
+        assert inside == 4 * 2 * 16 * 128 // cp
+    else:
+        width = section.get("head_dim", 80)
+        groups = section.get("num_kv_heads", 16)
+        assert inside == backward_bytes(2, settings.get("batch.seq_length", 128), 16, groups, width, 64 if width == 80 else width)
 
 
 @pytest.mark.parametrize(("full_layers", "slots"), [([1], 10), ([], 8)], ids=["full", "windows"])

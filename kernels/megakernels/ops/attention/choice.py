@@ -1,4 +1,4 @@
-"""Selects the functions of attention: a library's forward where one accepts the inputs, the Triton kernels, or plain torch."""
+"""Selects the functions of attention: FlashAttention-4, a library's forward where one takes the inputs, Triton kernels, or plain torch."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
 from megakernels.ops.attention import reference, vendor
+from megakernels.ops.attention.flash4 import calls as flash4
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.relations import relations_gradient
 from megakernels.ops.attention.sinks import add_sinks, delta_of, sinks_gradient
@@ -26,7 +27,11 @@ def chooses_kernels(given: Attention) -> bool:
 
 def forward(given: Attention) -> tuple[Tensor, Tensor]:
     """Follows the contract of `reference.forward`, with sinks."""
-    return add_sinks(*_forward(given), given.sinks)
+    return flash4.forward(given) if _runs_library(given) else add_sinks(*_forward(given), given.sinks)
+
+
+def _runs_library(given: Attention) -> bool:
+    return runs_kernels(given) and flash4.runs(given)
 
 
 def _forward(given: Attention) -> tuple[Tensor, Tensor]:
@@ -40,6 +45,8 @@ def _forward(given: Attention) -> tuple[Tensor, Tensor]:
 
 def backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, the sinks and the relations; the kernels make all of the first three."""
+    if _runs_library(given):
+        return flash4.backward(grad_out, given, out, lse, of_sinks=needs[3])
     if runs_kernels(given):
         return kernel_backward(grad_out, given, out, lse, Places(), sizes_of(given).stored)
     *found, added = reference.backward(grad_out, given, out, lse, (*needs[:3], needs[4]))
@@ -74,14 +81,14 @@ def kernel_backward(
 
 
 def forward_scratch(given: Attention) -> int:
-    """Bytes inside the Triton forward; a library needs no more copies of operands."""
+    """Bytes inside the Triton forward, or the library's that runs both passes; another library needs no more copies of operands."""
     if not chooses_kernels(given):
         return 0
     return forward_inside(given)
 
 
 def backward_scratch(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool]) -> int:
-    """Bytes inside the Triton backward, which always makes all gradients."""
+    """Bytes inside the backward, which always makes all gradients."""
     if not chooses_kernels(given):
         return 0
     inside = backward_inside(grad_out, given, out, lse, sinks=needs[3], masked=False)

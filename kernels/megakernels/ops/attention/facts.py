@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from megakernels.facts import SUMS_BYTES, KernelScratch, KindWork, Pass, Passes, Work, ceil_div
+from megakernels.ops.attention.flash4 import facts as flash4
 from megakernels.ops.attention.stored.facts import StoredTiles, stored_tiles
 from megakernels.ops.attention.tiles.facts import KEY_WIDTH, key_parts
 
@@ -92,6 +93,7 @@ class AttentionSizes(NamedTuple):
         most_keys: Keys that a query attends to, of those that it sees; None for all.
         index_heads: Heads of the indexer that runs in the same operation; 0 without one.
         masked: True if the kernels read a mask of the keys that each query chose, or queries in pieces.
+        library: True if FlashAttention-4 runs what it takes (`host.libraries`).
     """
 
     batch: int
@@ -111,6 +113,26 @@ class AttentionSizes(NamedTuple):
     most_keys: int | None = None
     index_heads: int = 0
     masked: bool = False
+    library: bool = False
+
+    @property
+    def refusal(self) -> str | None:
+        """Reason that FlashAttention-4 does not take this call; None if it does."""
+        return flash4.refusal(
+            self.width,
+            self.value_width,
+            self.itemsize,
+            shared=self.heads > self.groups,
+            whole=self.queries == self.keys > 1,
+            packed=self.packed,
+            relations=self.relations,
+            masked=self.masked or self.most_keys is not None,
+        )
+
+    @property
+    def in_library(self) -> bool:
+        """True if FlashAttention-4 runs both passes."""
+        return self.library and self.refusal is None
 
     @property
     def stored(self) -> StoredTiles | None:
@@ -120,7 +142,7 @@ class AttentionSizes(NamedTuple):
         """
         narrow = not (self.capped or max(self.width, self.value_width) > STORED_WIDTH)
         other = self.itemsize == SUMS_BYTES or self.queries != self.keys or self.relations or self.masked or self.most_keys is not None
-        if narrow or other or not (self.accepted and self.batch and self.queries and self.groups):
+        if narrow or other or self.in_library or not (self.accepted and self.batch and self.queries and self.groups):
             return None
         return stored_tiles(self.batch, self.queries, self.heads, self.groups, self.itemsize, self.window)
 
@@ -170,10 +192,10 @@ class AttentionSizes(NamedTuple):
     def products(self) -> int:
         """Widths of the backward's products of a pair.
 
-        Stored scores are made once, as are their gradients. Else the query kernel makes the scores, their gradients and the gradient of
-        q. A launch of the key kernel makes the scores; those of k and of relations make their gradients too.
+        Stored scores are made once, as are their gradients; so are the library's. Else the query kernel makes the scores, their gradients
+        and the gradient of q. A launch of the key kernel makes the scores; those of k and of relations make their gradients too.
         """
-        if self.stored:
+        if self.stored or self.in_library:
             return 3 * self.width + 2 * self.value_width
         found = 2 * self.width + self.value_width
         for part in key_parts(self.width, self.value_width, self.itemsize, relations=self.relations):
@@ -183,7 +205,8 @@ class AttentionSizes(NamedTuple):
     def kernels(self, work: Work, tokens: int) -> Passes | None:
         """A vendor's kernel forward; backward scores and their products, or a kernel for queries and one or two for keys and values.
 
-        Stored weights are written and read once, stored score gradients written once and read twice.
+        Stored weights are written and read once, stored score gradients written once and read twice. The library sets its fp32 sums to
+        zero, adds to them and rounds them.
 
         With relations one more makes the gradients of scores for their sums, and one these sums for each relation.
         """
@@ -197,12 +220,21 @@ class AttentionSizes(NamedTuple):
             launches = 1 + 4 * ceil_div(self.batch, self.stored.sequences) * ceil_div(self.groups, self.stored.groups)
         if self.relations:
             moved += work.moved_forward * tokens + 4 * tokens * self.heads * SUMS_BYTES
+        if self.in_library:
+            moved, launches = work.moved_input * tokens + 3 * self.library_bytes, flash4.backward_launches(shared=self.heads > self.groups)
         forward = Pass(work.moved_forward * tokens, work.forward * tokens, 1)
         backward = Pass(moved, pairs * self.products(), launches)
         return forward._replace(kinds=self.kinds(forward, backward=False)), backward._replace(kinds=self.kinds(backward, backward=True))
 
+    @property
+    def library_bytes(self) -> int:
+        """Bytes inside the library's backward."""
+        return flash4.backward_bytes(self.batch, self.queries, self.heads, self.groups, self.width, self.value_width)
+
     def kinds(self, done: Pass, *, backward: bool) -> tuple[KindWork, ...]:
         """Kinds of the kernels of a pass: backward scores and products of stored ones, or for queries, and for keys and values."""
+        if self.in_library:
+            return (KindWork("flash4.backward" if backward else "flash4.forward", done.num_bytes, done.flops, done.launches),)
         prefix = "wide_attention" if self.is_wide else "latent_attention" if self.latent else "attention"
         if not backward:
             return (KindWork(f"{prefix}.forward", done.num_bytes, done.flops, done.launches),)
@@ -264,12 +296,15 @@ class AttentionSizes(NamedTuple):
     def inside(self, sink_bytes: int = 0, copies: tuple[int, int] = (0, 0)) -> KernelScratch:
         """Bytes that the kernels hold: δ, one number per query and head, stored scores, and with relations a number per key and head.
 
-        With sinks one number per query and head forward, and two backward, where their gradient is made last.
+        With sinks one number per query and head forward, and two backward, where their gradient is made last. The library holds nothing
+        forward, and more backward.
 
         Args:
             sink_bytes: Bytes of an element of the gradient of the sinks; 0 if there is none.
             copies: Bytes of copies of operands, forward and backward.
         """
+        if self.in_library:
+            return KernelScratch(copies[0], self.library_bytes + copies[1])
         sums = SUMS_BYTES * self.batch * self.heads * self.queries
         forward, backward = copies[0], sums + SUMS_BYTES * self.batch * self.heads * self.keys * self.relations + copies[1]
         backward += self.stored.num_bytes if self.stored else 0

@@ -60,7 +60,9 @@ def attention(
         fp32, capped scores, relations, and the windows and unequal widths that neither accepts. The backward is always the Triton one and
         is bitwise reproducible; with relations one launch more makes the gradient of what is added to each key's scores, and a kernel
         sums it for each class. Heads wider than 256 (fp32: 64; with a cap and relations at once 192), and q, k and v of different dtypes,
-        stay with plain torch. Sinks scale what a forward has made, by plain torch.
+        stay with plain torch. Sinks scale what a forward has made, by plain torch. With `use_libraries` flash-attn-4 runs both passes on
+        Hopper where its table has the call (`flash4/facts.py`): heads up to 256 of one width, or values of 64 or 128 under wider keys,
+        windows, caps, sinks and shared key heads; its backward is bitwise reproducible and holds dq, and shared dk and dv, in fp32.
 
     Raises:
         ValueError: shapes do not fit, window < 1, or cap ≤ 0.

@@ -4,15 +4,18 @@ from torch import Tensor
 
 from megakernels._common.cost import Cost
 from megakernels._common.scratch import copies_bytes
+from megakernels.libraries import FLASH4, uses_library
 from megakernels.ops.attention.facts import AttentionSizes, pairs_before
 from megakernels.ops.attention.inputs import Attention, Places
+from megakernels.ops.attention.vendor import is_aligned
 
 
 def sizes_of(given: Attention) -> AttentionSizes:
     """The sizes of these arguments."""
     (batch, queries, heads, width), (keys, groups) = given.q.shape, given.k.shape[1:3]
     flags = given.cap is not None, given.relations is not None, given.sinks is not None, given.starts is not None
-    return AttentionSizes(batch, queries, keys, heads, groups, width, given.v.shape[3], given.q.element_size(), given.window, *flags)
+    found = AttentionSizes(batch, queries, keys, heads, groups, width, given.v.shape[3], given.q.element_size(), given.window, *flags)
+    return found._replace(library=uses_library(FLASH4) and all(is_aligned(each) for each in given[:3]))
 
 
 def accepts(given: Attention) -> bool:

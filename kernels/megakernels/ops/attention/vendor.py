@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from megakernels.libraries import HOPPER
 from megakernels.ops.attention.facts import CUDNN_EQUAL_WIDTH, CUDNN_WIDTH, FLASH_WIDTH
 from megakernels.ops.attention.inputs import Attention
 
@@ -18,7 +19,6 @@ Library = Literal["cudnn", "flash"]
 HALF = (torch.bfloat16, torch.float16)
 ALIGNED = 8
 """Both need head widths and row offsets that are multiples of this many elements, 16 bytes."""
-HOPPER = 9
 CUDNN_GENERATIONS = (HOPPER, 10)
 """Major compute capabilities for which cuDNN has kernels of their own: Hopper and data-centre Blackwell."""
 FLASH_GENERATION = 8

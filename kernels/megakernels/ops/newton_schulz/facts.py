@@ -10,6 +10,8 @@ SYMMETRIC_DEPTH = {2: 64, 4: 32}
 """Columns of the operands per step."""
 SYMMETRIC_BAND = 256
 """Columns of a tile of a kernel with tensor descriptors: two tiles of the plain kernel."""
+QUACK_ALIGNED = 8
+"""Elements of 16 bits of which the sides of quack's matrices are multiples."""
 REFERENCE_BYTES = 4
 """Bytes of an element of x xᵀ that the reference needs at once."""
 LONGEST_SEGMENT, LONGEST_FIRST = 3, 2
@@ -32,6 +34,11 @@ def uses_descriptors(num_rows: int, num_cols: int, itemsize: int, *, tall: bool)
         return False
     whole = num_cols % SYMMETRIC_DEPTH[2] == 0 if tall else num_cols * itemsize % DESCRIPTOR_BYTES == 0
     return whole and num_rows * itemsize % DESCRIPTOR_BYTES == 0
+
+
+def in_quack(num_rows: int, num_cols: int, itemsize: int, *, scaled: bool) -> bool:
+    """True for a product [num_rows, num_cols] · [num_cols, num_rows] that quack-kernels takes: aligned rows, no factor of each matrix."""
+    return itemsize == 2 and not scaled and num_rows >= SYMMETRIC_BAND and not num_rows % QUACK_ALIGNED and not num_cols % QUACK_ALIGNED
 
 
 def num_bands(num_rows: int) -> int:

@@ -11,6 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megakernels._common.tiles import dot, narrow, num_multiprocessors, on_device_of
 from megakernels.facts import DESCRIPTOR_BYTES
+from megakernels.ops.newton_schulz import quack
 from megakernels.ops.newton_schulz.facts import SYMMETRIC_BAND, SYMMETRIC_DEPTH, num_bands, tile_side, uses_descriptors
 from megakernels.ops.newton_schulz.iteration import iterate
 
@@ -136,6 +137,9 @@ def product(
     """Follows the contract of `reference.product`, for contiguous fp32, bf16 and fp16."""
     num_matrices, num_rows, num_cols = a.shape[0], out.shape[1], a.shape[1 if tall else 2]
     if not out.numel():
+        return
+    if quack.runs(a, out, scales, diagonal, tall=tall):
+        quack.product(a, b, out, alpha=alpha, added=added, beta=beta, diagonal=diagonal, tall=tall)
         return
     factors = out if scales is None else scales
     given = {"ADDED": added is not None, "SCALED": scales is not None}

@@ -29,7 +29,8 @@ def newton_schulz_(x: Tensor, num_steps: int) -> Tensor:
 
     Triton:
         The lower triangles of symmetric products, each tile stored twice; with tensor descriptors where rows begin at multiples of 16
-        bytes. The products with x are the BLAS library's.
+        bytes. The products with x are the BLAS library's. With `use_libraries` quack-kernels makes the symmetric products on Hopper that
+        have no factor of each matrix, and add to no diagonal in bf16.
 
     Raises:
         ValueError: x is not a contiguous stack of matrices.

@@ -48,8 +48,19 @@ def core_inside(
 
     The dtype of sinks is `parameters`.
     """
-    sizes = _of_rank(dims, attention)._replace(window=variant.window, masked=variant.shares)
+    sizes = _core(dims, attention, variant)
     return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
+
+
+def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> str | None:
+    """Reason that FlashAttention-4 does not take the core of a layer; None if it does."""
+    sizes = _core(dims, attention, variant)
+    return sizes._replace(masked=sizes.masked or variant.indexed).refusal
+
+
+def _core(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> AttentionSizes:
+    """Sizes of the core of a layer without an indexer of its own."""
+    return _of_rank(dims, attention)._replace(window=variant.window, packed=dims.packed, masked=variant.shares, library=dims.flash4)
 
 
 def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, returns_choice: bool = False) -> KernelScratch | None:
@@ -84,7 +95,7 @@ def attention_work(
     first = residual_work(load, PART, hidden_size)
     sequence = load.sequences, load.positions, load.seq_length
     core = core_sizes(attention, *sequence, load.itemsize, tp=load.tp, relations=load.relations)
-    core = core._replace(window=variant.window, packed=load.packed)
+    core = core._replace(window=variant.window, packed=load.packed, library=load.flash4)
     if isinstance(attention, GroupedQueryAttention):
         return (first, *_grouped_query(load, attention, hidden_size, core))
     indexer = attention.indexer

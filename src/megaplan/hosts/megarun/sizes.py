@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from megakernels.libraries import FLASH4
 from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES
 from megaplan.blocks.ops import Dims
 from megaplan.dtypes import DType
@@ -233,6 +234,7 @@ def local_dims(spec: Spec, *, is_last_cp_rank: bool = True) -> Dims:
         gathers=spec.host.uses_triton,
         frozen=spec.lora is not None,
         relations=0 if relation is None else relation.num_relations,
+        flash4=spec.host.uses(FLASH4),
     )
 
 
