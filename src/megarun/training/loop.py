@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,10 +139,8 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
         if device.type == "cuda":
             display.note(f"allocator: {setting.text}")
             display.note(differs_from_plan(setting, planned))
-            for note in library_notes(run.job.spec, run.job.inventory, torch.cuda.get_device_capability(device)):
-                display.note(note.text)
-            reason = why_eager(run.job.spec) or (COMPILED if run.compiled else None)
-            display.note(None if reason is None else f"CUDA graphs: none, so steps are eager; {reason}")
+            for text in _notes_of_steps(run, device):
+                display.note(text)
         sampler = stack.enter_context(WaitSampler(progress)) if launch.world_size > 1 and device.type == "cpu" else None
         times = StepTimes(run.job.spec.mesh, mesh.rank, keeper.control, sampler)
         ready = partial(_await_kernels, kernels, launch, interrupt, display, progress)
@@ -150,6 +148,15 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
     if launch.rank == 0 and started.world_size > num_ranks:
         release_spares(started.store)
     return trained
+
+
+def _notes_of_steps(run: Run, device: torch.device) -> Iterator[str]:
+    """Lines of the log on the packages of kernels that run, and on why steps stay eager."""
+    for note in library_notes(run.job.spec, run.job.inventory, torch.cuda.get_device_capability(device)):
+        yield note.text
+    reason = why_eager(run.job.spec) or (COMPILED if run.compiled else None)
+    if reason is not None:
+        yield f"CUDA graphs: none, so steps are eager; {reason}"
 
 
 def train_steps(
