@@ -25,6 +25,7 @@ SPECS = ("nam56r", "llama-16l", "hybrid-1b", "mamba2-1b", "llama-16l-fp8", "nemo
 VARIANTS: dict[str, How] = {
     "eager": How(num_steps=8, most_seconds=10, expandable=True, profile=True),
     "graphs": How(num_steps=8, most_seconds=10, expandable=True, profile=True, overrides=("host.cuda_graphs=microbatch",)),
+    "step-graphs": How(num_steps=8, most_seconds=10, expandable=True, profile=True, overrides=("host.cuda_graphs=step",)),
     "compiled": How(num_steps=8, most_seconds=10, expandable=True, compiled=True, profile=True),
     "default-allocator": How(num_steps=3, most_seconds=5),
     "4-microbatches": How(num_steps=4, most_seconds=12, expandable=True, overrides=("schedule.num_microbatches=4",)),

@@ -205,7 +205,7 @@ def add_allocator(draw: Draw, section: dict[str, Any], graphs: Draw | None) -> N
     """Draw whether the segments of torch's allocator grow, and of what megarun makes CUDA graphs, which one process does."""
     draw.maybe(section, 0.3, expandable_segments=lambda: draw.choice([True, False]))
     if graphs is not None:
-        graphs.maybe(section, 0.3, cuda_graphs=lambda: graphs.choice([None, "none", "microbatch"]))
+        graphs.maybe(section, 0.3, cuda_graphs=lambda: graphs.choice([None, "none", "microbatch", "step"]))
 
 
 def add_libraries(draw: Draw, sections: dict[str, Any]) -> None:

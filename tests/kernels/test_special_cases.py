@@ -283,7 +283,7 @@ REFUSALS = [
     ),
     (lambda: causal_conv1d(ones(1, 2, 3), ones(3, 4), initial=ones(1, 2, 3)), "causal_conv1d: initial must be"),
     (lambda: newton_schulz_(ones(2, 4, 3).mT, 5), r"newton_schulz_: x must be contiguous \[n,rows,cols\]"),
-    (lambda: decayed_add_([ones(2, 3)], [ones(2, 4)], 0.9, [0.1]), r"decayed_add_: tensors must have equal numbers of elements"),
+    (lambda: decayed_add_([ones(2, 3)], [ones(2, 4)], ones(), 0.1, [0.1]), r"decayed_add_: tensors must have equal numbers of elements"),
     (lambda: linear_cross_entropy(ones(2, 3), ones(5, 4), NO_ROWS), r"linear_cross_entropy: x must be \[N,h\]"),
     (lambda: linear_cross_entropy(ones(2, 3), ones(5, 3).double(), torch.zeros(2, dtype=torch.int64)), "must have one dtype"),
     (lambda: linear_cross_entropy(ones(2, 3), ones(5, 3), torch.zeros(2, dtype=torch.int32)), "labels must be int64"),

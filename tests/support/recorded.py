@@ -16,19 +16,24 @@ Step = Callable[[], None]
 
 
 class Tape(TorchDispatchMode):
-    """Operations in their order."""
+    """Operations in their order.
+
+    Attributes:
+        steps: Functions that run them again.
+        calls: Name of each, and the numbers among its arguments.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
-        self.names: list[str] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and keep it."""
         del types
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        self.names.append(str(func))
+        self.calls.append((str(func), tuple(each for each in tree_leaves((args, kwargs)) if isinstance(each, (int, float)))))
         given = {id(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         held = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         made = [each for each in tree_leaves(found) if isinstance(each, Tensor)]

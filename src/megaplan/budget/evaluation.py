@@ -36,7 +36,7 @@ from megaplan.layout.ranks import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
-from megaplan.spec.step_graphs import replays_graphs
+from megaplan.spec.step_graphs import replays_graphs, replays_update
 from megaplan.tuples import new
 
 
@@ -161,7 +161,7 @@ class Evaluation:
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
         self.rotary_scratch_bytes, self.every_stage_bytes = rotary_scratch_bytes(spec), every_stage_bytes(spec)
         self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
-        self.replays, self.graph_bytes = replays_graphs(spec), graph_bytes(spec)
+        self.replays, self.replays_update, self.graph_bytes = replays_graphs(spec), replays_update(spec), graph_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon
         sizes, in_place = storage_sizes(spec, padded=padded), True
         if shards is ShardsPool.REDUCE_SCATTER:  # of a version in which FSDP2 wrapped stages of one data rank, too

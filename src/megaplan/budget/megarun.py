@@ -178,6 +178,7 @@ def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence
             stored.slack_bytes + num_receives * evaluation.boundary_slack_bytes,
             reserving(chunks, stored, evaluation.shards, num_reductions=evaluation.num_reductions, expandable=evaluation.expands_segments),
             evaluation.replays,
+            evaluation.replays_update,
             evaluation.graph_bytes,
             evaluation.workspace_bytes if evaluation.replays else 0,
         ),

@@ -208,6 +208,7 @@ class Persistent(NamedTuple):
         slack_bytes: Allocator rounding of shards and buffers.
         reserving: Bytes that the allocator reserves beyond those allocated in a step.
         replays: True if microbatches are replayed as CUDA graphs: their gradients stay, and their memory is a pool of its own.
+        replays_update: True if the update is one of them: it takes its memory from that pool.
         graph_bytes: Tensors of the graphs' own, in addition to those of eager steps.
         graph_workspace_bytes: Workspace of GEMM libraries in the stream in which graphs are recorded.
     """
@@ -222,6 +223,7 @@ class Persistent(NamedTuple):
     slack_bytes: int
     reserving: Reserving
     replays: bool = False
+    replays_update: bool = False
     graph_bytes: int = 0
     graph_workspace_bytes: int = 0
 
@@ -285,7 +287,9 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         OPTIMIZER: steady_update,
     }
     slack, with_state = persistent.slack_bytes, persistent.slack_bytes + persistent.stored.state_slack_bytes
-    updating = (cast_bytes if cast else scratch) + OPEN_SEGMENTS_BYTES if persistent.replays else 0  # outside the graphs' pool
+    updating = OPEN_SEGMENTS_BYTES if persistent.replays else 0  # outside the graphs' pool
+    if persistent.replays and not persistent.replays_update:
+        updating += cast_bytes if cast else scratch
     add_overhead(
         cells,
         persistent.reserving,

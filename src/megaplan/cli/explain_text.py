@@ -16,7 +16,7 @@ from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Block
 from megaplan.layout.ranks import runs_label, runs_of
-from megaplan.spec.step_graphs import why_eager
+from megaplan.spec.step_graphs import RECORDED, replays_update, why_eager
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes
@@ -72,10 +72,11 @@ def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
         yield from _plain(wrap(f"  eager, without CUDA graphs; {reason}", indent="    "))
         return
     inputs, update = format_bytes(graph_bytes(spec)), format_bytes(rank.cells[Phase.OPTIMIZER][Column.WORKSPACE])
+    shares = "is in the pool, too" if replays_update(spec) else "is reserved in addition"
     text = (
-        f"  CUDA graphs of a microbatch's forward and backward (host.cuda_graphs = {spec.host.graphs}), recorded after eager steps. Their"
+        f"  CUDA graphs of {RECORDED[spec.host.graphs]} (host.cuda_graphs = {spec.host.graphs}), recorded after eager steps. Their"
         f" pool holds activations, gradients and copies of parameters, and serves nothing else: {inputs} of inputs are in it again,"
-        f" gradients stay until the next step, and the optimizer's workspace, {update}, is reserved in addition (modelled)"
+        f" gradients stay until the next step, and the optimizer's workspace, {update}, {shares} (modelled)"
     )
     yield from _plain(wrap(text, indent="    "))
 

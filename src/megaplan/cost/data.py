@@ -41,10 +41,11 @@ from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns
 from megaplan.inventory.tensors import Group, Inventory, Owner
 from megaplan.spec.models import Spec
-from megaplan.spec.step_graphs import replays_graphs
+from megaplan.spec.step_graphs import replays_graphs, replays_update
 
-GRAPH_OPERATIONS = 3
-"""Operations that the host launches before the device begins a step of graphs: the copies of a batch's inputs, and a graph."""
+GRAPH_OPERATIONS, UPDATE_GRAPH_OPERATIONS = 3, 2
+"""Operations that the host launches before the device begins a step of graphs, the copies of a batch's inputs and a graph, and before it
+begins a recorded update: the copy of its numbers, and a graph."""
 OPTIMIZER_BYTES = 30
 """Read and written of an element: gradient, master, two moments and parameter."""
 
@@ -240,7 +241,8 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
 
     A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or as good as.
     AdamW is one launch for many tensors, which the device waits for while the host looks at each. Where microbatches are replayed as CUDA
-    graphs, the host launches one for each, and all but the first while the device runs the one before.
+    graphs, the host launches one for each, and all but the first while the device runs the one before; where the update is one, it launches
+    one for AdamW and Muon.
 
     Args:
         spec: A checked spec.
@@ -259,8 +261,11 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
     waits *= spec.schedule.microbatches_per_update
     if replays_graphs(spec):
         waits = min(waits, GRAPH_OPERATIONS * issue_ns)
-    update = sum(max(0, operations * update_ns - taken) for taken, operations in times.phases)
-    return waits + update + times.late * update_ns
+    clip, *muon = (max(0, operations * update_ns - taken) for taken, operations in times.phases or ((0, 0),))
+    update = sum(muon) + times.late * update_ns
+    if replays_update(spec):
+        update = min(update, UPDATE_GRAPH_OPERATIONS * update_ns)
+    return waits + clip + update
 
 
 def exchanges(spec: Spec) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from megaplan.layout.build import Spans
 from megaplan.measured.constants import measured
 from megaplan.schedules import MAX_REPLAYED, placement, slot_owner
 from megaplan.spec.models import Spec
-from megaplan.spec.step_graphs import replays_graphs
+from megaplan.spec.step_graphs import replays_graphs, replays_update
 
 if TYPE_CHECKING:
     from megaplan.cost.step.workload import TimedStep
@@ -56,6 +56,8 @@ def dtype_of(spec: Spec) -> str:
 
 def mode_of(spec: Spec) -> str:
     """The way in which the host launches a step's kernels."""
+    if replays_update(spec):
+        return "CUDA graphs of the update, too"
     return "CUDA graphs" if replays_graphs(spec) else "eager"
 
 

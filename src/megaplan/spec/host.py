@@ -189,7 +189,7 @@ class Host(Section):
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
         deterministic_mode: Deterministic kernels; without moe_permute_fusion the combination of experts' rows then keeps those rows.
         mtp_repeated: All prediction depths share one module's parameters.
-        cuda_graphs: Work of a graph: a microbatch (default of megarun), a layer, or all microbatches (iteration); null for the default.
+        cuda_graphs: Work of graphs: microbatch (megarun's default), step (microbatches and the update), layers, iteration; null: default.
         cuda_graph_modules: Modules in the graphs of layers; empty for whole layers.
         offload_modules: Modules whose inputs are offloaded to host memory while other layers run.
         delayed_wgrad: Weight gradients of a layer are computed after all of its input gradients.
@@ -250,7 +250,7 @@ class Host(Section):
     moe_load_balancing: LoadBalancing = "seq_aux_loss"
     deterministic_mode: StrictBool = False
     mtp_repeated: StrictBool = False
-    cuda_graphs: Literal["none", "microbatch", "layers", "iteration"] | None = None
+    cuda_graphs: Literal["none", "microbatch", "step", "layers", "iteration"] | None = None
     cuda_graph_modules: tuple[GraphModule, ...] = ()
     offload_modules: tuple[OffloadModule, ...] = ()
     delayed_wgrad: StrictBool = False

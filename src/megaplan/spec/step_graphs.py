@@ -1,4 +1,4 @@
-"""Plans whose steps megarun replays as CUDA graphs, and why other plans' steps stay eager.
+"""Plans whose steps megarun replays as CUDA graphs, microbatch by microbatch or whole, and why other plans' steps stay eager.
 
 A graph holds what the device did while it was recorded. A step that the host steers by values, or that waits for other ranks, has another
 course each time.
@@ -11,12 +11,16 @@ from collections.abc import Callable
 from megaplan.spec.models import Spec
 
 AXES = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp")
+RECORDED = {"microbatch": "forward and backward of a microbatch", "step": "forward and backward of a microbatch, and the update"}
+"""What is recorded with each value of `host.cuda_graphs` that has graphs."""
+NUMBERS = (3, 2)
+"""What a recorded update reads of its step, fp64 [number, 2]: the factor of gradients, AdamW's rate and Muon's, in 16 bytes each."""
 Reason = Callable[[Spec], str | None]
 """The setting because of which a plan's steps stay eager; None if it is not the reason."""
 
 
 def _switched_off(spec: Spec) -> str | None:
-    return None if spec.host.graphs == "microbatch" else f"host.cuda_graphs = {spec.host.graphs}"
+    return None if spec.host.graphs in RECORDED else f"host.cuda_graphs = {spec.host.graphs}"
 
 
 def _other_host(spec: Spec) -> str | None:
@@ -61,3 +65,8 @@ def why_eager(spec: Spec) -> str | None:
 def replays_graphs(spec: Spec) -> bool:
     """True if megarun replays forward and backward of each microbatch of the plan as a CUDA graph."""
     return why_eager(spec) is None
+
+
+def replays_update(spec: Spec) -> bool:
+    """True if it replays the update, too, in the memory of the microbatches."""
+    return spec.host.graphs == "step" and replays_graphs(spec)

@@ -10,7 +10,7 @@ from megaplan.devices import load_device
 from megaplan.errors import MegaplanError
 from megaplan.spec.host import device_of
 from megaplan.spec.not_built_yet import megarun_refuses
-from megaplan.spec.step_graphs import why_eager
+from megaplan.spec.step_graphs import RECORDED, why_eager
 from megaplan.terminal.versions import installed
 from megaplan.units import format_bytes
 from megarun.doctor.findings import Finding, ok, problem, warning
@@ -76,7 +76,7 @@ def _devices(job: Job) -> Iterator[Finding]:
 def _graphs(job: Job) -> Finding:
     """A finding on whether steps are replayed as CUDA graphs, and why not."""
     reason = why_eager(job.spec)
-    text = "forward and backward of a microbatch are replayed after the first steps" if reason is None else f"none; {reason}"
+    text = f"none; {reason}" if reason is not None else f"{RECORDED[job.spec.host.graphs]} are replayed after the first steps"
     return ok(PLAN, "CUDA graphs", text, replayed=reason is None)
 
 

@@ -192,7 +192,10 @@ class Trainer:
     def update(self, step: int) -> None:
         """Clip the measured gradients, update by them, free them, and move the experts' biases by the step's rows; `step` is 0-based."""
         factor, self._norm = clip_factor(self._norm, self._spec.training.gradient_clip), 0.0
-        self.optimizers.step(step, factor)
+        if isinstance(self._runner, GraphedRunner):
+            self._runner.update(self.optimizers.update, self.optimizers.numbers(step, factor))
+        else:
+            self.optimizers.step(step, factor)
         moe = self._spec.model.moe
         if moe is not None and moe.expert_bias_rate:
             move_biases(self.stages, self._routers, self._sums, moe.expert_bias_rate)

@@ -115,7 +115,7 @@ def move_biases(stages: Iterable[nn.Module], layers: Sequence[str], table: Seque
         rows = table[layers.index(name.rpartition(".")[0])][: bias.shape[0]]
         mean = sum(rows) / len(rows)
         moves = [rate * ((count < mean) - (count > mean)) for count in rows]
-        bias.add_(torch.tensor(moves, dtype=bias.dtype, device=bias.device))
+        bias.add_(torch.tensor(moves, dtype=bias.dtype).to(bias.device, non_blocking=True))  # the host does not wait for the update
 
 
 def _buffers(stages: Iterable[nn.Module], wanted: str) -> Iterator[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from megakernels import adamw_
+from megarun.optim.numbers import number
 from megarun.parallel.groups.local import gradient_of, local
 
 BETAS = (0.9, 0.95)
@@ -28,8 +29,10 @@ class AdamW(torch.optim.AdamW):
         super().__init__(params, lr=lr, betas=BETAS, eps=EPSILON, foreach=False, fused=True)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
-        """Update every parameter with its gradient, multiplied by `scale`."""
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, rate: Tensor | None = None, scale: Tensor | None = None
+    ) -> None:
+        """Update every parameter with its gradient, multiplied by `scale`; numbers are on the device, `rate` is by default the group's."""
         if closure is not None:
             raise ValueError("this AdamW does not support a closure")
         for group in self.param_groups:
@@ -38,16 +41,16 @@ class AdamW(torch.optim.AdamW):
                 gradient_of(parameter)
                 if not self.state[parameter]:
                     self.state[parameter] |= self.first_state(parameter)
-            states = [self.state[parameter] for parameter in members]
+            states, device = [self.state[parameter] for parameter in members], members[0].device
             adamw_(
                 [local(parameter) for parameter in members],
                 [local(gradient_of(parameter)).contiguous() for parameter in members],
                 *([local(state[key]) for state in states] for key in ("exp_avg", "exp_avg_sq", "step")),
-                lr=group["lr"],
+                lr=number(group["lr"], device) if rate is None else rate,
                 betas=group["betas"],
                 eps=group["eps"],
                 weight_decay=group["weight_decay"],
-                scale=scale,
+                scale=number(1.0, device) if scale is None else scale,
             )
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:

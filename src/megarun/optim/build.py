@@ -6,13 +6,14 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from megaplan.inventory.tensors import Group, Inventory, Owner, ParamTensor
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.adamw import AdamW
 from megarun.optim.muon import Muon
+from megarun.optim.numbers import on_device, on_host
 from megarun.optim.rates import learning_rate
 from megarun.parallel.apply.gradients import in_parameter_dtype
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -51,51 +52,63 @@ class Optimizers:
         muon = spec.optimizer.uses_muon
         matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
         others = [(p, training.weight_decay if _decays(t) else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
-        self._all: list[tuple[Muon | AdamW, float]] = []
-        self._narrow: list[tuple[Muon | AdamW, nn.Parameter, float]] = []
+        self._all: list[Muon | AdamW] = []
+        self._narrow: list[tuple[AdamW, nn.Parameter]] = []
         rate = training.learning_rate
+        self._base, self._matrix_base = rate, training.muon_learning_rate or rate
         if spec.precision.grads is not spec.precision.master:
-            self._narrow = [(AdamW([([p], decay)], rate), p, rate) for p, decay in others]
+            self._narrow = [(AdamW([([p], decay)], rate), p) for p, decay in others]
         elif others:
             decays = sorted({decay for _, decay in others}, reverse=True)
-            self._all.append((AdamW([([p for p, found in others if found == decay], decay) for decay in decays], rate), rate))
+            self._all.append(AdamW([([p for p, found in others if found == decay], decay) for decay in decays], rate))
         if matrices:
-            own = training.muon_learning_rate or rate
-            self._all.append((_muon(matrices, spec, own, tp), own))
+            self._all.append(_muon(matrices, spec, self._matrix_base, tp))
         self._schedule, self._num_steps = training.rate_schedule, training.steps
+        self._device = next((parameter.device for _, parameter in named), torch.device("cpu"))
 
     def step(self, step: int, scale: float = 1.0) -> None:
-        """Update with the learning rate of 0-based `step` by the gradients times `scale`, then drop them."""
-        for optimizer, parameter, base in self._narrow:
+        """Update with the learning rates of 0-based `step` by the gradients times `scale`, then drop them."""
+        self.update(on_device(self.numbers(step, scale), self._device))
+
+    def numbers(self, step: int, scale: float = 1.0) -> Tensor:
+        """What an update reads of its step, on the host: the factor of gradients, AdamW's rate and Muon's."""
+        return on_host((scale, *(learning_rate(base, self._schedule, step, self._num_steps) for base in (self._base, self._matrix_base))))
+
+    def update(self, numbers: Tensor) -> None:
+        """Update by the gradients and the `numbers` of a step on the device, which no operation reads on the host; then drop them."""
+        scale, rate, matrix_rate = numbers[:, 0].unbind()
+        for optimizer, parameter in self._narrow:
             with in_parameter_dtype(parameter):
-                self._update(optimizer, base, step, scale)
-        for optimizer, _, _ in self._narrow:
+                optimizer.step(rate=rate, scale=scale)
+        for optimizer, _ in self._narrow:
             optimizer.zero_grad(set_to_none=True)
-        for optimizer, base in self._all:
-            self._update(optimizer, base, step, scale)
-            optimizer.zero_grad(set_to_none=True)
+        for each in self._all:
+            each.step(rate=matrix_rate if isinstance(each, Muon) else rate, scale=scale)
+            each.zero_grad(set_to_none=True)
 
-    def _update(self, optimizer: Muon | AdamW, base: float, step: int, scale: float) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(base, self._schedule, step, self._num_steps)
-        optimizer.step(scale=scale)
+    def _optimizers(self) -> tuple[Muon | AdamW, ...]:
+        return *self._all, *(optimizer for optimizer, _ in self._narrow)
 
-    def states(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+    def states(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Every parameter that has state, with its state."""
-        for optimizer in (*(optimizer for optimizer, _ in self._all), *(optimizer for optimizer, _, _ in self._narrow)):
+        for optimizer in self._optimizers():
             yield from optimizer.state.items()
 
     def make_states(self) -> None:
-        """Create the initial optimizer state, which the optimizers otherwise create in their first step; a checkpoint is loaded into it."""
-        for optimizer in (*(optimizer for optimizer, _ in self._all), *(optimizer for optimizer, _, _ in self._narrow)):
+        """Create the optimizer state that does not exist, otherwise created in the first step; a checkpoint is loaded into all of it.
+
+        State that exists stays where it is: a recorded update reads and writes it there.
+        """
+        for optimizer in self._optimizers():
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    optimizer.state[parameter] = optimizer.first_state(parameter)
+                    if not optimizer.state[parameter]:
+                        optimizer.state[parameter] = optimizer.first_state(parameter)
 
-    def state_tensors(self) -> list[torch.Tensor]:
+    def state_tensors(self) -> list[Tensor]:
         """Every tensor that the optimizers store between steps."""
         values = (value for _, state in self.states() for value in state.values())
-        return [value for value in values if isinstance(value, torch.Tensor)]
+        return [value for value in values if isinstance(value, Tensor)]
 
 
 def _decays(tensor: ParamTensor) -> bool:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from megakernels import decayed_add_, nesterov_, newton_schulz_
 from megaplan.inventory.tensors import MatrixRound, matrix_round
+from megarun.optim.numbers import number
 from megarun.parallel.groups.local import gradient_of, local
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
@@ -127,13 +128,19 @@ class Muon(torch.optim.Optimizer):
         self._cut, self._tp, self._counts, self._banks = dict(cut or {}), tp, dict(params), banks
         self.moments_dtype, self.iteration_dtype, self.num_steps = moments_dtype, iteration_dtype, num_steps
         self._deals: dict[tuple[RoundKey, int], Deal] = {}
-        self._scale = 1.0
         super().__init__(list(self._counts), {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> None:  # type: ignore[override]
-        """Update every parameter with its gradient, multiplied by `scale`; all ranks of a shard group must call it together."""
-        self._scale = scale
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, rate: Tensor | None = None, scale: Tensor | None = None
+    ) -> None:
+        """Update every parameter with its gradient, multiplied by `scale`; all ranks of a shard group must call it together.
+
+        Numbers are on the device; `rate` is by default the group's.
+        """
+        device = next(iter(self._counts)).device
+        rate = number(self.param_groups[0]["lr"], device) if rate is None else rate
+        scale = number(1.0, device) if scale is None else scale
         if closure is not None:
             raise ValueError("Muon does not support a closure")
         for parameter in self._counts:
@@ -146,10 +153,10 @@ class Muon(torch.optim.Optimizer):
             for start in range(0, len(members), most):
                 together = members[start : start + most]
                 if kind.group is None:
-                    self._update_whole(kind, together)
+                    self._update_whole(kind, together, rate, scale)
                     continue
                 deal = self._deals.get((kind, start)) or self._deals.setdefault((kind, start), Deal(kind, together, first_owner))
-                self._update_dealt(kind, deal)
+                self._update_dealt(kind, deal, rate, scale)
                 first_owner += deal.num_owners
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -185,22 +192,22 @@ class Muon(torch.optim.Optimizer):
         kind = RoundKey(dealt, part, chunk * columns, uneven, cut is not None, parameter in self._banks, group, index)
         return kind, Member(parameter, of_matrix, chunk, transposed, ADAMW_RMS * max(lengths) ** 0.5)
 
-    def _update_whole(self, kind: RoundKey, members: Sequence[Member]) -> None:
+    def _update_whole(self, kind: RoundKey, members: Sequence[Member], rate: Tensor, scale: Tensor) -> None:
         """A round of matrices that this rank has whole, or of which TP ranks have parts."""
         gradients = self._gradients(members)
         count = kind.round.num_matrices
         parts = gradients[0].new_empty((len(members) * count, *kind.part), dtype=self.iteration_dtype)
-        nesterov_(self._momenta(members), gradients, _as_stored(parts, members, count), MOMENTUM, self._scale)
+        nesterov_(self._momenta(members), gradients, _as_stored(parts, members, count), MOMENTUM, scale)
         x = self._gathered(kind, parts)
         del parts
         newton_schulz_(x, self.num_steps)
-        self._apply(members, [local(each.parameter) for each in members], _as_stored(self._own_part(kind, x), members, count))
+        self._apply(members, [local(each.parameter) for each in members], _as_stored(self._own_part(kind, x), members, count), rate)
 
-    def _update_dealt(self, kind: RoundKey, deal: Deal) -> None:
+    def _update_dealt(self, kind: RoundKey, deal: Deal, rate: Tensor, scale: Tensor) -> None:
         """A round of matrices of which each rank has rows."""
         gradients = self._gradients(deal.members)
         sent = deal.outgoing(gradients[0], self.iteration_dtype)
-        nesterov_(deal.rows(self._momenta(deal.members)), deal.rows(gradients), deal.views(sent), MOMENTUM, self._scale)
+        nesterov_(deal.rows(self._momenta(deal.members)), deal.rows(gradients), deal.views(sent), MOMENTUM, scale)
         parts = deal.collected(sent)
         del sent
         x = self._gathered(kind, parts)
@@ -211,13 +218,11 @@ class Muon(torch.optim.Optimizer):
         returned = deal.handed_out(back)
         del back
         weights = deal.rows([local(each.parameter) for each in deal.members])
-        self._apply([deal.members[piece.tensor] for piece in deal.sent], weights, returned)
+        self._apply([deal.members[piece.tensor] for piece in deal.sent], weights, returned, rate)
 
-    def _apply(self, members: Sequence[Member], weights: list[Tensor], updates: list[Tensor]) -> None:
+    def _apply(self, members: Sequence[Member], weights: list[Tensor], updates: list[Tensor], rate: Tensor) -> None:
         """Weight decay, and the update of each weight by that of the member."""
-        options = self.param_groups[0]
-        rate: float = options["lr"]
-        decayed_add_(weights, updates, 1 - rate * options["weight_decay"], [rate * member.scale for member in members])
+        decayed_add_(weights, updates, rate, self.param_groups[0]["weight_decay"], [member.scale for member in members])
 
     def _momenta(self, members: Sequence[Member]) -> list[Tensor]:
         return [local(self.state[member.parameter]["momentum"]) for member in members]

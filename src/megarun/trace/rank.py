@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from megaplan.budget.values import Cells
 from megaplan.columns import Column, Phase
 from megaplan.spec.models import SIDES
-from megaplan.spec.step_graphs import replays_graphs
+from megaplan.spec.step_graphs import replays_graphs, replays_update
 from megarun.data.batches import Batch, Packed
 from megarun.engine.phases import PhasedTrainer
 from megarun.engine.trainer import Trainer, sharded_stages
@@ -56,7 +56,7 @@ class TraceRecorder:
 
     def drop(self) -> None:
         """Called after a failure, which ends the trace: its bytes would not be those of the recording."""
-        raise RuntimeError("a microbatch could not be recorded")
+        raise RuntimeError("a microbatch or an update could not be recorded")
 
 
 class TracedTrainer(PhasedTrainer):
@@ -66,7 +66,8 @@ class TracedTrainer(PhasedTrainer):
         self._owners, self._with_values = owners, with_values
         super().__init__(job, mesh, stages)
         if replays_graphs(job.spec) and isinstance(self._runner, AccumulatingRunner):
-            self._runner = GraphedRunner(self._runner, TraceRecorder(owners), warm_up_steps=1)
+            recorder, whole = TraceRecorder(owners), replays_update(job.spec)
+            self._runner = GraphedRunner(self._runner, recorder, whole_step=whole, warm_up_steps=1)
         for stage in stages:
             owners.label_parameters(stage)
         owners.label_resident(self)
@@ -102,7 +103,7 @@ class TracedTrainer(PhasedTrainer):
         self._owners.label((*inputs, batch.packed.starts if batch.packed else None), Kind.INPUT, "batch")
         partial = super().accumulate_gradients(batch)
         if isinstance(self._runner, GraphedRunner):
-            self._owners.label(self._runner.held_tensors(), Kind.INPUT, "batch of the graphs")
+            self._owners.label(self._runner.held_tensors(), Kind.INPUT, "inputs of the graphs")
         return partial
 
 

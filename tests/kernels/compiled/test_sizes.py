@@ -105,10 +105,11 @@ def run_updates(draw: random.Random) -> None:
     shape, dtypes = (size(draw, 1, 4), size(draw, 1, 700), size(draw, 1, 700)), (torch.float32, torch.bfloat16)
     average, gradient, weight, first, second = (torch.zeros(shape, dtype=draw.choice(dtypes)) for _ in range(5))
     update = torch.zeros(shape).bfloat16() if draw.random() < 0.5 else torch.zeros(shape[0], shape[2], shape[1]).mT
-    megakernels.nesterov_([average], [gradient], [update], 0.95, 0.5)
-    megakernels.decayed_add_([weight], [update], 0.9, [0.1])
+    number = torch.zeros((), dtype=torch.float64)
+    megakernels.nesterov_([average], [gradient], [update], 0.95, number)
+    megakernels.decayed_add_([weight], [update], number, 0.1, [0.1])
     averages = [first], [second], [torch.zeros(())]
-    megakernels.adamw_([weight], [gradient], *averages, lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    megakernels.adamw_([weight], [gradient], *averages, lr=number, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, scale=number)
 
 
 def run_ngram_rows(draw: random.Random) -> None:

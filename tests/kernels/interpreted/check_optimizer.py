@@ -15,6 +15,10 @@ LAYOUTS = {
     "transposed": lambda shape, dtype: torch.full((*shape[:-2], shape[-1], shape[-2]), torch.nan, dtype=dtype).mT,
     "part": lambda shape, dtype: torch.full((*shape[:-2], shape[-2] + 3, shape[-1]), torch.nan, dtype=dtype)[..., 1:-2, :],
 }
+def number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
 SHAPES = [(1, 1, 1), (3, 5, 7), (2, 40, 130), (33, 9)]
 
 
@@ -34,7 +38,7 @@ def test_nesterov(average: torch.dtype, gradient: torch.dtype, update: torch.dty
 
     def run() -> tuple[list[Tensor], list[Tensor]]:
         moved, updates = [each.clone() for each in momenta], [LAYOUTS[layout](shape, update) for shape in SHAPES]
-        nesterov_([each.view(-1) for each in moved], gradients, updates, keep, scale)
+        nesterov_([each.view(-1) for each in moved], gradients, updates, keep, number(scale))
         return moved, updates
 
     moved, updates = run()
@@ -53,13 +57,13 @@ def test_decayed_add(weight: torch.dtype, update: torch.dtype, layout: str) -> N
     torch.manual_seed(0)
     weights = [torch.randn(shape).to(weight) for shape in SHAPES]
     updates = [LAYOUTS[layout](shape, update).copy_(torch.randn(shape)) for shape in SHAPES]
-    decay, rates = 0.9, [0.1 * (place + 1) for place in range(len(SHAPES))]
+    rate, weight_decay, factors = number(0.1), 0.7, [float(place + 1) for place in range(len(SHAPES))]
     found, again = ([each.clone() for each in weights] for _ in range(2))
-    decayed_add_([each.view(-1) for each in found], updates, decay, rates)
+    decayed_add_([each.view(-1) for each in found], updates, rate, weight_decay, factors)
     with shuffled_grid(seed=1):
-        decayed_add_([each.view(-1) for each in again], updates, decay, rates)
-    for before, change, rate, after, repeated in zip(weights, updates, rates, found, again, strict=True):
-        assert rms_ratio(after, decay * before.double() - rate * change.double()) < TOLERANCE[weight]
+        decayed_add_([each.view(-1) for each in again], updates, rate, weight_decay, factors)
+    for before, change, factor, after, repeated in zip(weights, updates, factors, found, again, strict=True):
+        assert rms_ratio(after, (1 - rate * weight_decay) * before.double() - rate * factor * change.double()) < TOLERANCE[weight]
         assert torch.equal(after, repeated)
 
 
@@ -78,7 +82,8 @@ def test_adamw_is_torchs() -> None:
             parameter.grad = gradient.double() * scale
         optimizer.step()
         with shuffled_grid(seed=1):
-            adamw_(weights, gradients, first, second, steps, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, scale=scale)
+            numbers = {"lr": number(0.01), "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "scale": number(scale)}
+            adamw_(weights, gradients, first, second, steps, **numbers)
         assert all(torch.equal(*pair) for pair in zip(gradients, kept, strict=True))
     assert all(step == 3 for step in steps)
     for mine, exact in zip(weights, theirs, strict=True):
@@ -86,14 +91,14 @@ def test_adamw_is_torchs() -> None:
 
 
 def test_empty_lists_and_tensors() -> None:
-    nesterov_([], [], [], 0.9)
-    decayed_add_([], [], 0.9, [])
-    nesterov_([torch.empty(0)], [torch.empty(0)], [torch.empty(0, 3)], 0.9)
-    decayed_add_([torch.empty(0)], [torch.empty(0, 3)], 0.9, [0.1])
+    nesterov_([], [], [], 0.9, number(1.0))
+    decayed_add_([], [], number(0.9), 0.1, [])
+    nesterov_([torch.empty(0)], [torch.empty(0)], [torch.empty(0, 3)], 0.9, number(1.0))
+    decayed_add_([torch.empty(0)], [torch.empty(0, 3)], number(0.9), 0.1, [0.1])
 
 
 def test_contract() -> None:
     momenta, gradients, updates = ([torch.randn(4, 6)] for _ in range(3))
-    for op, given in (("nesterov_", (momenta, gradients, updates, 0.9, 1.0)), ("decayed_add_", (momenta, updates, 0.9, [0.1]))):
+    for op, given in (("nesterov_", (momenta, gradients, updates, 0.9, number(1.0))), ("decayed_add_", (momenta, updates, number(0.9), 0.1, [0.1]))):
         report = torch.library.opcheck(getattr(torch.ops.megakernels, op), given)
         assert set(report.values()) == {"SUCCESS"}

@@ -7,10 +7,10 @@ from megakernels.ops.optimizer.facts import ADAMW_BLOCK, UPDATE_BLOCK
 
 SIZES = ("num_elements", "num_rows", "num_cols", "matrix_stride", "row_stride", "col_stride")
 NUMBERS = (
-    *("moving", "ahead", "scale", "decay", "rate"),
-    *("lr", "beta1", "beta2", "bits1", "bits2", "eps"),
+    *("moving", "ahead", "weight_decay", "factor"),
+    *("beta1", "beta2", "bits1", "bits2", "eps"),
 )
-FP32 = dict.fromkeys(("momentum", "weight", "first", "second", "step"), "*fp32")
+FP32 = dict.fromkeys(("momentum", "weight", "first", "second", "step"), "*fp32") | dict.fromkeys(("rate", "scale"), "*fp64")
 
 
 def configurations() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from megaplan.errors import MegaplanError
 from megaplan.spec.load import load_spec
-from megaplan.spec.step_graphs import WHY_EAGER, replays_graphs, why_eager
+from megaplan.spec.step_graphs import WHY_EAGER, replays_graphs, replays_update, why_eager
 
 TINY = "plans/tiny-hybrid.yaml"
 EAGER: dict[str, tuple[str, ...]] = {
@@ -32,6 +32,12 @@ def test_one_process_with_kernels_replays() -> None:
     assert replays_graphs(load_spec(TINY, ("host.cuda_graphs=microbatch", "lora={rank: 4, alpha: 8}")).spec)
 
 
+def test_the_update_is_replayed_if_asked_for_and_microbatches_are() -> None:
+    found = {value: replays_update(load_spec(TINY, (f"host.cuda_graphs={value}",)).spec) for value in ("none", "microbatch", "step")}
+    assert found == {"none": False, "microbatch": False, "step": True}
+    assert not replays_update(load_spec(TINY, ("host.cuda_graphs=step", "mesh.dp_shard=2")).spec)
+
+
 @pytest.mark.parametrize("said", EAGER)
 def test_a_reason_names_its_setting(said: str) -> None:
     reason = why_eager(load_spec(TINY, EAGER[said]).spec)
@@ -44,7 +50,7 @@ def test_every_reason_of_the_table_is_reached() -> None:
     assert {text for _, text in WHY_EAGER} == {str(each).partition(": ")[2] for each in found}
 
 
-@pytest.mark.parametrize(("host", "value"), [("megarun", "layers"), ("megarun", "iteration"), ("megatron", "microbatch")])
+@pytest.mark.parametrize(("host", "value"), [("megarun", "layers"), ("megarun", "iteration"), ("megatron", "microbatch"), ("megatron", "step")])
 def test_a_value_of_another_host_is_refused(host: str, value: str, capsys: Any) -> None:
     with pytest.raises(MegaplanError) as refused:
         load_spec(TINY, (f"host={{name: {host}, cuda_graphs: {value}}}",))

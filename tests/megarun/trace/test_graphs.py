@@ -20,6 +20,13 @@ D: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "documents, three microbatches": {"schedule.num_microbatches": 3, "data": {"packing": "documents"}},
     "one microbatch": {},
+    "the update, too": {"host.cuda_graphs": "step", "schedule.num_microbatches": 2},
+    "cast gradients, and the update, too": {
+        "precision.grads": "bf16",
+        "precision.reduce": "bf16",
+        "host.cuda_graphs": "step",
+        "optimizer.matrix": "adamw",
+    },
     "cast gradients": {"precision.grads": "bf16", "precision.reduce": "bf16", "optimizer.matrix": "adamw"},
 }
 EAGER = {"host.cuda_graphs": "none"}
@@ -50,6 +57,21 @@ def test_graphs_hold_inputs_and_gradients(job_with: Any) -> None:
         dropped = {Column.GRADIENTS: (2 * 64 * 32 + 3 * 32) * 4}
         wanted = {Phase.FORWARD_BACKWARD: held, Phase.OPTIMIZER: {**held, **dropped}}
         assert more == wanted.get(phase, {})
+
+
+def test_a_recorded_update_takes_its_memory_from_the_pool(job_with: Any) -> None:
+    """Allocated bytes differ by the numbers that it reads, reserved ones by what an eager update takes beyond the pool."""
+    replayed, whole = job_with(D), job_with({**D, "host.cuda_graphs": "step"})
+    for phase in Phase:
+        mine, theirs = cells(whole, phase), cells(replayed, phase)
+        more = {column: mine[column] - theirs[column] for column in Column if column is not Column.OVERHEAD and mine[column] != theirs[column]}
+        assert more == ({Column.ACTIVATIONS: 3 * 16} if phase in (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER) else {})
+    worst, before = (build_budget(job.spec, job.inventory, job.layout).worst for job in (whole, replayed))
+    workspaces = 2 * load_device("h200").gemm_workspace_bytes
+    scratch = before.cells[Phase.OPTIMIZER][Column.WORKSPACE] - workspaces
+    assert scratch > 0
+    less = before.phases[Phase.FORWARD_BACKWARD] - worst.phases[Phase.FORWARD_BACKWARD]
+    assert less == pytest.approx(scratch, abs=64)  # the numbers, and their share of unused bytes
 
 
 def test_a_pool_of_its_own_is_reserved_in_addition_to_the_optimizers(job_with: Any) -> None:

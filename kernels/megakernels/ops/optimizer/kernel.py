@@ -1,4 +1,7 @@
-"""Triton kernels of optimizers' updates: one pass over each tensor, in fp32 between reading and writing."""
+"""Triton kernels of optimizers' updates: one pass over each tensor, in fp32 between reading and writing.
+
+What changes from step to step is read on the device, rates and factors in fp64: a recorded launch holds no number of its step.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,14 +29,15 @@ def places(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def nesterov_kernel(  # type: ignore[no-untyped-def]
-    momentum, gradient, update,
+    momentum, gradient, update, scale,
     num_elements, num_rows, num_cols, matrix_stride, row_stride, col_stride,
-    moving, ahead, scale,
+    moving, ahead,
     BLOCK: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """A block of momentum and update."""
     at, own, mask = places(num_elements, num_rows, num_cols, matrix_stride, row_stride, col_stride, BLOCK, DENSE)
-    grad = tl.load(gradient + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32) * scale
+    factor = tl.load(scale).to(tl.float32)
+    grad = tl.load(gradient + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32) * factor
     before = tl.load(momentum + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
     after = before + moving * (grad - before)
     tl.store(momentum + at, narrow(after, momentum.dtype.element_ty), mask=mask)
@@ -42,32 +46,38 @@ def nesterov_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def decayed_add_kernel(  # type: ignore[no-untyped-def]
-    weight, update,
+    weight, update, rate,
     num_elements, num_rows, num_cols, matrix_stride, row_stride, col_stride,
-    decay, rate,
+    weight_decay, factor,
     BLOCK: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """A block of a weight."""
+    lr = tl.load(rate).to(tl.float64)
+    decay = (1.0 - lr * weight_decay).to(tl.float32)
+    size = (lr * factor).to(tl.float32)
     at, own, mask = places(num_elements, num_rows, num_cols, matrix_stride, row_stride, col_stride, BLOCK, DENSE)
     before = tl.load(weight + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
     change = tl.load(update + own, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    tl.store(weight + at, narrow(before * decay - rate * change, weight.dtype.element_ty), mask=mask)
+    tl.store(weight + at, narrow(before * decay - size * change, weight.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def adamw_kernel(  # type: ignore[no-untyped-def]
-    weight, gradient, first, second, step,
+    weight, gradient, first, second, step, rate, scale,
     num_elements,
-    lr, beta1, beta2, bits1, bits2, eps, decay, scale,
+    beta1, beta2, bits1, bits2, eps, weight_decay,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of a weight and its averages. `bits` are the binary logarithms of the betas."""
     count = tl.load(step)
-    size = lr / (1.0 - tl.exp2(count * bits1))
+    lr = tl.load(rate).to(tl.float64)
+    decay = (1.0 - lr * weight_decay).to(tl.float32)
+    factor = tl.load(scale).to(tl.float32)
+    size = lr.to(tl.float32) / (1.0 - tl.exp2(count * bits1))
     root = tl.sqrt(1.0 - tl.exp2(count * bits2))
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < num_elements
-    grad = tl.load(gradient + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32) * scale
+    grad = tl.load(gradient + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32) * factor
     mean = tl.load(first + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
     square = tl.load(second + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
     before = tl.load(weight + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
@@ -86,36 +96,38 @@ def shape_of(tensor: Tensor) -> tuple[tuple[int, ...], bool]:
     return sizes, tensor.is_contiguous()
 
 
-def nesterov(momenta: Sequence[Tensor], gradients: Sequence[Tensor], updates: Sequence[Tensor], keep: float, scale: float) -> None:
+def nesterov(momenta: Sequence[Tensor], gradients: Sequence[Tensor], updates: Sequence[Tensor], keep: float, scale: Tensor) -> None:
     """Follows the contract of `reference.nesterov`."""
     for momentum, gradient, update in zip(momenta, gradients, updates, strict=True):
         sizes, dense = shape_of(update)
         if sizes[0]:
             with on_device_of(momentum):
                 nesterov_kernel[(triton.cdiv(sizes[0], UPDATE_BLOCK),)](
-                    momentum, gradient, update, *sizes, 1 - keep, (1 - keep) / keep, scale, BLOCK=UPDATE_BLOCK, DENSE=dense, num_warps=4
+                    momentum, gradient, update, scale, *sizes, 1 - keep, (1 - keep) / keep, BLOCK=UPDATE_BLOCK, DENSE=dense, num_warps=4
                 )
 
 
-def decayed_add(weights: Sequence[Tensor], updates: Sequence[Tensor], decay: float, rates: Sequence[float]) -> None:
+def decayed_add(weights: Sequence[Tensor], updates: Sequence[Tensor], rate: Tensor, weight_decay: float, factors: Sequence[float]) -> None:
     """Follows the contract of `reference.decayed_add`."""
-    for weight, update, rate in zip(weights, updates, rates, strict=True):
+    for weight, update, factor in zip(weights, updates, factors, strict=True):
         sizes, dense = shape_of(update)
         if sizes[0]:
             with on_device_of(weight):
                 decayed_add_kernel[(triton.cdiv(sizes[0], UPDATE_BLOCK),)](
-                    weight, update, *sizes, decay, rate, BLOCK=UPDATE_BLOCK, DENSE=dense, num_warps=4
+                    weight, update, rate, *sizes, weight_decay, factor, BLOCK=UPDATE_BLOCK, DENSE=dense, num_warps=4
                 )
 
 
 def adamw(
     weights: Sequence[Tensor], gradients: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], steps: Sequence[Tensor],
-    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, scale: float,
+    lr: Tensor, beta1: float, beta2: float, eps: float, weight_decay: float, scale: Tensor,
 ) -> None:  # fmt: skip
     """Follows the contract of `reference.adamw`, and leaves the gradients as they are."""
-    numbers = lr, beta1, beta2, math.log2(beta1), math.log2(beta2), eps, 1 - lr * weight_decay, scale
+    numbers = beta1, beta2, math.log2(beta1), math.log2(beta2), eps, weight_decay
     for each in zip(weights, gradients, first, second, steps, strict=True):
         num_elements = each[0].numel()
         if num_elements:
             with on_device_of(each[0]):
-                adamw_kernel[(triton.cdiv(num_elements, ADAMW_BLOCK),)](*each, num_elements, *numbers, BLOCK=ADAMW_BLOCK, num_warps=4)
+                adamw_kernel[(triton.cdiv(num_elements, ADAMW_BLOCK),)](
+                    *each, lr, scale, num_elements, *numbers, BLOCK=ADAMW_BLOCK, num_warps=4
+                )

@@ -6,30 +6,27 @@ import torch
 from torch import Tensor
 
 
-def nesterov(momenta: Sequence[Tensor], gradients: Sequence[Tensor], updates: Sequence[Tensor], keep: float, scale: float) -> None:
+def nesterov(momenta: Sequence[Tensor], gradients: Sequence[Tensor], updates: Sequence[Tensor], keep: float, scale: Tensor) -> None:
     """Moves the momenta, and writes the updates."""
     for momentum, gradient, update in zip(momenta, gradients, updates, strict=True):
-        if scale == 1.0 and gradient.dtype is momentum.dtype:
-            momentum.lerp_(gradient, 1 - keep)
-        else:
-            momentum.mul_(keep).add_(gradient, alpha=(1 - keep) * scale)
-        torch.add(momentum, gradient, alpha=(1 - keep) / keep * scale, out=update)
+        momentum.mul_(keep).addcmul_(gradient, scale, value=1 - keep)
+        torch.addcmul(momentum, gradient, scale, value=(1 - keep) / keep, out=update)
 
 
-def decayed_add(weights: Sequence[Tensor], updates: Sequence[Tensor], decay: float, rates: Sequence[float]) -> None:
+def decayed_add(weights: Sequence[Tensor], updates: Sequence[Tensor], rate: Tensor, weight_decay: float, factors: Sequence[float]) -> None:
     """Decays the weights, and subtracts the updates."""
-    for weight, update, rate in zip(weights, updates, rates, strict=True):
-        weight.mul_(decay).add_(update, alpha=-rate)
+    decay = 1 - rate * weight_decay
+    for weight, update, factor in zip(weights, updates, factors, strict=True):
+        weight.mul_(decay).addcmul_(update, rate, value=-factor)
 
 
 def adamw(
     weights: Sequence[Tensor], gradients: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], steps: Sequence[Tensor],
-    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, scale: float,
+    lr: Tensor, beta1: float, beta2: float, eps: float, weight_decay: float, scale: Tensor,
 ) -> None:  # fmt: skip
     """Updates weights and averages, whose steps are counted already; gradients are scaled in place."""
-    if scale != 1.0:
-        torch._foreach_mul_(list(gradients), scale)
+    torch._foreach_mul_(list(gradients), scale)
     torch._fused_adamw_(
         list(weights), list(gradients), list(first), list(second), [], list(steps),
-        amsgrad=False, maximize=False, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
+        amsgrad=False, maximize=False, lr=lr.float() if lr.is_cuda else lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
     )  # fmt: skip

@@ -35,5 +35,5 @@ HOST = HostKind(
     sums=Later("megaplan.partition.layer_bytes:necessary_limits"),
     floors=Later("megaplan.exploration.floors:Floors"),
     trained=True,
-    graphs=("microbatch", "none"),
+    graphs=("microbatch", "step", "none"),
 )

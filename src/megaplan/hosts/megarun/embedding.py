@@ -10,6 +10,7 @@ and their log-sum-exp, and its scratch is a slice of logits, in backward with a 
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 
 from megakernels.ops.linear_cross_entropy.facts import slice_columns
 from megaplan.blocks.ops import OUTPUT, Dims, Op, Projection, add, linear, partial_gradient, project
@@ -23,7 +24,7 @@ from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.tensors import Outside
 from megaplan.spec.models import Features, GroupedQueryAttention, Ngram, Spec
 from megaplan.spec.pattern import depth_families
-from megaplan.spec.step_graphs import replays_graphs
+from megaplan.spec.step_graphs import NUMBERS, replays_graphs, replays_update
 
 
 def boundary_bytes(dims: Dims) -> int:
@@ -127,14 +128,15 @@ def _rows(spec: Spec) -> int:
 
 
 def graph_bytes(spec: Spec) -> int:
-    """Tensors that CUDA graphs of a microbatch have in addition to those of eager steps: its inputs, and the sum of the losses, fp64.
+    """Tensors that CUDA graphs have in addition to those of eager steps: a microbatch's inputs, and the sum of the losses, fp64.
 
-    With packed rows also the number by which the loss is divided, fp32. 0 where steps are eager.
+    With packed rows also the number by which the loss is divided, fp32; the numbers of a recorded update. 0 where steps are eager.
     """
     if not replays_graphs(spec):
         return 0
     inputs = (input_bytes(spec) + label_bytes(spec) + every_stage_bytes(spec)) // spec.schedule.microbatches_per_update
-    return inputs + FP64_BYTES + (DType.FP32.bytes if spec.data.packing == "documents" else 0)
+    numbers = prod(NUMBERS) * FP64_BYTES if replays_update(spec) else 0
+    return inputs + FP64_BYTES + numbers + (DType.FP32.bytes if spec.data.packing == "documents" else 0)
 
 
 def further_loss_bytes(spec: Spec) -> int:

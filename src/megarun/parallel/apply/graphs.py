@@ -1,9 +1,12 @@
-"""Forward and backward of a microbatch as CUDA graphs: recorded once, replayed without the host.
+"""Forward and backward of a microbatch, and the update, as CUDA graphs: recorded once, replayed without the host.
 
 The first steps are eager: they compile kernels and make what is made lazily. Then two graphs are recorded: of a step's first microbatch,
-whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from tensors of their own. They
-share one memory pool: the second reuses what the first has freed, and a replay finds every tensor where it was recorded. Gradients stay in
-the pool between steps; the optimizer runs eagerly, on the same tensors.
+whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from tensors of their own.
+Gradients stay between steps. With `host.cuda_graphs: step` the update by them is a third graph, recorded in the same step; it reads the
+learning rates and the clip factor from a tensor of its own, which the host writes after it has read loss and norm and judged the step.
+
+The graphs share one memory pool: each reuses what those before it have freed, and a replay finds every tensor where it was recorded. They
+are replayed in the order in which they were recorded; a step that is skipped leaves out the update.
 
 The functions that torch runs are those of eager steps, in the same order, so a replayed step is bitwise equal to an eager one. What the
 host decides while a graph is recorded is part of it: `megaplan.spec.step_graphs` names the plans in which the host decides by values, or
@@ -22,8 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from megaplan.spec.models import Spec
-from megaplan.spec.step_graphs import why_eager
+from megaplan.spec.step_graphs import NUMBERS, replays_update, why_eager
 from megarun.data.batches import Batch
+from megarun.optim.numbers import on_device
 from megarun.parallel.apply.compile import is_compiled
 from megarun.parallel.apply.pipeline import AccumulatingRunner, Runner
 from megarun.parallel.apply.whole import whole_state
@@ -77,17 +81,19 @@ def graphed(runner: Runner, spec: Spec, device: torch.device) -> Runner:
     """The runner with graphs where the plan has them and the device records them; else the runner itself."""
     if device.type != "cuda" or not isinstance(runner, AccumulatingRunner) or why_eager(spec) or is_compiled(runner.stage):
         return runner
-    return GraphedRunner(runner, CudaRecorder(device))
+    return GraphedRunner(runner, CudaRecorder(device), whole_step=replays_update(spec))
 
 
 class GraphedRunner:
-    """An `AccumulatingRunner` whose microbatches are replayed once they are recorded.
+    """An `AccumulatingRunner` whose microbatches, and with `whole_step` the updates by their gradients, are replayed once recorded.
 
     Attributes:
         note: A message for the log that has not been taken yet: graphs were recorded, or why they were not; empty if there is none.
     """
 
-    def __init__(self, eager: AccumulatingRunner, recorder: Recorder, *, warm_up_steps: int = WARM_UP_STEPS) -> None:
+    def __init__(
+        self, eager: AccumulatingRunner, recorder: Recorder, *, whole_step: bool = False, warm_up_steps: int = WARM_UP_STEPS
+    ) -> None:
         self._eager, self._recorder, self._left = eager, recorder, warm_up_steps
         self._stage: nn.Module = eager.stage
         self._replays: list[Replay] = []
@@ -95,6 +101,9 @@ class GraphedRunner:
         self._inputs: Batch | None = None
         self._total: Tensor | None = None
         self._given_up = False
+        self._records_update = whole_step
+        self._numbers: Tensor | None = None
+        self._update: Replay | None = None
         self.note = ""
 
     def take_note(self) -> str | None:
@@ -105,7 +114,8 @@ class GraphedRunner:
     def held_tensors(self) -> list[Tensor]:
         """Tensors that graphs read and write, without gradients; none before they are recorded."""
         found = [] if self._inputs is None or self._total is None else [*self._inputs.tensors(), self._total]
-        return [*found, *self._eager.loss.held_tensors()]
+        numbers = [] if self._numbers is None else [self._numbers]
+        return [*found, *numbers, *self._eager.loss.held_tensors()]
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """See `Runner`."""
@@ -118,26 +128,24 @@ class GraphedRunner:
 
     def _record(self, batch: Batch) -> None:
         """Record both graphs, or say in the log why they cannot be."""
-        try:
-            self._replays = self._recorded(batch)
-        except Exception as failure:
-            first: BaseException = failure
-            while first.__context__ is not None:  # the end of a capture fails because of what failed in it
-                first = first.__context__
-            reason = f"{type(first).__name__}: {first}".splitlines()[0]
-            del first
+        reason = _failure(lambda: self._record_microbatches(batch))
+        if reason is None:
+            self._say(f"forward and backward of a microbatch are replayed, after {WARM_UP_STEPS} eager steps")
         else:
-            self.note = f"CUDA graphs: forward and backward of a microbatch are replayed, after {WARM_UP_STEPS} eager steps"
-            return
-        self._give_up(reason)  # outside of the handler: a traceback keeps the recording's tensors alive
+            self._give_up(reason)
 
-    def _recorded(self, batch: Batch) -> list[Replay]:
+    def _say(self, text: str) -> None:
+        self.note = f"{self.note}; {text}" if self.note else f"CUDA graphs: {text}"
+
+    def _record_microbatches(self, batch: Batch) -> None:
         eager = self._eager
         first = batch.part(0, eager.num_microbatches)
         inputs = self._inputs = first.copied()
         total = self._total = torch.zeros((), dtype=torch.float64, device=eager.device)
         if first.packed is not None:
             eager.loss.hold(eager.device)
+        if self._records_update:
+            self._numbers = torch.zeros(NUMBERS, dtype=torch.float64, device=eager.device)
         self._stage.zero_grad(set_to_none=True)
 
         def begin() -> None:
@@ -151,17 +159,17 @@ class GraphedRunner:
         if eager.num_microbatches > 1:
             replays.append(self._recorder.record(accumulate))
         self._gradients = [(each, each.grad) for each in self._stage.parameters() if each.grad is not None]
-        return replays
+        self._replays = replays
 
     def _give_up(self, reason: str) -> None:
-        self._given_up, self._inputs, self._total = True, None, None
+        self._given_up, self._inputs, self._total, self._numbers = True, None, None, None
         whole = whole_state(self._stage)
         if whole is not None:
             whole.abandon()
         self._stage.zero_grad(set_to_none=True)
         self._eager.loss.let_go()
         self._recorder.drop()
-        self.note = f"CUDA graphs: not recorded, so steps stay eager: {reason}"
+        self._say(f"not recorded, so steps stay eager: {reason}")
 
     def _replayed(self, batch: Batch) -> Tensor:
         """The microbatches, by the graphs; their gradients are parameters' again afterwards, for the optimizer."""
@@ -174,6 +182,59 @@ class GraphedRunner:
             part = batch.part(index, self._eager.num_microbatches)
             torch._foreach_copy_(inputs.tensors(), part.tensors())
             self._replays[min(index, 1)]()
+        self._hand_out_gradients()
+        return total.clone()
+
+    def _hand_out_gradients(self) -> None:
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
-        return total.clone()
+
+    def update(self, work: Callable[[Tensor], None], numbers: Tensor) -> None:
+        """Update by the gradients, and drop them.
+
+        Args:
+            work: The update by a step's numbers, which it reads on the device only.
+            numbers: Those of this step, on the host.
+        """
+        if self._records_update and self._replays:
+            self._records_update = False
+            self._record_update(work)
+        if self._update is None or self._numbers is None:
+            work(on_device(numbers, self._eager.device))
+            return
+        self._numbers.copy_(numbers, non_blocking=True)
+        self._update()
+        self._stage.zero_grad(set_to_none=True)
+
+    def _record_update(self, work: Callable[[Tensor], None]) -> None:
+        """Record the update behind the microbatches, or say in the log why it cannot be: they are replayed all the same."""
+        numbers = self._numbers
+        if numbers is None:
+            raise RuntimeError("graphs without numbers")
+
+        def record() -> None:
+            self._update = self._recorder.record(lambda: work(numbers))
+
+        reason = _failure(record)
+        if reason is None:
+            self._say("the update is, too")
+            return
+        self._numbers = None
+        self._recorder.drop()
+        self._hand_out_gradients()
+        self._say(f"the update is not recorded, so it stays eager: {reason}")
+
+
+def _failure(record: Callable[[], None]) -> str | None:
+    """The reason why a recording fails; None if it does not.
+
+    A traceback keeps the recording's tensors alive, so the function ends before they are given up.
+    """
+    try:
+        record()
+    except Exception as failure:
+        first: BaseException = failure
+        while first.__context__ is not None:  # the end of a capture fails because of what failed in it
+            first = first.__context__
+        return f"{type(first).__name__}: {first}".splitlines()[0]
+    return None
