@@ -15,6 +15,8 @@ LAYOUTS = {
     "transposed": lambda shape, dtype: torch.full((*shape[:-2], shape[-1], shape[-2]), torch.nan, dtype=dtype).mT,
     "part": lambda shape, dtype: torch.full((*shape[:-2], shape[-2] + 3, shape[-1]), torch.nan, dtype=dtype)[..., 1:-2, :],
 }
+
+
 def number(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
@@ -99,6 +101,7 @@ def test_empty_lists_and_tensors() -> None:
 
 def test_contract() -> None:
     momenta, gradients, updates = ([torch.randn(4, 6)] for _ in range(3))
-    for op, given in (("nesterov_", (momenta, gradients, updates, 0.9, number(1.0))), ("decayed_add_", (momenta, updates, number(0.9), 0.1, [0.1]))):
+    arguments = {"nesterov_": (momenta, gradients, updates, 0.9, number(1.0)), "decayed_add_": (momenta, updates, number(0.9), 0.1, [0.1])}
+    for op, given in arguments.items():
         report = torch.library.opcheck(getattr(torch.ops.megakernels, op), given)
         assert set(report.values()) == {"SUCCESS"}

@@ -50,7 +50,10 @@ def test_every_reason_of_the_table_is_reached() -> None:
     assert {text for _, text in WHY_EAGER} == {str(each).partition(": ")[2] for each in found}
 
 
-@pytest.mark.parametrize(("host", "value"), [("megarun", "layers"), ("megarun", "iteration"), ("megatron", "microbatch"), ("megatron", "step")])
+OTHERS = [("megarun", "layers"), ("megarun", "iteration"), ("megatron", "microbatch"), ("megatron", "step")]
+
+
+@pytest.mark.parametrize(("host", "value"), OTHERS)
 def test_a_value_of_another_host_is_refused(host: str, value: str, capsys: Any) -> None:
     with pytest.raises(MegaplanError) as refused:
         load_spec(TINY, (f"host={{name: {host}, cuda_graphs: {value}}}",))

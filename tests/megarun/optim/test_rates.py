@@ -1,7 +1,9 @@
 """Learning rates of each schedule against values computed by hand, and what both optimizers are given."""
 
 import math
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -54,9 +56,8 @@ def test_muon_and_adamw_follow_one_schedule(spec_with: Any) -> None:
     materialise(stage, torch.device("cpu"))
     optimizers = Optimizers([stage], inventory, spec)
     for step, factor in ((0, 0.5), (2, 1.0), (5, 0.5)):
-        seen: dict[str, float] = {}
-        with pytest.MonkeyPatch.context() as patch:
-            for each in optimizers._all:
-                patch.setattr(each, "step", lambda *, rate, scale, kind=type(each).__name__: seen.update({kind: float(rate), "by": float(scale)}))
+        with ExitStack() as stack:
+            updates = {type(each).__name__: stack.enter_context(mock.patch.object(each, "step")) for each in optimizers._all}
             optimizers.step(step, 0.25)
-        assert seen == {"AdamW": 0.002 * factor, "Muon": 0.03 * factor, "by": 0.25}
+        found = {name: [float(value) for value in update.call_args.kwargs.values()] for name, update in updates.items()}
+        assert found == {"AdamW": [0.002 * factor, 0.25], "Muon": [0.03 * factor, 0.25]}
