@@ -13,7 +13,7 @@ from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.adamw import AdamW
 from megarun.optim.muon import Muon
-from megarun.optim.numbers import on_device, on_host
+from megarun.optim.numbers import on_host
 from megarun.optim.rates import learning_rate
 from megarun.parallel.apply.gradients import in_parameter_dtype
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -68,7 +68,7 @@ class Optimizers:
 
     def step(self, step: int, scale: float = 1.0) -> None:
         """Update with the learning rates of 0-based `step` by the gradients times `scale`, then drop them."""
-        self.update(on_device(self.numbers(step, scale), self._device))
+        self.update(self.numbers(step, scale).to(self._device, non_blocking=True))
 
     def numbers(self, step: int, scale: float = 1.0) -> Tensor:
         """What an update reads of its step, on the host: the factor of gradients, AdamW's rate and Muon's."""

@@ -19,11 +19,6 @@ def on_host(values: Iterable[float]) -> Tensor:
     return torch.tensor([[value] * NUMBERS[1] for value in values], dtype=torch.float64)
 
 
-def on_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """A copy of numbers on a device, for which the host does not wait."""
-    return numbers.to(device, non_blocking=True)
-
-
 def number(value: float, device: torch.device) -> Tensor:
     """One number on a device, a scalar."""
-    return on_device(on_host([value]), device)[0, 0]
+    return on_host([value]).to(device, non_blocking=True)[0, 0]

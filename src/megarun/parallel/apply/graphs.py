@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import NUMBERS, replays_update, why_eager
 from megarun.data.batches import Batch
-from megarun.optim.numbers import on_device
 from megarun.parallel.apply.compile import is_compiled
 from megarun.parallel.apply.pipeline import AccumulatingRunner, Runner
 from megarun.parallel.apply.whole import whole_state
@@ -200,7 +199,7 @@ class GraphedRunner:
             self._records_update = False
             self._record_update(work)
         if self._update is None or self._numbers is None:
-            work(on_device(numbers, self._eager.device))
+            work(numbers.to(self._eager.device, non_blocking=True))
             return
         self._numbers.copy_(numbers, non_blocking=True)
         self._update()
