@@ -40,7 +40,7 @@ def _send(sender: Any, found: dict[str, Any]) -> None:
 
 
 def trained(name: str, graphs: str, num_steps: int) -> dict[str, Any] | None:
-    """What a run in a process of its own has found; None if it failed."""
+    """The findings of a run in a process of its own; None if it failed."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=train, args=(name, graphs, num_steps, sender))

@@ -71,7 +71,7 @@ class Optimizers:
         self.update(self.numbers(step, scale).to(self._device, non_blocking=True))
 
     def numbers(self, step: int, scale: float = 1.0) -> Tensor:
-        """What an update reads of its step, on the host: the factor of gradients, AdamW's rate and Muon's."""
+        """The numbers of a step that its update reads, on the host: the factor of gradients, AdamW's rate and Muon's."""
         return on_host((scale, *(learning_rate(base, self._schedule, step, self._num_steps) for base in (self._base, self._matrix_base))))
 
     def update(self, numbers: Tensor) -> None:
