@@ -157,7 +157,7 @@ def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:
 
 
 def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any], mesh: dict[str, Any]) -> None:
-    limit_experts(stream("capacity"), sections["model"])
+    limit_experts(stream("capacity"), sections["model"], megatron=sections["host"].get("name") == "megatron")
     _add_post_training(stream("post_training"), sections, mesh)
 
 

@@ -214,15 +214,29 @@ def _experts(draw: Draw, shape: Shape, sharded: dict[str, int]) -> dict[str, Any
     return section
 
 
-def limit_experts(draw: Draw, model: dict[str, Any]) -> None:
-    """Maybe a capacity of each expert, and what it drops."""
+def limit_experts(draw: Draw, model: dict[str, Any], *, megatron: bool) -> None:
+    """Maybe null experts, or experts that choose; a capacity of each expert, and what it drops."""
     moe = model.get("moe")
     if moe is None:
         return
+    _choose_otherwise(draw, moe, megatron=megatron)
     if draw.chance(0.15):
         most = moe["num_experts"] / moe["top_k"]
         moe["capacity_factor"] = min(round(draw.uniform(0.4, 1.0) * most, 2), most)
-    draw.maybe(moe, 0.5 if "capacity_factor" in moe else 0, capacity_drop="position")
+    if "capacity_factor" in moe and not moe.get("expert_choice"):
+        draw.maybe(moe, 0.5, capacity_drop="position")
+
+
+def _choose_otherwise(draw: Draw, moe: dict[str, Any], *, megatron: bool) -> None:
+    """Choices for which Megatron-Core has no price."""
+    chosen, grouped = draw.weighted({"": 8, "null": 1, "choice": 1}), moe.get("num_groups", 1) > 1
+    if megatron or grouped:
+        return
+    if chosen == "null":
+        moe["null_experts"] = draw.randint(1, 4)
+    elif chosen == "choice" and not moe.keys() & {"expert_bias", "score_correction"}:
+        moe["expert_choice"] = True
+        moe.pop("balance_loss_coefficient", None)
 
 
 def _recurrent(draw: Draw, shape: Shape, _: dict[str, int]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ FLOPs of a pass are counted in bf16 products: TF32 runs at half that rate, and a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple, Protocol
 
 SMALLEST_DOT = 16
@@ -86,6 +86,10 @@ class Work:
             self.moved_input + other.moved_input,
             self.moved_weight + other.moved_weight,
         )
+
+    def share(self, parts: int) -> Work:
+        """One of several equal parts of it, rounded down."""
+        return self if parts == 1 else Work(*(each // parts for each in astuple(self)))
 
     def __mul__(self, times: int) -> Work:
         return Work(

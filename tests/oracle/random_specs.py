@@ -104,6 +104,10 @@ def _moe_options(draw: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:
     if draw.random() < 0.4:
         options["capacity_factor"] = round(draw.uniform(0.4, 1.0) * sizes["num_experts"] / sizes["top_k"], 3)
         options["capacity_drop"] = draw.choice(["score", "position"])
+    if draw.random() < 0.2 and "num_groups" not in options:
+        options["null_experts"] = draw.randint(1, 3)
+    elif draw.random() < 0.2 and not options.keys() & {"num_groups", "expert_bias", "score_correction"}:
+        options |= {"expert_choice": True, "capacity_drop": "score"}
     return options if draw.random() < 0.8 else {}
 
 

@@ -57,7 +57,7 @@ def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budg
         budget: Budget of the spec as written: one of the two ends.
     """
     moe = spec.model.moe
-    if moe is None or moe.capacity_factor is not None or spec.mesh.ep == 1:
+    if moe is None or moe.capacity is not None or spec.mesh.ep == 1:
         return None
 
     def at(skew: float) -> Budget:
@@ -69,7 +69,7 @@ def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budg
 
     if moe.largest_skew > BALANCED:
         return RoutingRange(at(BALANCED), budget, moe.largest_skew, "moe.routing_skew")
-    most = largest_skew(spec.mesh.ep, moe.num_experts, moe.top_k)
+    most = largest_skew(spec.mesh.ep, moe.num_choices, moe.top_k)
     return RoutingRange(budget, at(most), most, "largest possible")
 
 

@@ -82,7 +82,7 @@ def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
     if routing is not None and rank.fits and not routing.skewed.of_rank(rank.ranks[0]).fits:
         yield f"  DOES NOT FIT under skew {routing.skew:g}"
     if routing is None and moe is not None:
-        why = "a capacity bounds every expert" if moe.capacity_factor is not None else "all experts are on the rank (ep 1)"
+        why = "a capacity bounds every expert" if moe.capacity is not None else "all experts are on the rank (ep 1)"
         yield f"  allocated under skew: the same, {why}"
 
 

@@ -150,6 +150,6 @@ def row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges
     row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize
     sent = load.num_tokens // load.tp * exchanges.rows * load.etp * row
     moe = spec.model.moe
-    share = Fraction(1) if moe is None else moe.busiest_share(exchanges.skew, load.ep)
+    share = Fraction(1) if moe is None else moe.busiest_share(exchanges.skew, load.ep) * Fraction(moe.num_experts, moe.num_choices)
     once = exchange_ns(rates, spec, group, sent * share.numerator // share.denominator)
     return Transfers(2 * once, 2 * once)

@@ -148,7 +148,7 @@ def _saved_bytes(spec: Spec, tensor: ParamTensor) -> int:
 def _bias_elements(spec: Spec, family: str) -> int:
     """Elements of the experts' bias of a layer, a buffer that is saved too."""
     moe = spec.model.moe
-    return moe.num_experts if family == "E" and moe is not None and moe.expert_bias else 0
+    return moe.num_choices if family == "E" and moe is not None and moe.expert_bias else 0
 
 
 def _state_bytes(rank: RankBudget) -> int:

@@ -133,6 +133,8 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.moe.activation",
         "model.moe.bias",
         "model.moe.capacity_drop",
+        "model.moe.null_experts",
+        "model.moe.expert_choice",
         "model.moe.swiglu_limit",
         "model.moe.shared_gate",
         "model.moe.score_correction",

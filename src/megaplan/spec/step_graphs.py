@@ -43,11 +43,17 @@ def _eight_bit_experts(spec: Spec) -> str | None:
     return f"precision.recipe.name = {recipe.name} with model.moe" if recipe is not None and moe is not None else None
 
 
+def _null_experts(spec: Spec) -> str | None:
+    moe = spec.model.moe
+    return f"model.moe.null_experts = {moe.null_experts}" if moe is not None and moe.null_experts and moe.capacity is None else None
+
+
 WHY_EAGER: tuple[tuple[Reason, str], ...] = (
     (_other_host, "only megarun records them by microbatch"),
     (_switched_off, "they are switched off"),
     (_several_ranks, "collectives and sends between ranks are not recorded"),
     (_plain_torch, "products of experts read the rows of each on the host"),
+    (_null_experts, "the host reads how many rows are left to experts"),
     (_eight_bit_experts, "weight gradients of experts in eight bits read the rows of each on the host"),
 )
 """A setting, and why a plan with it is not replayed."""

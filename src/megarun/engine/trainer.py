@@ -217,7 +217,7 @@ class Trainer:
         moe = self._spec.model.moe
         if moe is None:
             return None
-        table = routing_table(self.stages, self._routers, moe.num_experts, self.mesh.device)
+        table = routing_table(self.stages, self._routers, moe.num_choices, self.mesh.device)
         return self.mesh.sum(table, "pp", "dp_replicate", "dp_shard", "cp", "tp")
 
     def _routed(self, sums: list[float]) -> Routed:
@@ -227,7 +227,7 @@ class Trainer:
             return NOT_ROUTED
         width = len(sums) // max(1, len(layers))
         self._sums = [sums[index * width : (index + 1) * width] for index in range(len(layers))]
-        return Routed.of(layers, self._sums, moe.top_k)
+        return Routed.of(layers, self._sums, moe.slots)
 
     def resident_bytes(self) -> int:
         """Bytes of parameters, buffers and optimizer state on this rank, which persist between steps."""

@@ -93,7 +93,7 @@ def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping
         orders |= _index_orders(spec)
     found: list[Rule] = []
     moe = spec.model.moe
-    buffers = (replicated(EXPERT_BIAS, (moe.num_experts,), Group.OTHER),) if moe is not None and moe.expert_bias else ()
+    buffers = (replicated(EXPERT_BIAS, (moe.num_choices,), Group.OTHER),) if moe is not None and moe.expert_bias else ()
     for name, stored in inventory.blocks():
         block = stored._replace(tensors=(*stored.tensors, *buffers)) if stored.family == EXPERTS.letter else stored
         if name.startswith("layers."):

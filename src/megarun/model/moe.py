@@ -1,4 +1,4 @@
-"""E blocks: token-choice top-k experts and a shared expert on the same normed input.
+"""E blocks: routed experts, which tokens choose or which choose tokens, and a shared expert on the same normed input.
 
 With EP a rank has some of the experts, and rows are sent to their experts and back (`megarun.parallel.groups.expert`). Router, dispatch and
 the shared expert always process the rank's local tokens.
@@ -131,7 +131,8 @@ class ExpertBlock(Block):
     ) -> None:
         super().__init__()
         self.tp, self.ep, self.cp, self.factors, self.config = tp, ep, cp, factors, config
-        self.num_experts, self.top_k, self.normalize = config.num_experts, config.top_k, config.normalize_top_k
+        self.num_choices, self.slots = config.num_choices, config.slots
+        self.normalize = config.normalize_top_k and not config.expert_choice
         self.has_bias, self.bias_rate = config.expert_bias, config.expert_bias_rate
         self.choice: RoutingOptions = {
             "sigmoid": config.score == "sigmoid",
@@ -140,7 +141,7 @@ class ExpertBlock(Block):
             "scale": config.routed_scale,
         }
         self.norm = RMSNorm(hidden_size, eps)
-        self.router = Router(hidden_size, config.num_experts, bias=config.router_bias, correction=config.score_correction)
+        self.router = Router(hidden_size, config.num_choices, bias=config.router_bias, correction=config.score_correction)
         width, latent = config.row_width(hidden_size), config.latent_size is not None
         self.experts = ExpertBank(config, width, ep.share(config.num_experts), gathers=gathers)
         self.latent_down = linear(hidden_size, width) if latent else None
@@ -154,20 +155,21 @@ class ExpertBlock(Block):
         normed = self.norm(x)
         tokens = normed.flatten(0, 1)
         weights, indices, probs = self.choose(tokens, x.shape[0])
-        limit = capacity(self.config, tokens.shape[0])
+        config, limit = self.config, capacity(self.config, tokens.shape[0])
         if limit is None:
-            rows, counts = dispatch_plan(indices, self.num_experts)
+            rows, counts = dispatch_plan(indices, self.num_choices)
         else:
-            rows, counts = capacity_plan(indices, weights, self.num_experts, limit, by_score=self.config.capacity_drop == "score")
+            by_score, num_null = config.capacity_drop == "score", config.null_experts
+            rows, counts = capacity_plan(indices, weights, config.num_experts, limit, by_score=by_score, num_null=num_null)
         self.record(probs, counts)
         del probs
         latent = tokens if self.latent_down is None else self.latent_down(tokens)
-        if self.ep.degree > 1 or limit is not None:
+        if self.ep.degree > 1 or config.takes_some:
             combined = self.travel(latent, weights, rows, counts, limit)
         elif self.experts.gathers:
             combined = self.experts(latent, weights, rows, counts)
         else:
-            combined = combine(self.experts(dispatch(latent, rows, self.top_k), weights, rows, counts), rows, self.top_k)
+            combined = combine(self.experts(dispatch(latent, rows, self.slots), weights, rows, counts), rows, self.slots)
         combined = torch.unflatten(combined, 0, x.shape[:2])
         out = combined if self.latent_up is None else self.latent_up(combined)
         return self.add(x, out if self.shared is None else out + self.shared_output(self.shared, normed))
@@ -178,7 +180,7 @@ class ExpertBlock(Block):
 
     def choose(self, tokens: Tensor, num_sequences: int) -> tuple[Tensor, Tensor, Tensor]:
         """Local tokens [B·t, h] -> weights fp32 [B·t, k], experts int32 [B·t, k], probs fp32 [B·t, E]; adds the losses to `sums`."""
-        router, common = self.router, (self.top_k, self.normalize)
+        router, common = self.router, (self.slots, self.normalize)
         bias, correction = router.bias, self.expert_bias if self.has_bias else router.correction
         if self.factors is None:
             return route(tokens, router.weight, *common, bias=bias, correction=correction, **self.choice)
@@ -187,31 +189,33 @@ class ExpertBlock(Block):
         )
         weights, values = router_losses(weights, probs, log_sums, self.cp.sum(self.tp.sum(load)), self.factors.balance, self.factors.z)
         if torch.is_grad_enabled():
-            self.sums[self.num_experts + 1 :] += values
+            self.sums[self.num_choices + 1 :] += values
         return weights, indices, probs
 
     def record(self, probs: Tensor, counts: Tensor) -> None:
         """Add the router statistics of local tokens to `sums`, from probs [N, E] and counts [E]; not during evaluation."""
         if torch.is_grad_enabled():
-            self.sums[: self.num_experts] += counts
-            self.sums[self.num_experts] += torch.special.entr(probs.detach()).sum()
+            self.sums[: self.num_choices] += counts
+            self.sums[self.num_choices] += torch.special.entr(probs.detach()).sum()
 
     def add_sums(self, device: torch.device) -> None:
         """Create the sums of a step on `device`: fp64 [`num_sums`], not in checkpoints; and the experts' bias [E], which is."""
-        self.register_buffer("sums", torch.zeros(num_sums(self.num_experts), dtype=torch.float64, device=device), persistent=False)
+        self.register_buffer("sums", torch.zeros(num_sums(self.num_choices), dtype=torch.float64, device=device), persistent=False)
         if self.has_bias:
-            self.register_buffer(EXPERT_BIAS, torch.zeros(self.num_experts, dtype=torch.float64, device=device))
+            self.register_buffer(EXPERT_BIAS, torch.zeros(self.num_choices, dtype=torch.float64, device=device))
 
     def travel(self, tokens: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, limit: int | None) -> Tensor:
         """Apply each token's experts on their ranks: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].
 
         Rows are sent sorted by expert and received by source rank; the experts sort them by expert again. Sent rows and the experts'
-        outputs have no local names, so that they are freed after use. With a capacity `limit` rows are those of each expert's buffer.
+        outputs have no local names, so that they are freed after use. With a capacity `limit` rows are those of each expert's buffer; those
+        of null experts, which are the last ones, are left out.
         """
-        arriving, splits = self.ep.announce(counts, limit)
+        some = self.config.takes_some
+        arriving, splits = self.ep.announce(counts[: self.config.num_experts], limit)
         order, totals = arrival_plan(arriving, splits.num_received)
-        some, num_tokens = limit is not None, None if limit is None else tokens.shape[0]
-        sent = dispatch(tokens, rows, self.top_k, partial=some), dispatch(weights.view(-1, 1), rows, 1, partial=some)
+        rows, num_tokens = rows[: sum(splits.sent)], tokens.shape[0] if some else None
+        sent = dispatch(tokens, rows, self.slots, partial=some), dispatch(weights.view(-1, 1), rows, 1, partial=some)
         arrived, arrived_weights = self.ep.exchange(splits, *sent)
         del sent
         if self.experts.gathers or self.ep.degree == 1:
@@ -220,4 +224,4 @@ class ExpertBlock(Block):
             received = dispatch(arrived, order, 1)
             del arrived  # as large as the experts' saved set
             returned = self.ep.give_back(splits, combine(self.experts(received, arrived_weights, order, totals), order, 1))
-        return combine(returned, rows, self.top_k, num_tokens)
+        return combine(returned, rows, self.slots, num_tokens)

@@ -31,5 +31,5 @@ def loss_factors(spec: Spec) -> LossFactors | None:
     if moe is None or not moe.has_router_losses:
         return None
     num_tokens = spec.global_batch_tokens
-    balance = moe.balance_loss_coefficient * moe.num_experts / (moe.top_k * spec.batch.seq_length * num_tokens)
+    balance = moe.balance_loss_coefficient * moe.num_choices / (moe.top_k * spec.batch.seq_length * num_tokens)
     return LossFactors(balance, moe.z_loss_coefficient / num_tokens)

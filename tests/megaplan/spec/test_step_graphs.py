@@ -23,6 +23,7 @@ EAGER: dict[str, tuple[str, ...]] = {
     "mesh.dp_shard = 2": ("mesh.dp_shard=2",),
     "mesh.pp = 2, mesh.cp = 2": ("mesh.pp=2", "mesh.cp=2", "schedule.num_microbatches=2"),
     "host.kernels = reference": ("host.kernels=reference",),
+    "model.moe.null_experts = 2": ("model.moe.null_experts=2",),
     "precision.recipe.name = fp8_rowwise with model.moe": ("precision.recipe.name=fp8_rowwise",),
 }
 

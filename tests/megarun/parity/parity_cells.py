@@ -147,6 +147,8 @@ UNEVEN = [[0, 1], [1, 4], [4, 5], [5, 8]]
 
 ROUTED = {"model.moe.balance_loss_coefficient": 0.05, "model.moe.z_loss_coefficient": 0.02}
 LIMITED = {"model.moe.capacity_factor": 0.7}
+NULLS = {"model.moe.null_experts": 3}
+CHOOSES = {"model.moe.expert_choice": True, "model.moe.capacity_factor": 0.75}
 BALANCED = {"model.moe.balance_loss_coefficient": 0.05}
 
 CELLS = [
@@ -302,6 +304,12 @@ CELLS = [
     Cell("1f1b-pp2-ep2-capacity-recompute", E2 | {"pp": 2}, spec=EXPERTS | LIMITED | RECOMPUTED),
     Cell("zbv-pp2-capacity", V2, "zbv", EXPERTS | LIMITED | ROUTED),
     Cell("tp2-ep2-dp2-capacity-of-all", T2 | E2, spec=EXPERTS | {"model.moe.capacity_factor": 4.0}),
+    Cell("ep2-null-experts", E2, spec=EXPERTS | NULLS | ROUTED, ci=True),
+    Cell("1f1b-pp2-null-experts-recompute", {"pp": 2}, spec=EXPERTS | NULLS | RECOMPUTED),
+    Cell("tp2-ep2-dp2-null-experts", T2 | E2, spec=EXPERTS | NULLS),
+    Cell("cp2-ep2-null-experts-gathering", C2 | {"ep": 2}, spec=EXPERTS | NULLS | KERNELS),
+    Cell("ep2-expert-choice", E2, spec=EXPERTS | CHOOSES, ci=True),
+    Cell("zbv-pp2-ep2-expert-choice-gathering", V2 | E2, "zbv", EXPERTS | CHOOSES | KERNELS),
     Cell("cp2-capacity-of-all", C2, spec=EXPERTS | {"model.moe.capacity_factor": 4.0}),
     Cell("1f1b-pp2-ep2-dp4-reshard-recompute", D4 | {"pp": 2}, spec=RECOMPUTED | RESHARD, num_microbatches=8),
     Cell("gpipe-pp2-ep2-hsdp-2x2", E2 | {"pp": 2, "dp_replicate": 2}, "gpipe"),

@@ -70,7 +70,7 @@ def _with_gradients(model: dict[str, Any], *, divides_rows: bool) -> dict[str, A
         attention["indexer"]["top_k"] = 2
     if moe.get("top_k") == 1:
         moe["normalize_top_k"] = False
-    if "capacity_factor" in moe and divides_rows:  # else every rank drops rows of its own
+    if moe.keys() & {"capacity_factor", "expert_choice"} and divides_rows:  # else every rank drops rows of its own
         moe["capacity_factor"] = moe["num_experts"] / moe["top_k"]
     structure = model.get("features", {}).get("structure")
     if structure is not None:

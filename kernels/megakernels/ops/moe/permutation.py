@@ -61,21 +61,24 @@ def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     return rows, totals
 
 
-def capacity_plan(indices: Tensor, weights: Tensor, num_experts: int, capacity: int, *, by_score: bool) -> tuple[Tensor, Tensor]:
+def capacity_plan(
+    indices: Tensor, weights: Tensor, num_experts: int, capacity: int, *, by_score: bool, num_null: int = 0
+) -> tuple[Tensor, Tensor]:
     """Rows of padded buffers, `capacity` for each expert: the (token, slot) pairs that it keeps, and empty ones behind them.
 
     An expert keeps the pairs of the first tokens or, by score, those with the largest weights, of equal ones the first tokens'.
 
     Args:
-        indices: int32 [N, k], each in [0, num_experts) or above, for a choice that has no buffer.
+        indices: int32 [N, k], each in [0, num_experts + num_null).
         weights: fp32 [N, k].
         num_experts: E.
         capacity: C.
         by_score: True if the smallest weights are dropped, false if the last tokens are.
+        num_null: Choices behind the experts, which have no buffer.
 
     Returns:
         places int32 [E·C], the flat index token·k + slot of each row and -1 for an empty one, and the counts of chosen pairs, dropped ones
-        included, int32 [E]; neither has a gradient.
+        included, int32 [E + num_null]; neither has a gradient.
 
     Raises:
         ValueError: indices are not int32 [N, k], or weights not of that shape.
@@ -86,7 +89,7 @@ def capacity_plan(indices: Tensor, weights: Tensor, num_experts: int, capacity: 
     require(fits, "capacity_plan", "indices must be int32 [N,k], weights [N,k]", indices=indices.shape, dtype=indices.dtype)
     places: Tensor
     counts: Tensor
-    places, counts = _capacity_plan(indices, weights.detach(), num_experts, capacity, by_score)
+    places, counts = _capacity_plan(indices, weights.detach(), num_experts, capacity, by_score, num_null)
     return places, counts
 
 
@@ -162,13 +165,15 @@ def _(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
 
 @custom_op("megakernels::capacity_plan", mutates_args=())
-def _capacity_plan(indices: Tensor, weights: Tensor, num_experts: int, capacity: int, by_score: bool) -> tuple[Tensor, Tensor]:
-    return reference.places_of(indices.flatten(), weights.flatten() if by_score else None, num_experts, capacity)
+def _capacity_plan(
+    indices: Tensor, weights: Tensor, num_experts: int, capacity: int, by_score: bool, num_null: int
+) -> tuple[Tensor, Tensor]:
+    return reference.places_of(indices.flatten(), weights.flatten() if by_score else None, num_experts, capacity, num_null)
 
 
 @_capacity_plan.register_fake
-def _(indices: Tensor, weights: Tensor, num_experts: int, capacity: int, by_score: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return indices.new_empty((num_experts * capacity,)), indices.new_empty((num_experts,))
+def _(indices: Tensor, weights: Tensor, num_experts: int, capacity: int, by_score: bool, num_null: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return indices.new_empty((num_experts * capacity,)), indices.new_empty((num_experts + num_null,))
 
 
 @custom_op("megakernels::dispatch", mutates_args=())

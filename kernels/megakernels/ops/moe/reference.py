@@ -47,14 +47,14 @@ def owners(counts: Tensor, num_rows: int) -> Tensor:
     return experts.repeat_interleave(counts.flatten(), output_size=num_rows)
 
 
-def places_of(experts: Tensor, weights: Tensor | None, num_experts: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Pairs of each expert's rows, int32 [E·C], and its chosen pairs, int32 [E]; the largest weights first, or by position without."""
+def places_of(experts: Tensor, weights: Tensor | None, num_experts: int, capacity: int, num_null: int) -> tuple[Tensor, Tensor]:
+    """Pairs of each expert's rows, int32 [E·C], by weight or by position without; pairs of each choice, int32 [E + num_null]."""
     first = torch.arange(experts.shape[0], device=experts.device) if weights is None else weights.argsort(descending=True, stable=True)
     order = first[experts[first].argsort(stable=True)]
     chosen = experts[order].long()
-    reached = torch.arange(num_experts + 1, device=experts.device, dtype=chosen.dtype)
+    reached = torch.arange(num_experts + num_null + 1, device=experts.device, dtype=chosen.dtype)
     starts = torch.searchsorted(chosen, reached)
-    within = torch.arange(chosen.shape[0], device=experts.device) - starts[chosen.clamp_max(num_experts)]
+    within = torch.arange(chosen.shape[0], device=experts.device) - starts[chosen]
     kept = (within < capacity) & (chosen < num_experts)
     places = torch.full((num_experts * capacity + 1,), -1, dtype=torch.int32, device=experts.device)
     places[torch.where(kept, chosen * capacity + within, num_experts * capacity)] = torch.where(kept, order, -1).to(torch.int32)

@@ -21,7 +21,7 @@ def _exchanges(moe: MixtureOfExperts, _hidden_size: int, variant: float | None) 
 
 def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:
     """Parameters of the routed experts that a token does not choose."""
-    return (moe.num_experts - moe.top_k) * parameters_per_expert(moe, hidden_size)
+    return moe.num_experts * (moe.num_choices - moe.top_k) * parameters_per_expert(moe, hidden_size) // moe.num_choices
 
 
 EXPERTS = Family(

@@ -44,7 +44,7 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float
     rows, row = moe.top_k, moe.row_width(hidden_size) * load.itemsize
     sorting: Works = ()
     travels, rows_and_sum = load.ep * load.etp > 1, (rows + 1) * row
-    copies = travels or not load.gathers or moe.capacity_factor is not None
+    copies = travels or not load.gathers or moe.takes_some
     if (travels or load.sorts) and not load.gathers:
         sorted_rows = 2 * rows * load.etp * row
         work = Work(moved_forward=sorted_rows, moved_input=sorted_rows)
@@ -52,9 +52,9 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float
     permutation = Permutation(False, bool(moe.shared_ffn_hidden_size), hidden_size * load.itemsize)
     dispatched = Work(moved_forward=2 * rows * row * copies, moved_input=rows_and_sum)
     combined = Work(moved_forward=rows_and_sum, moved_input=rows_and_sum * copies)
-    route = routing_work(hidden_size, moe.num_experts, load.itemsize)
+    route = routing_work(hidden_size, moe.num_choices, load.itemsize)
     return (
-        OpWork("route", PART, route, ROUTE, weights=hidden_size * moe.num_experts, own_tokens=True),
+        OpWork("route", PART, route, ROUTE, weights=hidden_size * moe.num_choices, own_tokens=True),
         OpWork("dispatch", PART, dispatched, permutation, own_tokens=True),
         *sorting,
         OpWork("combine", PART, combined, permutation._replace(combines=True), own_tokens=True),
@@ -71,7 +71,7 @@ def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, variant: f
     rows, skew = moe.row_width(hidden_size), moe.skew_in(variant)
     bank = expert_sizes(moe, load.num_tokens, moe.top_k, hidden_size, load.itemsize, ep=load.ep, etp=load.etp)
     weights = parameters_per_expert(moe, hidden_size) // load.etp * (moe.num_experts // load.ep)
-    work = bank.row_work() * (moe.top_k * load.etp)
+    work = (bank.row_work() * (moe.top_k * load.etp * moe.num_experts)).share(moe.num_choices)
     experts = OpWork("experts", "experts", work, bank, weights, own_tokens=True, skew=skew)
     ops = (residual_work(load, PART, hidden_size), *routing(load, moe, hidden_size, skew), experts)
     if moe.latent_size is not None:

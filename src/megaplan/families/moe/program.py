@@ -12,7 +12,8 @@ A router adds its tokens' entropies and its experts' rows to the sums of the ste
 log-sum-exp and each sequence's rows for every expert.
 
 Row counts depend on routing: `received_rows` states them from the layer's `moe.routing_skew`. With `moe.capacity_factor` every expert has
-buffers of one size from every rank, on one rank too: rows are copied to them, and the experts read them as rows that arrived.
+buffers of one size from every rank, on one rank too: rows are copied to them, and the experts read them as rows that arrived. Rows of
+tokens with null experts are copied, too.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def capacity(moe: MixtureOfExperts, num_tokens: int) -> int | None:
 
     Source: Switch Transformer, arXiv:2101.03961, equation 3, with k assignments per token.
     """
-    if moe.capacity_factor is None:
+    if moe.capacity is None:
         return None
-    return ceil(num_tokens * moe.top_k / moe.num_experts * moe.capacity_factor)
+    return ceil(num_tokens * moe.top_k / moe.num_choices * moe.capacity)
 
 
 def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh, variant: float | None = None) -> int:
@@ -98,7 +99,7 @@ def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh, vari
     limit = capacity(moe, num_tokens)
     if limit is not None:
         return limit * local * sources
-    mean = num_tokens * moe.top_k * mesh.etp
+    mean = moe.rows_of(num_tokens) * mesh.etp
     if mesh.ep == 1:
         return mean
     return min(ceil(mean * moe.skew_in(variant)), num_tokens * min(moe.top_k, local) * sources)
@@ -109,7 +110,7 @@ def moe_program(
 ) -> tuple[BlockProgram, Shapes]:
     """One E block on the busiest expert rank; experts that gather read tokens where they are."""
     shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.gathers
-    travels, padded = mesh.ep * mesh.etp > 1, moe.capacity_factor is not None
+    travels, padded = mesh.ep * mesh.etp > 1, moe.takes_some
     rows = received_rows(moe, dims.batch * dims.residual_tokens, mesh, variant)
     tensors = _storages(dims, moe, mesh, rows, travels)
     if gathers:
@@ -251,13 +252,13 @@ def _sorted(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
 
 
 def _basis(moe: MixtureOfExperts, travels: bool) -> Basis:
-    return Basis.MODELLED if travels and moe.capacity_factor is None else Basis.EXACT
+    return Basis.MODELLED if (travels or moe.null_experts) and moe.capacity is None else Basis.EXACT
 
 
 def _inside(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, travels: bool) -> Shapes:
     """Kernel scratch of `routed_experts`, in elements of activations."""
     tokens, size = dims.batch * dims.residual_tokens, dims.dtype.bytes
-    given, slots = (rows, 1) if travels or moe.capacity_factor is not None else (tokens, moe.top_k)
+    given, slots = (rows, 1) if travels or moe.takes_some else (tokens, moe.top_k)
     bank = expert_sizes(moe, given, slots, dims.hidden, size, ep=mesh.ep, etp=mesh.etp)
     inside = bank._replace(capacity=rows).inside(frozen=dims.frozen)
     shapes = {INSIDE_FORWARD: (inside.forward // size,), INSIDE_BACKWARD: (inside.backward // size,)}
@@ -270,21 +271,22 @@ def _router_inside(dims: Dims, moe: MixtureOfExperts) -> Shapes:
     sizes = RouterBytes(size, size, size * moe.router_bias, size * moe.score_correction)
     wanted = (True, not dims.frozen, not dims.frozen, not dims.frozen)
     parts = 1 if dims.dtype is DType.FP32 else 2
-    inside = route_backward_bytes(rows, dims.hidden, moe.num_experts, sizes, wanted, parts=parts)
+    inside = route_backward_bytes(rows, dims.hidden, moe.num_choices, sizes, wanted, parts=parts)
     return storages(dims.dtype, Column.WORKSPACE, {ROUTER_BACKWARD: (inside // size,)})
 
 
 def _loss_storages(dims: Dims, moe: MixtureOfExperts) -> Shapes:
     tokens = dims.batch * dims.residual_tokens
-    scores = {"scored": (tokens, moe.top_k), "log_sums": (tokens,), "loss_values": (2,)}
-    load = storages(DType.INT32, Column.ROUTING, {"load": (dims.batch, moe.num_experts)})
+    scores = {"scored": (tokens, moe.slots), "log_sums": (tokens,), "loss_values": (2,)}
+    load = storages(DType.INT32, Column.ROUTING, {"load": (dims.batch, moe.num_choices)})
     return storages(dims.stat_dtype, Column.ACTIVATIONS, scores) | load
 
 
 def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, travels: bool) -> Shapes:
     tokens = dims.batch * dims.residual_tokens
     limit = capacity(moe, tokens)
-    chosen = tokens * moe.top_k if limit is None else limit * moe.num_experts
+    chosen = moe.rows_of(tokens) if limit is None else limit * moe.num_experts
+    planned = tokens * moe.top_k if limit is None else chosen
     local, width = moe.num_experts // mesh.ep, moe.ffn_hidden_size // mesh.etp
     basis = _basis(moe, travels)
     own: dict[str, tuple[int, ...]] = dict.fromkeys(
@@ -292,9 +294,9 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, tr
     )
     hidden = moe.row_width(dims.hidden)
     own |= {"shared_score": (*dims.residual[:2], 1), "shared_sigmoid": (*dims.residual[:2], 1), "latent": (tokens, hidden)}
-    routed = {"indices": (tokens, moe.top_k), "rows": (chosen,), "counts": (moe.num_experts,)}
-    all_experts = (tokens, moe.num_experts)
-    scores = {"weights": (tokens, moe.top_k), **dict.fromkeys(("probs", "logits", "entropies"), all_experts), "entropy": ()}
+    routed = {"indices": (tokens, moe.slots), "rows": (planned,), "counts": (moe.num_choices,)}
+    all_experts = (tokens, moe.num_choices)
+    scores = {"weights": (tokens, moe.slots), **dict.fromkeys(("probs", "logits", "entropies"), all_experts), "entropy": ()}
     tensors = {
         **storages(dims.dtype, Column.ACTIVATIONS, own),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], **scores}),
@@ -303,7 +305,7 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, tr
         **storages(dims.dtype, Column.ROUTING, dict.fromkeys(("received", "processed"), (rows, hidden)), basis),
         **storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("experts.gate", "experts.up"), (rows, width)), basis),
     }
-    if not travels and limit is None:
+    if not travels and not moe.takes_some:
         return tensors
     sent = dict.fromkeys(("sent", "returned"), (chosen, hidden))
     weighing = {"sent_weights": (chosen,)}

@@ -15,6 +15,7 @@ def moe_rules(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnosti
         detail = "moe.shared_gate = true, moe.shared_ffn_hidden_size = 0: there is no shared expert"
         yield checked.error("MP715", detail, "model.moe.shared_gate", "give shared_ffn_hidden_size, or shared_gate: false")
     yield from _groups(checked, moe)
+    yield from _choices(checked, moe)
     if moe.swiglu_limit is not None and moe.activation != "swiglu":
         detail = f"moe.swiglu_limit = {moe.swiglu_limit:g}, moe.activation = {moe.activation}: the limit is one of swiglu"
         yield checked.error("MP715", detail, "model.moe.swiglu_limit", "give activation: swiglu, or swiglu_limit: null")
@@ -35,11 +36,31 @@ def moe_rules(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnosti
         )
         return
     for name, factor in (("routing_skew", moe.largest_skew), ("capacity_factor", moe.capacity_factor)):
-        if factor is not None and factor * moe.top_k > moe.num_experts:
-            most = moe.num_experts / moe.top_k
-            share = f"moe.num_experts / moe.top_k = {moe.num_experts} / {moe.top_k} = {most:g}"
+        if factor is not None and factor * moe.top_k > moe.num_choices:
+            most, nulls = moe.num_choices / moe.top_k, f" + {moe.null_experts}" if moe.null_experts else ""
+            share = f"moe.num_experts{nulls} / moe.top_k = {moe.num_choices} / {moe.top_k} = {most:g}"
             detail = f"moe.{name} = {factor:g}, {share}, and {factor:g} > {most:g}"
             yield checked.error("MP705", detail, f"model.moe.{name}", f"use at most {most:g}")
+
+
+def _choices(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]:
+    """Checks that null experts and experts that choose have no option of the other kind of choice."""
+    if moe.null_experts and moe.num_groups > 1:
+        detail = f"moe.null_experts = {moe.null_experts}, moe.num_groups = {moe.num_groups}: null experts are in no group"
+        yield checked.error("MP715", detail, "model.moe.null_experts", "give null_experts: 0, or num_groups: 1")
+    if not moe.expert_choice:
+        return
+    given = {
+        "null_experts": moe.null_experts > 0,
+        "num_groups": moe.num_groups > 1,
+        "expert_bias": moe.expert_bias,
+        "score_correction": moe.score_correction,
+        "balance_loss_coefficient": moe.balance_loss_coefficient > 0,
+        "capacity_drop": moe.capacity_drop != "score",
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        detail = f"moe.expert_choice = true, moe.{name} = {getattr(moe, name)}: it is one of experts that tokens choose"
+        yield checked.error("MP715", detail, f"model.moe.{name}", f"leave {name} out, or give expert_choice: false")
 
 
 def _groups(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]:

@@ -54,11 +54,13 @@ RoutingSkew = Annotated[
 
 
 class MixtureOfExperts(OptionsSection):
-    """Token-choice top-k experts with an optional shared expert.
+    """Routed experts, chosen by tokens or choosing tokens, with an optional shared expert.
 
     Attributes:
         num_experts: Routed experts of a layer.
-        top_k: Experts that each token chooses.
+        top_k: Experts that each token chooses; with expert_choice the mean at a capacity_factor of 1.
+        null_experts: Further choices of the router whose output is zero: a token that chooses them has fewer experts.
+        expert_choice: Each expert takes the tokens with its largest scores, as many as its capacity, which is 1.0 if it is not given.
         ffn_hidden_size: Width of a routed expert.
         shared_ffn_hidden_size: Width of the shared expert; 0 for none.
         shared_gate: The shared expert's output is multiplied by the sigmoid of one score per token.
@@ -84,11 +86,24 @@ class MixtureOfExperts(OptionsSection):
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"shared_gate", "latent_size", "bias", "router_bias", "score_correction"}
-        | {"score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale", "swiglu_limit", "capacity_drop"}
+        | {
+            "score",
+            "expert_bias",
+            "expert_bias_rate",
+            "num_groups",
+            "top_groups",
+            "routed_scale",
+            "swiglu_limit",
+            "capacity_drop",
+            "null_experts",
+            "expert_choice",
+        }
     )
 
     num_experts: PositiveInt
     top_k: PositiveInt
+    null_experts: NaturalInt = 0
+    expert_choice: StrictBool = False
     ffn_hidden_size: PositiveInt
     shared_ffn_hidden_size: NaturalInt = 0
     shared_gate: StrictBool = False
@@ -110,6 +125,30 @@ class MixtureOfExperts(OptionsSection):
     routing_skew: RoutingSkew = 1.0
     balance_loss_coefficient: NonNegativeFloat = 0.0
     z_loss_coefficient: NonNegativeFloat = 0.0
+
+    @property
+    def num_choices(self) -> int:
+        """Outputs of the router: experts and null experts."""
+        return self.num_experts + self.null_experts
+
+    @property
+    def slots(self) -> int:
+        """Experts that the router writes down for each token: those that it chose, or all that may choose it."""
+        return self.num_experts if self.expert_choice else self.top_k
+
+    @property
+    def capacity(self) -> float | None:
+        """Rows of an expert's buffer over the even share; None without buffers."""
+        return 1.0 if self.expert_choice and self.capacity_factor is None else self.capacity_factor
+
+    @property
+    def takes_some(self) -> bool:
+        """True if a pair of a token and a slot may have no row, or a row no pair: with buffers, and with null experts."""
+        return self.capacity is not None or self.null_experts > 0
+
+    def rows_of(self, num_tokens: int) -> int:
+        """Rows of tokens whose routing is even: `top_k` of each, without those of null experts."""
+        return -(-num_tokens * self.top_k * self.num_experts // self.num_choices)
 
     def row_width(self, hidden_size: int) -> int:
         """Width of the routed experts' inputs and outputs."""
@@ -134,8 +173,8 @@ class MixtureOfExperts(OptionsSection):
 
     def busiest_share(self, skew: float, ep: int) -> Fraction:
         """Rows of the busiest of `ep` expert ranks over the even share: by a layer's skew all rows at most, or the capacity."""
-        if self.capacity_factor is not None:
-            return Fraction(str(self.capacity_factor))
+        if self.capacity is not None:
+            return Fraction(str(self.capacity))
         return min(Fraction(str(skew)), Fraction(ep)) if ep > 1 else Fraction(1)
 
     @property
@@ -146,7 +185,7 @@ class MixtureOfExperts(OptionsSection):
     @property
     def num_step_sums(self) -> int:
         """Rows of each expert, entropy, and the router's two losses; and the experts' bias, which has the same dtype."""
-        return self.num_experts * (2 if self.expert_bias else 1) + 3
+        return self.num_choices * (2 if self.expert_bias else 1) + 3
 
     @property
     def has_router_losses(self) -> bool:

@@ -21,7 +21,7 @@ def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: float | None 
     shared = mlp_matrices(hidden_size, moe.shared_ffn_hidden_size, moe.activation, "shared.") if moe.shared_ffn_hidden_size else ()
     return (
         norm("norm.weight", hidden_size),
-        replicated("router.weight", (experts, hidden_size), Group.OTHER),
+        replicated("router.weight", (moe.num_choices, hidden_size), Group.OTHER),
         *_router_options(moe),
         *(_bank(f"experts.{name}", (experts, width, rows), Init.NORMAL, 1) for name in up_names),
         _bank("experts.down_proj", (experts, rows, width), Init.NORMAL_OUT, 2),
@@ -34,7 +34,7 @@ def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: float | None 
 
 def _router_options(moe: MixtureOfExperts) -> tuple[ParamTensor, ...]:
     names = {"router.bias": moe.router_bias, "router.correction": moe.score_correction}
-    return tuple(replicated(name, (moe.num_experts,), Group.OTHER, Init.ZEROS) for name, given in names.items() if given)
+    return tuple(replicated(name, (moe.num_choices,), Group.OTHER, Init.ZEROS) for name, given in names.items() if given)
 
 
 def _bank_biases(up_names: tuple[str, ...], experts: int, width: int, rows: int) -> tuple[ParamTensor, ...]:

@@ -84,7 +84,7 @@ class StatedRouting:
         """Args: `moe` section of the spec, tokens per rank and microbatch, ranks of the group, rank within it, variant of the layer."""
         self._given = moe, num_tokens, degree, index
         received = spread(received_rows(moe, num_tokens, ExpertMesh(degree, 1), variant), degree)
-        elsewhere = spread(num_tokens * moe.top_k - received[index], degree - 1)
+        elsewhere = spread(moe.rows_of(num_tokens) - received[index], degree - 1)
         self._splits = Splits((*elsewhere[:index], received[index], *elsewhere[index:]), received)
 
     def in_layer(self, variant: float | None) -> StatedRouting:
@@ -139,6 +139,8 @@ class ExpertParallel:
             each = (share * capacity,) * self.degree
             return counts.new_full((self.degree, share), capacity), Splits(each, each)
         sent = counts.view(self.degree, -1)
+        if self.degree == 1:
+            return sent.clone(), self.routing(sent, sent)
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=self.group)
         return received, self.routing(sent, received)
@@ -171,12 +173,12 @@ def expert_parallel(spec: Spec, mesh: RankMesh, *, measured: bool = True) -> Exp
         measured: True if row counts are read from tensors.
     """
     degree, moe = spec.mesh.ep, spec.model.moe
-    if degree == 1 or moe is None:
+    if moe is None or (degree == 1 and (measured or not moe.null_experts)):
         return LOCAL
-    index = mesh.expert_coordinate["ep"]
+    index = mesh.expert_coordinate["ep"] if degree > 1 else 0
     num_tokens = spec.batch.micro_batch_size * spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp)
     routing: Routing = MeasuredRouting() if measured else StatedRouting(moe, num_tokens, degree, index)
-    return ExpertParallel(degree, index, mesh.experts["ep"].get_group(), routing)
+    return ExpertParallel(degree, index, mesh.experts["ep"].get_group() if degree > 1 else None, routing)
 
 
 def spread(count: int, parts: int) -> tuple[int, ...]:
