@@ -14,7 +14,7 @@ from megakernels.facts import SUMS_BYTES, ceil_div
 
 WIDEST = 256
 """Widest head."""
-EQUAL = (8, 16, 32, 48, 64, 96, 128, 192, WIDEST)
+EQUAL = (8, 16, 32, 48, 64, 80, 96, 112, 128, 192, WIDEST)
 """Widths of heads of one width for which both passes were compiled."""
 UNEQUAL = {64: (80, 96, 128, 192, WIDEST), 128: (160, 192, WIDEST)}
 """Widths of keys, by that of values, for which both passes were compiled."""
