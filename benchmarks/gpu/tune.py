@@ -22,25 +22,26 @@ from triton.runtime.jit import JITFunction
 from megakernels import use_kernels
 from megakernels._common.tuning import CANDIDATES, Choice, Options, forced
 
-NUM_TIMINGS = 5
+NUM_TIMINGS = 3
 """Timings of a kernel's launches in a call; their median counts."""
-SLEEP_CYCLES = 200_000_000
-"""Cycles of the device, about 0.1 s, in which the host queues the launches of a call."""
+SLEEP_CYCLES = 60_000_000
+"""Cycles of the device, about 0.03 s, in which the host queues the launches of a call."""
 MOST_CANDIDATES = max(map(len, CANDIDATES.values()))
 Key = tuple[str, frozenset[tuple[str, Any]]]
 """A kernel's name and its compile-time constants."""
 
 
 class Setting(NamedTuple):
-    """Warps and stages of a launch; None for stages that it does not give."""
+    """Warps, stages and the limit of registers of a launch; None for what it does not give."""
 
     warps: int
     stages: int | None
+    registers: int | None
 
     @classmethod
     def of(cls, options: Options) -> Setting:
         """Setting of a launch's options."""
-        return cls(options["num_warps"], options.get("num_stages"))
+        return cls(options["num_warps"], options.get("num_stages"), options.get("maxnreg"))
 
 
 def tunable(case: KernelCase, device: str) -> dict[Key, Options]:

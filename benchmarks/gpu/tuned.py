@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     Attributes:
         kernel: Name of its function.
         when: Compile-time constants of its launches.
-        options: Warps, and stages where they count.
+        options: Warps, and stages and the limit of registers where they count.
         before_us: Microseconds of its launches in all cases, with the default options.
         after_us: The same with these options.
         cases: The cases that were measured.
@@ -86,7 +86,8 @@ def choices(rows: Iterable[Mapping[str, Any]]) -> Iterator[Choice]:
 
 def _options(row: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     stages = () if row.get("stages") is None else (("num_stages", int(row["stages"])),)
-    return (("num_warps", int(row["warps"])), *stages)
+    registers = () if row.get("registers") is None else (("maxnreg", int(row["registers"])),)
+    return (("num_warps", int(row["warps"])), *stages, *registers)
 
 
 def _is_candidate(kernel: str, options: Mapping[str, int]) -> bool:

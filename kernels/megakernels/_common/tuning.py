@@ -1,8 +1,9 @@
 """Launch options of kernels that were measured on a device, in place of their defaults: files `tuned/<device>.json` of this package.
 
-A kernel's default options follow from counts and hold on every device. `make gpu ONLY=tune` times the candidates below on a device, and
-writes the options that are faster to a file. Warps may change the order of sums inside a kernel, and so the last bits of its results;
-stages do not. Everything that runs on one device uses one file, so results stay repeatable there.
+A kernel's default options follow from counts and hold on every device: warps, stages, and no limit of registers (`maxnreg`). `make gpu
+ONLY=tune` times the candidates below on a device, and writes the options that are faster to a file. Warps may change the order of sums
+inside a kernel, and so the last bits of its results; stages and registers do not. Everything that runs on one device uses one file, so
+results stay repeatable there.
 """
 
 from __future__ import annotations
@@ -28,16 +29,22 @@ def _each(warps: tuple[int, ...], stages: tuple[int, ...] = ()) -> tuple[Options
     return tuple({"num_warps": each, "num_stages": stage} for each in warps for stage in stages)
 
 
+def _capped(*stages: int) -> tuple[Options, ...]:
+    """Four warps with fewer registers a thread: three or four programs on a multiprocessor in place of two."""
+    return tuple({"num_warps": 4, "num_stages": each, "maxnreg": most} for each in stages for most in (168, 128))
+
+
 CANDIDATES: Mapping[str, tuple[Options, ...]] = {
     "attention_query_kernel": _each((4, 8), (2, 3)),
     "attention_key_kernel": _each((4, 8), (2, 3)),
     **dict.fromkeys(("mamba3_table_kernel", "mamba3_turn_kernel", "mamba3_angle_kernel"), _each((2, 4, 8))),
     **dict.fromkeys(("mamba3_phase_gradient_kernel", "mamba3_step_gradient_kernel"), _each((2, 4, 8))),
-    **dict.fromkeys(("mamba3_state_kernel", "mamba3_state_gradient_kernel"), _each((4,), (1, 2, 3))),
-    **dict.fromkeys(("mamba3_output_kernel", "mamba3_pair_kernel", "mamba3_value_kernel"), _each((4,), (1, 3))),
-    "mamba3_group_kernel": _each((4, 8)),
-    **dict.fromkeys(("ssd_chunk_kernel", "ssd_state_kernel", "ssd_pair_kernel", "ssd_value_kernel"), _each((4,), (1, 2, 3))),
-    **dict.fromkeys(("ssd_output_kernel", "ssd_edge_kernel", "ssd_group_kernel"), _each((4,), (1, 2, 3))),
+    **dict.fromkeys(("mamba3_state_kernel", "mamba3_state_gradient_kernel"), _each((4,), (1, 2, 3)) + _capped(1, 3)),
+    **dict.fromkeys(("mamba3_output_kernel", "mamba3_pair_kernel", "mamba3_value_kernel"), _each((4,), (1, 3)) + _capped(1)),
+    "mamba3_group_kernel": (*_each((4, 8, 16)), {"num_warps": 8, "maxnreg": 128}, {"num_warps": 16, "maxnreg": 64}),
+    **dict.fromkeys(("ssd_chunk_kernel", "ssd_state_kernel"), _each((4,), (1, 2, 3)) + _capped(1, 3)),
+    **dict.fromkeys(("ssd_pair_kernel", "ssd_value_kernel"), _each((4,), (1, 2, 3)) + _capped(1, 3)),
+    **dict.fromkeys(("ssd_output_kernel", "ssd_edge_kernel", "ssd_group_kernel"), _each((4,), (1, 2, 3)) + _capped(1)),
 }
 """Options to measure, by kernel; a kernel without an entry runs with its defaults on every device."""
 

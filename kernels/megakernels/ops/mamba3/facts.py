@@ -40,6 +40,7 @@ class Mamba3Extents(NamedTuple):
         at_once: Segments whose states are stored at once.
         stored: Elements that the backward stores per segment, for all sequences and heads: states, their gradients, those of queries, of
             keys and of outputs.
+        passed_on: Sums in fp32 that it stores per segment: what log decays scale in each half of the states that are carried on.
     """
 
     sides: dict[str, int]
@@ -48,6 +49,7 @@ class Mamba3Extents(NamedTuple):
     segments: int
     at_once: int
     stored: tuple[int, ...]
+    passed_on: int
 
 
 class Mamba3Products(NamedTuple):
@@ -195,7 +197,7 @@ class TrapezoidalScan(NamedTuple):
         of_inputs = self.itemsize * (2 * rows * self.width + 2 * keys + 3 * rows + self.batch * self.positions * self.angles)
         shares = self.batch * sizes.segments * sizes.pieces * self.heads * self.shares
         always = base.SUMS_BYTES * (rows * (self.angles + 3) + self.ends() + shares)
-        between = sizes.at_once * sum(sizes.stored) * self.itemsize
+        between = sizes.at_once * (sum(sizes.stored) * self.itemsize + sizes.passed_on * base.SUMS_BYTES)
         summed = base.SUMS_BYTES * self.heads * (self.batch * base.ceil_div(self.positions, STEP_TILE["T"]) + self.shares + 1)
         scratch = always + max(self.tables() + max(between + carried, self.turns()), phase, summed)
         return base.KernelBytes(of_inputs + parameter_bytes, last, scratch)
@@ -250,4 +252,4 @@ def _extents(sizes: TrapezoidalScan) -> Mamba3Extents:
     of_tile = width * padded, width * padded, sides["M"] * padded, sides["M"] * padded, sides["M"] * width
     stored = tuple(batch * tiles * heads * each for each in of_tile)
     at_once = min(segments, max(1, STATES_BYTES // max(1, sum(stored) * itemsize)))
-    return Mamba3Extents(sides, tiles, base.ceil_div(tiles, TILES_PER_SHARE), segments, at_once, stored)
+    return Mamba3Extents(sides, tiles, base.ceil_div(tiles, TILES_PER_SHARE), segments, at_once, stored, 2 * batch * tiles * heads)

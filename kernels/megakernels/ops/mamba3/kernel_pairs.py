@@ -20,8 +20,8 @@ from megakernels.ops.mamba3.kernel_tiles import (
 @triton.jit  # type: ignore[untyped-decorator]
 def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one head's formulas, in order
     grad_outputs, x, B, C, B_bias, C_bias, mimo_x, starts, tables, cosines, sines, states, grad_states, grad_queries, grad_keys, turned,
-    steps, num_positions, num_heads, heads_per_group, rank_count: tl.constexpr, head_width: tl.constexpr, state_width: tl.constexpr,
-    num_angles: tl.constexpr, save_every, num_rows, first_segment, count, tiles,
+    steps, passed_on, num_positions, num_heads, heads_per_group, rank_count: tl.constexpr, head_width: tl.constexpr,
+    state_width: tl.constexpr, num_angles: tl.constexpr, save_every, num_rows, first_segment, count, tiles,
     x_stride_b, x_stride_t, x_stride_h, B_stride_b, B_stride_t, B_stride_r, B_stride_g,
     M: tl.constexpr, Q: tl.constexpr, R: tl.constexpr, P: tl.constexpr, S: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_MIMO: tl.constexpr,
     TURNS: tl.constexpr, PRECISE: tl.constexpr,
@@ -30,7 +30,8 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
 
     `grad_queries` and `grad_keys` [B, count, tiles, H, M, 2 · S] have the gradients of rotated rows of C and of B, and before them the
     rows, which then take no registers; `steps` [3, B, H, T] those of γ + w, of w and of log decays, whose last part is added to what is
-    there; `turned` [B, H, T, N] those of each position's angle θ. A loop over tiles would hold more in registers.
+    there, with `passed_on` of `mamba3_state_gradient_kernel`; `turned` [B, H, T, N] those of each position's angle θ. A loop over tiles
+    would hold more in registers.
     """
     tile, local = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     segment, head, batch = first_segment + local, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -91,6 +92,8 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
     at = steps + (batch * num_heads + head) * num_positions + written
     tl.store(at, of_gamma + of_arrived, mask=there)
     tl.store(at + num_rows, of_arrived, mask=there)
+    halves = passed_on + tile_row, passed_on + tl.num_programs(2).to(tl.int64) * count * tiles * num_heads + tile_row
+    log_decay += tl.load(halves[0], mask=first < stop, other=0.0) + tl.load(halves[1], mask=first < stop, other=0.0)
     accumulate(at + 2 * num_rows, log_decay, there)
 
     grad_scores = narrow(grad_mixing * over_pairs(weight, R=R), dtype)

@@ -54,7 +54,7 @@ def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], size
         last.zero_() if state is None else last.copy_(state)
     for first in range(0, sizes.segments, max(1, sizes.at_once)):
         count = min(sizes.at_once, sizes.segments - first)
-        mamba3_state_kernel[(batch, num_heads, 1)](
+        mamba3_state_kernel[(2 * batch, num_heads, 1)](
             x, B, B_bias, mimo_x, *tables, x if state is None else state, states, between, last, *counts, sizes.segments, first, count,
             sizes.tiles,
             *strides,

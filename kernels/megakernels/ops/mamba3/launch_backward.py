@@ -31,6 +31,7 @@ class _Run(NamedTuple):
     grad_queries: Tensor
     grad_keys: Tensor
     grad_outputs: Tensor
+    passed_on: Tensor
     grad_first: Tensor
     gradients: dict[str, Tensor]
     turned: Tensor
@@ -58,7 +59,8 @@ def tile_gradients(
     between, grad_between, grad_queries, grad_keys, grad_outputs = (
         torch.empty(sizes.at_once * each, dtype=scan.x.dtype, device=scan.x.device) for each in sizes.stored
     )
-    run = _Run(grad_y, scan, sizes, tables, states, between, grad_between, grad_queries, grad_keys, grad_outputs, *made)
+    passed_on = torch.empty(sizes.at_once * sizes.passed_on, dtype=torch.float32, device=scan.x.device)
+    run = _Run(grad_y, scan, sizes, tables, states, between, grad_between, grad_queries, grad_keys, grad_outputs, passed_on, *made)
     later = None if grad_state is None else grad_state.contiguous()
     for stop in range(sizes.segments, 0, -sizes.at_once):
         first = max(0, stop - sizes.at_once)
@@ -72,7 +74,7 @@ def _states(run: _Run, first: int, count: int, later: Tensor | None) -> None:
     batch, num_heads, _, _, _ = sizes_of(run.scan)
     inputs, sizes, counts, strides = run.inputs(), run.sizes, counts_of(run.scan), strides_of(run.scan)[:7]
     x, part = run.scan.x, (first, count, sizes.tiles)
-    mamba3_state_kernel[(batch, num_heads, count)](
+    mamba3_state_kernel[(2 * batch, num_heads, count)](
         x, inputs["B"], inputs["B_bias"], inputs["mimo_x"], *run.tables, run.states, x, run.between, x, *counts, sizes.segments, *part,
         *strides,
         **launched("state", x, **run.settings(), HAS_INITIAL=True, WALKS=False),
@@ -83,9 +85,9 @@ def _states(run: _Run, first: int, count: int, later: Tensor | None) -> None:
         *run.grad_y.stride()[:3], *strides,
         **launched("output", x, **run.settings(), SPAN=TILES_PER_SHARE, GRADIENTS=True),
     )  # fmt: skip
-    mamba3_state_gradient_kernel[(batch, num_heads)](
+    mamba3_state_gradient_kernel[(2 * batch, num_heads)](
         run.grad_outputs, x if later is None else later, inputs["C"], inputs["C_bias"], *run.tables, run.between, run.grad_between,
-        run.ends, run.steps, run.grad_first, *counts, sizes.segments, *part,
+        run.ends, run.passed_on, run.grad_first, *counts, sizes.segments, *part,
         *strides[3:],
         **launched("state_gradient", x, **run.settings(), HAS_FINAL=later is not None),
     )  # fmt: skip
@@ -102,7 +104,7 @@ def _pairs(run: _Run, first: int, count: int) -> None:
 
     mamba3_pair_kernel[(count * sizes.tiles, num_heads, batch)](
         run.grad_outputs, *keys, inputs["mimo_x"], *run.tables, run.between, run.grad_between, run.grad_queries, run.grad_keys, run.turned,
-        run.steps, *counts, *part,
+        run.steps, run.passed_on, *counts, *part,
         *strides,
         **launched("pair", run.scan.x, **run.settings()),
     )  # fmt: skip
