@@ -90,6 +90,32 @@ def computed_once(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def prefetch(addresses):  # type: ignore[no-untyped-def]
+    """Asks for the lines of memory of these addresses, which must exist, to be brought into L2; a hint, which waits for nothing."""
+    asked: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asked, "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def prefetch_rows(at, there, whole, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Asks for the first WIDTH elements of each row to be brought into L2.
+
+    A barrier keeps the compiler from starting a load earlier, and registers from holding it: a program asks first for what it reads last.
+
+    Args:
+        at: Addresses of the rows.
+        there: Mask of rows that exist.
+        whole: An address that exists.
+        WIDTH: Elements of a row, a power of two.
+    """
+    if not INTERPRETED:
+        line: tl.constexpr = 1024 // at.dtype.element_ty.primitive_bitwidth
+        lines: tl.constexpr = WIDTH // line if line < WIDTH else 1
+        rows = tl.where(there, at.to(tl.int64), whole.to(tl.int64))
+        prefetch(rows[:, None] + tl.arange(0, lines)[None, :] * 128)
+
+
+@triton.jit
 def exp2(x):  # type: ignore[no-untyped-def]
     """2 to the power of x, within 2 units in the last place: 0 below 2^−126, infinite above 2^128. One instruction on CUDA."""
     if INTERPRETED:

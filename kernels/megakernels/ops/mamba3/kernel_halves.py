@@ -7,7 +7,7 @@ second one only where there are more than S // 2 angles. `cosines` and `sines` [
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import computed_once, narrow, widen
+from megakernels._common.tiles import computed_once, narrow, prefetch_rows, widen
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -112,6 +112,21 @@ def cos_sin(  # type: ignore[no-untyped-def]
     at = ((batch * num_heads + head) * num_positions + position)[:, None] * num_angles + pair[None, :]
     mask = valid[:, None] & (pair < num_angles)[None, :]
     return tl.load(cosines + at, mask=mask, other=1.0).to(tl.float32), tl.load(sines + at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def prefetch_steps(  # type: ignore[no-untyped-def]
+    tables, angles, batch, head, position, sizes, num_rows, S: tl.constexpr, TURNS: tl.constexpr, HALF: tl.constexpr
+):
+    """Asks for the coefficients and the angles of one half of positions that the program reads next."""
+    num_positions, num_heads, _rank_count, _state_width, num_angles = sizes
+    there = (position >= 0) & (position < num_positions)
+    at = (batch * num_heads + head) * num_positions + position
+    prefetch_rows(tables + num_rows + at, there, tables, WIDTH=1)
+    prefetch_rows(tables + 2 * num_rows + at, there, tables, WIDTH=1)
+    if HALF < TURNS:
+        for index in tl.static_range(2):
+            prefetch_rows(angles[index] + at * num_angles + HALF * (S // 2), there, angles[index], WIDTH=S // 2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

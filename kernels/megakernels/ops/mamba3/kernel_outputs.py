@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, exp, narrow, reciprocal
+from megakernels._common.tiles import dot, exp, narrow, prefetch_rows, reciprocal
 from megakernels.ops.mamba3.kernel_halves import load_part, turned_rows
 from megakernels.ops.mamba3.kernel_tiles import (
     accumulate,
@@ -52,6 +52,18 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
         sizes = num_positions, num_heads, rank_count, state_width, num_angles
         written = first + tl.arange(0, Q)
         there = written < stop
+        columns = tl.arange(0, P)
+        in_p = columns < head_width
+        tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
+        at_state = states + (tile_row * head_width + columns) * (2 * S)
+        in_head = batch * x_stride_b + head * x_stride_h + written.to(tl.int64) * x_stride_t
+        prefetch_rows(at_state, in_p, states, WIDTH=2 * S)
+        prefetch_rows(x + in_head, there, x, WIDTH=P)
+        prefetch_rows(z + in_head, there, z, WIDTH=P)
+        if GRADIENTS:
+            prefetch_rows(
+                grad_y + batch * grad_stride_b + head * grad_stride_h + written.to(tl.int64) * grad_stride_t, there, grad_y, WIDTH=P
+            )
         _arrived, from_start, _to_end, _across = decays_of(
             tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
         )
@@ -69,13 +81,9 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
         scores = dot(queries_one, tl.trans(keys_one)) + dot(queries_other, tl.trans(keys_other))
         mixing = narrow(scores * over_pairs(weight, R=R), dtype)
         skip = tl.load(D + head).to(tl.float32)
-        tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
-        columns = tl.arange(0, P)
-        in_p = columns < head_width
         values = value_rows(
             x, mimo_x, row_places, columns, head_width, rank_count, (x_stride_b, x_stride_t, x_stride_h), R=R, HAS_MIMO=HAS_MIMO
         )
-        at_state = states + (tile_row * head_width + columns) * (2 * S)
         read = dot(queries_one, tl.trans(load_part(at_state, in_p, S=S, HALF=0)))
         read += dot(queries_other, tl.trans(load_part(at_state, in_p, S=S, HALF=1)))
         read *= from_start[:, None]

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
+from megakernels._common.tiles import dot, narrow, prefetch_rows
 from megakernels.ops.mamba3.kernel_halves import load_part, store_parted, turned_rows, turning
 from megakernels.ops.mamba3.kernel_tiles import (
     accumulate,
@@ -49,6 +49,13 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
     sizes = num_positions, num_heads, rank_count, state_width, num_angles
     written = first + tl.arange(0, Q)
     there = written < stop
+    tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
+    at_state = (tile_row * head_width + columns) * (2 * S)
+    at_outputs = grad_outputs + (tile_row * M + tl.arange(0, M)) * head_width
+    prefetch_rows(at_outputs, valid & (first < stop), grad_outputs, WIDTH=P)
+    prefetch_rows(x + batch * x_stride_b + head * x_stride_h + written.to(tl.int64) * x_stride_t, there, x, WIDTH=P)
+    prefetch_rows(states + at_state, in_p, states, WIDTH=2 * S)
+    prefetch_rows(grad_states + at_state, in_p, grad_states, WIDTH=2 * S)
     arrived, from_start, to_end, _across = decays_of(
         tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
     )
@@ -60,7 +67,6 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
     )
     queries_one = narrow(query_rows, dtype)
     queries_other = narrow(more_query_rows, dtype)
-    tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
     rows = (tile_row * M + tl.arange(0, M)) * (2 * S)
     at_queries, at_keys = grad_queries + rows, grad_keys + rows
     if TURNS > 0:
@@ -72,8 +78,7 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
     values = value_rows(
         x, mimo_x, row_places, columns, head_width, rank_count, (x_stride_b, x_stride_t, x_stride_h), R=R, HAS_MIMO=HAS_MIMO
     )
-    at_outputs = grad_outputs + (tile_row * M + tl.arange(0, M))[:, None] * head_width + columns[None, :]
-    grad = tl.load(at_outputs, mask=valid[:, None] & in_p[None, :], other=0.0)
+    grad = tl.load(at_outputs[:, None] + columns[None, :], mask=valid[:, None] & in_p[None, :], other=0.0)
     scores = dot(queries_one, tl.trans(keys_one)) + dot(queries_other, tl.trans(keys_other))
     given = narrow(values, dtype)
     grad_mixing = dot(grad, tl.trans(given))
@@ -99,7 +104,6 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
     grad_scores = narrow(grad_mixing * over_pairs(weight, R=R), dtype)
     scores_by_key = tl.trans(grad_scores)
     kept_weight = to_end * arrived
-    at_state = (tile_row * head_width + columns) * (2 * S)
     pair = tl.arange(0, S // 2)
     at_turn = turned + ((batch * num_heads + head) * num_positions + written)[:, None] * num_angles + pair[None, :]
     tl.debug_barrier()  # rows that other threads of the program have stored

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow
-from megakernels.ops.mamba3.kernel_halves import load_half, store_half, store_part, turned_half
+from megakernels._common.tiles import dot, narrow, prefetch_rows
+from megakernels.ops.mamba3.kernel_halves import load_half, prefetch_steps, store_half, store_part, turned_half
 from megakernels.ops.mamba3.kernel_tiles import decays_of, rows_of, value_rows
 
 
@@ -75,13 +75,16 @@ def _half_of_states(  # type: ignore[no-untyped-def]
             first = begin + tile * Q
             tile_row = ((batch * count + segment) * tiles + tile) * num_heads + head
             store_part(states + (tile_row * head_width + column) * (2 * S), state, in_p, S=S, HALF=HALF)
+            following, angles = first + Q + tl.arange(0, Q), (cosines, sines)
+            prefetch_steps(tables, angles, batch, head, following, sizes, num_rows, S=S, TURNS=TURNS, HALF=HALF)
+            at_following = x + batch * x_strides[0] + head * x_strides[2] + following.to(tl.int64) * x_strides[1]
+            prefetch_rows(at_following, following < num_positions, x, WIDTH=P)
             position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
             row_places = batch, head, group, position, rank, valid
             last = tl.minimum(first + Q, stop) - 1
             arrived, _from_start, to_end, across = decays_of(
                 tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
             )
-            angles = cosines, sines
             key_rows = turned_half(
                 B, B_bias, angles, row_places, sizes, B_strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS, HALF=HALF
             )

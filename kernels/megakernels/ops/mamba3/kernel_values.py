@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow, widen
+from megakernels._common.tiles import dot, narrow, prefetch_rows, widen
 from megakernels.ops.mamba3.kernel_halves import load_part, turned_rows
 from megakernels.ops.mamba3.kernel_tiles import accumulate, decays_of, head_rows, mimo_rows, over_pairs, pairs_of, per_position, rows_of
 
@@ -35,10 +35,17 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         sizes = num_positions, num_heads, rank_count, state_width, num_angles
         written = first + tl.arange(0, Q)
         there = written < stop
+        columns = tl.arange(0, P)
+        in_p = columns < head_width
+        tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
+        at_outputs = grad_outputs + (tile_row * M + tl.arange(0, M)) * head_width
+        at_state = grad_states + (tile_row * head_width + columns) * (2 * S)
+        prefetch_rows(at_state, in_p, grad_states, WIDTH=2 * S)
+        prefetch_rows(at_outputs, valid, grad_outputs, WIDTH=P)
+        prefetch_rows(x + batch * x_stride_b + head * x_stride_h + written.to(tl.int64) * x_stride_t, there, x, WIDTH=P)
         arrived, _from_start, to_end, _across = decays_of(
             tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
         )
-        tile_row = ((batch * count + local) * tiles + tile) * num_heads + head
         key_rows, more_key_rows = turned_rows(
             B, B_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS, ONCE=True
         )
@@ -49,7 +56,6 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         )
         queries_one = narrow(query_rows, dtype)
         queries_other = narrow(more_query_rows, dtype)
-        at_outputs = grad_outputs + (tile_row * M + tl.arange(0, M))[:, None] * head_width
         _decay, weight, _arrived = pairs_of(
             tables, starts, row_places, first, stop, sizes, num_rows, Q=Q, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE, KEYS=True
         )
@@ -57,12 +63,9 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         mixing = narrow(scores * over_pairs(weight, R=R), dtype)
         kept_weight = to_end * arrived
         skip = tl.load(D + head).to(tl.float32)
-        columns = tl.arange(0, P)
-        in_p = columns < head_width
-        grad = tl.load(at_outputs + columns[None, :], mask=valid[:, None] & in_p[None, :], other=0.0)
-        at_state = (tile_row * head_width + columns) * (2 * S)
-        through = dot(keys_one, tl.trans(load_part(grad_states + at_state, in_p, S=S, HALF=0)))
-        through += dot(keys_other, tl.trans(load_part(grad_states + at_state, in_p, S=S, HALF=1)))
+        grad = tl.load(at_outputs[:, None] + columns[None, :], mask=valid[:, None] & in_p[None, :], other=0.0)
+        through = dot(keys_one, tl.trans(load_part(at_state, in_p, S=S, HALF=0)))
+        through += dot(keys_other, tl.trans(load_part(at_state, in_p, S=S, HALF=1)))
         own_x = head_rows(x, batch, head, written, there, columns, head_width, x_stride_b, x_stride_t, x_stride_h)
         values = own_x[:, None, :]
         if HAS_MIMO:

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import dot, narrow, widen
-from megakernels.ops.mamba3.kernel_halves import back_turn, load_half, load_part, store_half, store_part, turned_half
+from megakernels._common.tiles import dot, narrow, prefetch_rows, widen
+from megakernels.ops.mamba3.kernel_halves import back_turn, load_half, load_part, prefetch_steps, store_half, store_part, turned_half
 from megakernels.ops.mamba3.kernel_tiles import decays_of, rows_of
 
 
@@ -73,21 +73,23 @@ def _half_of_gradients(  # type: ignore[no-untyped-def]
             tile_row = ((batch * count + segment) * tiles + tile) * num_heads + head
             store_part(grad_states + (tile_row * head_width + column) * (2 * S), later, in_p, S=S, HALF=HALF)
             at_before = states + (tile_row * head_width + column) * (2 * S)
+            first, row, angles = begin + tile * Q, tl.arange(0, M), (cosines, sines)
+            prefetch_steps(tables, angles, batch, head, first - Q + tl.arange(0, Q), sizes, num_rows, S=S, TURNS=TURNS, HALF=HALF)
+            at_outputs = grad_outputs + (tile_row * M + row) * head_width
+            prefetch_rows(at_before - num_heads * head_width * (2 * S) + HALF * S, in_p & (tile > 0), states, WIDTH=S)
+            prefetch_rows(at_outputs - num_heads * M * head_width, (row >= 0) & (tile > 0), grad_outputs, WIDTH=P)
             passed = tl.sum(later * widen(load_part(at_before, in_p, S=S, HALF=HALF)), 1)
-            first = begin + tile * Q
             position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
             row_places = batch, head, group, position, rank, valid
             last = tl.minimum(first + Q, stop) - 1
             _arrived, from_start, _to_end, across = decays_of(
                 tables, starts, row_places, first, last, sizes, num_rows, HAS_STARTS=HAS_STARTS, PRECISE=PRECISE
             )
-            angles = cosines, sines
             query_rows = turned_half(
                 C, C_bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=not HAS_MIMO, TURNS=TURNS, HALF=HALF
             )
             queries = narrow(query_rows, dtype)
-            at = grad_outputs + (tile_row * M + tl.arange(0, M))[:, None] * head_width + column[None, :]
-            grad = tl.load(at, mask=valid[:, None] & in_p[None, :], other=0.0).to(tl.float32)
+            grad = tl.load(at_outputs[:, None] + column[None, :], mask=valid[:, None] & in_p[None, :], other=0.0).to(tl.float32)
             later = across * later + dot(tl.trans(narrow(grad * from_start[:, None], dtype)), queries)
             tl.store(at_passed + tile_row, across * tl.sum(passed, 0))
             if HALF < TURNS:  # turning all later queries and keys turns back what they read from the state before the tile
