@@ -33,7 +33,7 @@ VARIANTS: dict[str, How] = {
 """Ways to train each of them; a feature that changes the step adds its own."""
 ONLY_OF = {"4-microbatches": ("nam56r",)}
 """Variants that not every spec is trained in."""
-TUNED = ("attention", "mamba3", "ssd")
+TUNED = ("attention", "m2rnn", "mamba3", "ssd")
 """Operations whose kernels have candidates."""
 SECONDS = {"facts": 30.0, "check": 90.0, "demo": 100.0, "file": 120.0, "own": 20.0, "library": 12.0, "peer": 4.0}
 SECONDS |= {"train": 75.0, "compiled": 150.0, "memory": 60.0, "candidate": 120.0, "tune": 60.0}

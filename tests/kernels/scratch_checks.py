@@ -31,7 +31,7 @@ KERNELS = {
         *("ssd_state_kernel", "ssd_pair_kernel", "ssd_value_kernel", "ssd_edge_kernel", "ssd_group_kernel", "ssd_step_kernel"),
     ),
     selective_kernel: ("selective_forward_kernel", "selective_backward_kernel"),
-    m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_backward_kernel"),
+    m2rnn_kernel: ("m2rnn_forward_kernel", "m2rnn_recompute_kernel", "m2rnn_walk_kernel", "m2rnn_gradient_kernel"),
     mamba3_launch: ("mamba3_table_kernel", "mamba3_turn_kernel", "mamba3_angle_kernel", "mamba3_state_kernel", "mamba3_output_kernel"),
     mamba3_launch_backward: (
         *("mamba3_state_kernel", "mamba3_output_kernel", "mamba3_state_gradient_kernel", "mamba3_pair_kernel", "mamba3_value_kernel"),

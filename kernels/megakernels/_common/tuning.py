@@ -41,6 +41,8 @@ CANDIDATES: Mapping[str, tuple[Options, ...]] = {
     **dict.fromkeys(("mamba3_phase_gradient_kernel", "mamba3_step_gradient_kernel"), _each((2, 4, 8))),
     **dict.fromkeys(("mamba3_state_kernel", "mamba3_state_gradient_kernel"), _each((4,), (1, 2, 3)) + _capped(1, 3)),
     **dict.fromkeys(("mamba3_output_kernel", "mamba3_pair_kernel", "mamba3_value_kernel"), _each((4,), (1, 3)) + _capped(1)),
+    **dict.fromkeys(("m2rnn_recompute_kernel", "m2rnn_walk_kernel"), _each((1, 2, 4))),
+    "m2rnn_gradient_kernel": (*_each((2, 4), (1, 2)), *_capped(1), {"num_warps": 4, "num_stages": 2, "maxnreg": 128}),
     "mamba3_group_kernel": (*_each((4, 8, 16)), {"num_warps": 8, "maxnreg": 128}, {"num_warps": 16, "maxnreg": 64}),
     **dict.fromkeys(("ssd_chunk_kernel", "ssd_state_kernel"), _each((4,), (1, 2, 3)) + _capped(1, 3)),
     **dict.fromkeys(("ssd_pair_kernel", "ssd_value_kernel"), _each((4,), (1, 2, 3)) + _capped(1, 3)),

@@ -69,7 +69,7 @@ def test_spans_and_segments_change_nothing_but_rounding(monkeypatch: pytest.Monk
     """One span, a span for each segment (bitwise the same), and segments of another length."""
     inputs = BY_NAME["m2rnn"].make(19, torch.float32)
     whole = run(in_segments_of(8), inputs)
-    monkeypatch.setattr(facts, "PARTS_BYTES", 1)
+    monkeypatch.setattr(facts, "SPAN_BYTES", 1)
     assert all(torch.equal(a, b) for a, b in zip(run(in_segments_of(8), inputs), whole, strict=True))
     other = run(in_segments_of(50), inputs)
     assert max(rms_ratio(a, b) for a, b in zip(other, whole, strict=True)) < TOLERANCE[torch.float32]

@@ -330,7 +330,7 @@ M2RNN = [
     ((5, 1, 7, 1, 2), 2),
 ]
 EACH_M2RNN = pytest.mark.parametrize(("shape", "save_every"), M2RNN, ids=str)
-SPANS = pytest.mark.parametrize("parts_bytes", [m2rnn_sizes.PARTS_BYTES, 20_000, 1])
+SPANS = pytest.mark.parametrize("span_bytes", [m2rnn_sizes.SPAN_BYTES, 60_000, 1])
 
 
 @PACKED
@@ -338,9 +338,9 @@ SPANS = pytest.mark.parametrize("parts_bytes", [m2rnn_sizes.PARTS_BYTES, 20_000,
 @SPANS
 @EACH_M2RNN
 def test_recurrence(
-    shape: tuple[int, ...], save_every: int, dtypes: Any, packed: bool, parts_bytes: int, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], save_every: int, dtypes: Any, packed: bool, span_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(m2rnn_sizes, "PARTS_BYTES", parts_bytes)
+    monkeypatch.setattr(m2rnn_sizes, "SPAN_BYTES", span_bytes)
     batch, num_positions, heads, keys, values = shape
     inputs, starts = m2rnn_inputs(shape, dtypes), starts_of(batch, num_positions, packed)
     assert check(m2rnn_op._m2rnn, *inputs, starts, save_every) == 0

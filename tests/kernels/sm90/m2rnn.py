@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from compile import with_measured
+
 from megakernels.ops.m2rnn import kernel
-from megakernels.ops.m2rnn.facts import MAP_ROWS
-from megakernels.ops.m2rnn.kernel_backward import m2rnn_backward_kernel
+from megakernels.ops.m2rnn.facts import TILE_POSITIONS
+from megakernels.ops.m2rnn.kernel_backward import m2rnn_gradient_kernel, m2rnn_recompute_kernel, m2rnn_walk_kernel
 from megakernels.ops.m2rnn.kernel_forward import m2rnn_forward_kernel
 
 TENSORS = ("grad_y", "q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log", "y", "grad_v", "grad_f")
-STATES = ("initial", "states", "recomputed", "grad_q_parts", "grad_k_parts", "grad_state", "grad_map", "grad_D", "grad_scalars")
+STATES = ("initial", "states", "before", "candidates", "grad_states", "grad_q_parts", "grad_k_parts", "grad_state", "shares")
 
 
 def configurations() -> dict[str, Any]:
@@ -24,13 +26,14 @@ def configurations() -> dict[str, Any]:
         types = dict.fromkeys(TENSORS, f"*{dtype}") | dict.fromkeys(STATES, "*fp32") | {"starts": "*i32"}
         strides = [f"{name}_stride_{axis}" for name in ("q", "k", "v", "grad") for axis in "bth"]
         types |= dict.fromkeys((*strides, "key_width", "value_width"), "i32:16")
-        tile, forward = (options(key_width, value_width) for options in (kernel.launch_options, kernel.forward_options))
-        launch, of_forward = ({"num_warps": each.pop("num_warps")} for each in (tile, forward))
-        tile["HAS_STARTS"] = whole
+        tile, spread, in_order = kernel.sides_of(key_width, value_width), kernel.spread_options(key_width), kernel.walk_options(key_width)
+        packed = {**tile, "HAS_STARTS": whole}
         name = f"{key_width}x{value_width} {dtype}{' packed, continued' if whole else ''}"
-        found[f"m2rnn forward {name}"] = (m2rnn_forward_kernel, types, {**tile, "HAS_INITIAL": whole}, of_forward)
-        found[f"m2rnn backward {name}"] = (m2rnn_backward_kernel, types, {**tile, "ROWS": MAP_ROWS}, launch)
+        found[f"m2rnn forward {name}"] = (m2rnn_forward_kernel, types, {**packed, "HAS_INITIAL": whole}, in_order)
+        found[f"m2rnn recompute {name}"] = (m2rnn_recompute_kernel, types, packed, in_order)
+        found[f"m2rnn walk {name}"] = (m2rnn_walk_kernel, types, packed, in_order)
+        found[f"m2rnn gradient {name}"] = (m2rnn_gradient_kernel, types, {**tile, "T": TILE_POSITIONS}, spread)
     return found
 
 
-CONFIGURATIONS = configurations()
+CONFIGURATIONS = with_measured(configurations())

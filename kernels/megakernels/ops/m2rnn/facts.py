@@ -20,8 +20,8 @@ from megakernels.facts import (
 
 LARGEST_KEYS, LARGEST_VALUES = 128, 16
 """Largest sides of a head's state; larger states do not fit the backward's registers and use the reference."""
-PARTS_BYTES = 64 << 20
-"""Scratch bytes for the partial gradients of q and k."""
+SPAN_BYTES = 512 << 20
+"""Scratch bytes for a span: its states, their tanh and gradients, and the partial gradients of q and k."""
 M2RNN_PLAIN_POSITIONS = 8
 """Positions of a turn of plain torch's loop."""
 PASSES = FixedRatios(
@@ -30,8 +30,8 @@ PASSES = FixedRatios(
     PlainPasses(PlainPass(0, 41, 27), PlainPass(0, 162, 56), is_fp32=True),
 )
 
-MAP_ROWS = 32
-"""Rows of a segment's states in one product for the map's gradient."""
+TILE_POSITIONS = 16
+"""Most positions of one program that sums gradients of the parameters."""
 
 
 class Span(NamedTuple):
@@ -104,10 +104,19 @@ class RecurrenceSizes(NamedTuple):
         return 2 * self.batch * self.positions * self.heads * self.keys * self.values * self.values
 
     @property
+    def share(self) -> int:
+        """Sums of one program for a head's map, D, dt_bias and A_log."""
+        return self.values * self.values + self.values + 2
+
+    @property
+    def position_bytes(self) -> int:
+        """Scratch bytes of a position of a span: state, tanh and gradient of all heads, and parts of the gradients of q and k."""
+        return SUMS_BYTES * self.batch * self.heads * self.keys * (3 * self.values + 2)
+
+    @property
     def span_segments(self) -> int:
-        """Segments of a span, whose parts of the gradients of q and k fit in the scratch."""
-        segment_bytes = 2 * SUMS_BYTES * max(1, self.batch * self.save_every * self.heads * self.keys)
-        return max(1, PARTS_BYTES // segment_bytes)
+        """Segments of a span, which fits in the scratch; at least one."""
+        return max(1, SPAN_BYTES // max(1, self.save_every * self.position_bytes))
 
     @property
     def longest_span(self) -> int:
@@ -131,21 +140,24 @@ class RecurrenceSizes(NamedTuple):
     def backward_bytes(self, parameters: tuple[int, int, int, int], copied: int = 0) -> KernelBytes:
         """Bytes of the backward kernels, without copies of rows.
 
-        The peak is while a span's parts are written or summed, in addition to a segment's states; or while the gradients of the parameters
-        are summed over the sequences.
+        The peak is in a span, while its kernels run or its parts are summed, or where the shares of the parameters' gradients are summed.
 
         Args:
             parameters: Bytes of an element of the gradients of the map, D, dt_bias and A_log.
-            copied: Bytes of dense copies of the parameters and starts, while a span runs.
+            copied: Bytes of dense copies of the parameters and starts.
         """
-        heads, rows = self.heads, self.batch * self.positions
+        heads, rows, tiles = self.heads, self.batch * self.positions, ceil_div(self.save_every, tile_positions(self.save_every))
         counts = heads * self.values * self.values, heads * self.values, heads, heads
-        gradients = [size * count for size, count in zip(parameters, counts, strict=True)]
+        gradients = sum(size * count for size, count in zip(parameters, counts, strict=True))
         state = SUMS_BYTES * self.batch * heads * self.keys * self.values
-        part = 2 * SUMS_BYTES * self.batch * (self.longest_span if state else 0) * self.keys
-        peaks = [2 * self.save_every * state + heads * part + max(part, copied) - sum(gradients), 0]
-        for index, (size, count) in enumerate(zip(parameters, counts, strict=True)):
-            summed = 0 if size == SUMS_BYTES else SUMS_BYTES * count  # the sum is the gradient where that is fp32
-            peaks.append(summed - sum(gradients[index + 1 :]))
-        results = self.itemsize * rows * (2 * self.keys + heads * self.values + heads) + sum(gradients)
-        return KernelBytes(results, state, SUMS_BYTES * self.batch * sum(counts) + max(peaks))
+        length, parts = self.longest_span if state else 0, 2 * SUMS_BYTES * self.batch * self.keys
+        shares = SUMS_BYTES * self.batch * self.segments * tiles * heads * self.share
+        span = max(self.position_bytes * length, parts * length * (heads + 1))
+        summed = SUMS_BYTES * heads * self.share
+        results = self.itemsize * rows * (2 * self.keys + heads * self.values + heads) + gradients
+        return KernelBytes(results, state, copied + max(shares + max(span - gradients, summed - gradients), summed))
+
+
+def tile_positions(save_every: int) -> int:
+    """Positions of one program that sums gradients of the parameters; a segment has whole tiles but the last."""
+    return min(TILE_POSITIONS, save_every)
