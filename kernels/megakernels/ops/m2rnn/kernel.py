@@ -115,5 +115,5 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, state
     del shares
     parameters = [torch.empty(like.shape, dtype=like.dtype, device=q.device) for like in (state_map, D, dt_bias, A_log)]
     for made, total in zip(parameters, totals, strict=True):
-        made.copy_(total.reshape(made.shape) if made.dim() < 3 else total.unflatten(1, (value_width, value_width)))
+        made.copy_(total.view(made.shape) if made.dim() == 1 else torch.unflatten(total, 1, made.shape[1:]))
     return (grad_q, grad_k, grad_v, grad_f, *parameters), grad_state
