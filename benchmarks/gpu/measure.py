@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 from accuracy.matrix import Case, cases
 from gpu.blocks import blocks_at_peak
 from gpu.checks import Emit, said
@@ -228,14 +231,22 @@ def train_plan(name: str, how: How, emit: Emit) -> None:
             losses.append(trainer.step(step, batches.at(step)).loss)
             seconds.append(time.perf_counter() - start)
 
-        for step in range(how.num_steps):
+        with compiled_kernels() as late:  # those that were not compiled ahead
+            one_step(0)
+        for step in range(1, how.num_steps):
             if sum(seconds[1:]) > how.most_seconds:
                 break
             one_step(step)
         peaks.enter("end")
         about = {"run": name, "compiled": how.compiled, "expandable_segments": expandable_now(cuda, how), "overrides": list(how.overrides)}
         found = {**about, "setup_s": round(setup, 1), **sizes_of(case), "phases": peaks.by_phase, "estimate": estimate_of(case)}
-        found |= {"losses": list(losses), "seconds": list(seconds), "machine": machine(cuda), "kernels": ahead} | rates(found, seconds)
+        found |= {
+            "losses": list(losses),
+            "seconds": list(seconds),
+            "machine": machine(cuda),
+            "kernels": ahead,
+            "compiled_late": late,
+        } | rates(found, seconds)
         if how.explain and cuda is not None:
             found["blocks"] = blocks_now(cuda)
         emit(found)
@@ -244,6 +255,22 @@ def train_plan(name: str, how: How, emit: Emit) -> None:
                 emit({**about, "gpu": profiled(lambda: one_step(len(losses)), on_gpu=cuda is not None)})
             except RuntimeError as failure:  # the run's numbers are valid
                 emit({**about, "failure": f"profile: {said(failure)}"})
+
+
+@contextmanager
+def compiled_kernels() -> Iterator[list[str]]:
+    """Context that lists the kernels which Triton compiles in it, and does not find in its cache."""
+    found: list[str] = []
+
+    def note(*, src: Any, cache_hit: bool, **_about: Any) -> None:
+        if not cache_hit:
+            found.append(str(getattr(src, "name", src)))
+
+    before, triton.knobs.compilation.listener = triton.knobs.compilation.listener, note
+    try:
+        yield found
+    finally:
+        triton.knobs.compilation.listener = before
 
 
 def sizes_of(case: Case) -> dict[str, int]:

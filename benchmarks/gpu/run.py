@@ -202,7 +202,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if "tune" in given.only.split(",") and {**known, **run.statuses}.get("facts/device") == "done":
         from gpu.tuned import FOLDER, write  # noqa: PLC0415
 
-        written = [write(given.out, folder) for folder in (given.out / "tuned", *(() if given.cpu else (FOLDER,)))]
+        written = [write([given.out], folder) for folder in (given.out / "tuned", *(() if given.cpu else (FOLDER,)))]
         print(f"launch options: {', '.join(map(str, written))}")
     print(f"{', '.join(f'{count} {status}' for status, count in counts.items()) or 'nothing was missing'}; {given.out}")
     return 0 if set(run.statuses.values()) <= {"done"} else 1

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels", "benchmarks"
 
 from gpu.measured import times  # noqa: E402
 from gpu.measured.reserved import ReservedRow, reserved_rows, reserved_table  # noqa: E402
-from gpu.measured.results import EARLIER, FITTED, TrainingRun, document, kept_model, training_runs  # noqa: E402
+from gpu.measured.results import FILES, TrainingRun, document, kept_model, training_runs  # noqa: E402
 from gpu.tables import markdown  # noqa: E402
 
 from megaplan.api.profiled import label_of  # noqa: E402
@@ -30,6 +30,7 @@ PAGE = ROOT / "docs/reference/measured.md"
 GIB = 2**30
 TEMPLATE = Path(__file__).with_name("page.md")
 STEPS = ("run", "step ms", "modelled", "error", "80 % interval", "floor", "GPU busy", "launches", "MFU", "first step s", "compiled ahead")
+COUNTERS = ("kernel", "us", "registers", "DRAM", "L2", "L1", "warps", "issued", "memory", "shared memory", "barriers")
 COPY_GB_S, MATMUL_TFLOP_S = 4800, 989
 """Rates of the data sheet."""
 
@@ -109,7 +110,7 @@ def floor_seconds(run: TrainingRun) -> float:
 
 def page() -> str:
     """The page as Markdown: a section for each results file, the newest first."""
-    sections = "\n\n".join(section(path).rstrip() for path in (FITTED, *reversed(EARLIER)))
+    sections = "\n\n".join(section(path).rstrip() for path in reversed(FILES))
     return TEMPLATE.read_text().format(sections=sections) + "\n"
 
 
@@ -141,34 +142,47 @@ def section(path: Path) -> str:
             num_checks=len(cases),
             num_cases=len({line["case"] for line in cases}),
             num_bitwise=sum(bool(line["bitwise"]) for line in cases),
-            **(variants_of(found) if "variants" in found else {}),
+            counters=table(COUNTERS, counter_rows(found.get("counters", ()))),
+            **(variants_of(found["variants"]) if "variants" in found else {}),
+            **(m2rnn_of(found) if "m2rnn_forward" in found else {}),
             **{key: value for key, value in found.items() if isinstance(value, (str, float))},
         )
     )
 
 
-def variants_of(found: dict[str, Any]) -> dict[str, Any]:
-    """The table of kernels that other warps or stages make faster, and the experiments with the recurrence's forward."""
+def variants_of(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The table of kernels that other warps, stages or limits of registers make faster."""
     rows = []
-    for row in found["variants"]:
-        best = row["others"][0] if row["others"] else row
+    for row in found:
+        best = min([row, *(each for each in row["others"] if each.get("right", True))], key=lambda each: float(each["us"]))
         if best["us"] <= (1 - LEAST_GAIN) * row["us"]:
-            settings = (f"{each['warps']} warps" + (f", {each['stages']} stages" if each["stages"] else "") for each in (row, best))
             sizes = (f"{row['us']:,.0f}", f"{best['us']:,.0f}", f"{100 * (best['us'] / row['us'] - 1):.0f} %")
-            rows.append((row["case"], row["kernel"], str(row["launches"]), *settings, *sizes))
+            rows.append((row["case"], row["kernel"], str(row["launches"]), _setting(row), _setting(best), *sizes))
+    head = ("case", "kernel", "launches", "now", "faster", "us", "us", "change")
+    return {"variants": table(head, rows), "num_variants": len({row["kernel"] for row in found})}
+
+
+def _setting(row: dict[str, Any]) -> str:
+    stages = f", {row['stages']} stages" if row["stages"] else ""
+    return f"{row['warps']} warps{stages}" + (f", {row['registers']} registers" if row.get("registers") else "")
+
+
+def m2rnn_of(found: dict[str, Any]) -> dict[str, Any]:
+    """The experiments with the recurrence's forward."""
     tried = [row for row in found["m2rnn_forward"] if row["kind"] == "tf32x3"]
     best = min(tried, key=lambda row: float(row["ms"]))
     late = next(row for row in tried if (row["R"], row["warps"], row["ahead"]) == (best["R"], best["warps"], False))
     now = next(row for row in found["kernel_times"] if row["case"] == "m2rnn 44x64x16" and row["kernels"] == "triton")
-    return {
-        "variants": table(("case", "kernel", "launches", "now", "faster", "us", "us", "change"), rows),
-        "num_variants": len({row["kernel"] for row in found["variants"]}),
-        "m2rnn_now": now["forward_ns"] / 1e6,
-        "m2rnn_best": best["ms"],
-        "m2rnn_rows": best["R"],
-        "m2rnn_warps": best["warps"],
-        "m2rnn_late": late["ms"],
-    }
+    times_of = {"m2rnn_now": now["forward_ns"] / 1e6, "m2rnn_best": best["ms"], "m2rnn_late": late["ms"]}
+    return {**times_of, "m2rnn_rows": best["R"], "m2rnn_warps": best["warps"]}
+
+
+def counter_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:
+    """Hardware counters of a kernel: shares of a device's rates, and cycles in which a warp waits, for each instruction that it issues."""
+    for row in rows:
+        shares = (f"{row[key]:.0f} %" for key in ("dram_percent", "l2_percent", "l1_percent", "occupancy_percent"))
+        waits = (f"{row[key]:.1f}" for key in ("waits_for_memory", "waits_for_shared_memory", "waits_at_barriers"))
+        yield row["kernel"], f"{row['us']:,.0f}", f"{row['registers']:.0f}", *shares, f"{row['issued']:.2f}", *waits
 
 
 def rate_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Sequence[str]]:

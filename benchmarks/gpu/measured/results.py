@@ -17,8 +17,11 @@ from megaplan.spec.models import Spec
 ROOT = Path(__file__).resolve().parents[3]
 SPECS = ROOT / "benchmarks/gpu/specs"
 MEMORY = ROOT / "benchmarks/gpu/memory.yaml"
-*EARLIER, FITTED = sorted((ROOT / "benchmarks/results").glob("h200-????-??-??*.json"))
-"""Results of earlier runtimes, each with the model of its time; and the newest, which the constants come from."""
+FILES = tuple(sorted((ROOT / "benchmarks/results").glob("h200-????-??-??*.json")))
+"""All results, the newest last; those of earlier runtimes each have the model of their time."""
+FITTED = ROOT / "benchmarks/results/h200-2026-11-27b.json"
+"""The results that the constants come from: the newest with all runs."""
+OTHERS = tuple(path for path in FILES if path != FITTED)
 
 
 class Phase(NamedTuple):

@@ -34,7 +34,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     KernelFamily(r"^mamba3_", "Mamba-3 scan", ("mamba3",)),
     KernelFamily(r"^ssd_", "SSD scan", ("ssd",)),
     KernelFamily(r"^m2rnn_forward", "m2rnn fwd", ("m2rnn.forward",)),
-    KernelFamily(r"^m2rnn_backward", "m2rnn bwd", ("m2rnn.backward",)),
+    KernelFamily(r"^m2rnn_(backward|recompute|walk|gradient)", "m2rnn bwd", ("m2rnn.backward",)),
     KernelFamily(r"^index_", "indexed attention", ("index",)),
     KernelFamily(r"^attention_forward", "attn fwd (Triton)", ("attention.forward", "latent_attention.forward")),
     KernelFamily(r"^cudnn_.*sdpa", "attn fwd (cuDNN)", ("attention.forward", "latent_attention.forward")),

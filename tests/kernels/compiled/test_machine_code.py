@@ -18,7 +18,7 @@ pytestmark = pytest.mark.jobs
 HAZARD = "register operand of a product in flight"
 LIKELY = {
     "ssd": ("ssd chunk 64x128 bf16", "ssd edge, of B 64x128 bf16", "ssd edge, of C 64x128 bf16"),
-    "m2rnn": ("m2rnn backward 64x16 bf16",),
+    "m2rnn": ("m2rnn walk 64x16 bf16", "m2rnn gradient 64x16 bf16"),
     "gated_delta": ("gated_delta walk 128x128 bf16", "gated_delta walk_gradient 128x128 bf16"),
     "mamba3": ("mamba3 pair 64x128 rank 4, 32 angles, bf16, plain",),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from gpu.measured.reserved import ReservedRow, reserved_rows, reserved_table
-from gpu.measured.results import EARLIER
+from gpu.measured.results import OTHERS
 from random_plans.draw import draw
 
 from megaplan.budget.peaks import build_budget
@@ -24,7 +24,7 @@ GIB = 2**30
 
 @cache
 def measured() -> tuple[ReservedRow, ...]:
-    return tuple(reserved_rows(EARLIER[0]))
+    return tuple(reserved_rows(OTHERS[0]))
 
 
 def test_estimates_of_the_measured_runs() -> None:
@@ -51,7 +51,7 @@ def test_measured_phases_have_what_phases_before_them_had() -> None:
 
 
 def test_the_table_has_a_line_a_run() -> None:
-    lines = reserved_table(EARLIER[0]).splitlines()
+    lines = reserved_table(OTHERS[0]).splitlines()
     assert len(lines) == 2 + 7
     assert len({line.count("|") for line in lines}) == 1
 

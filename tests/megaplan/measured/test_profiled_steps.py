@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from gpu.groups import group_of
 from gpu.measured.reserved import reserved_rows, reserved_table
-from gpu.measured.results import EARLIER, FITTED, document
+from gpu.measured.results import FITTED, OTHERS, document
 from gpu.measured.times import HOST, LEAST, rows, step_table, steps, table
 
 from megaplan.api.profiled import label_of
@@ -47,7 +47,7 @@ def test_each_part_of_3_percent_of_a_step_is_within_15_percent(parts):
 
 def test_earlier_runs_were_within_8_percent_at_their_operations():
     """The six steps of the first run, and its parts of 3 %, by the model of the time."""
-    first = document(EARLIER[0])
+    first = document(OTHERS[0])
     assert {row.run for row in steps(first)} == {"nam56r", "llama-16l", "llama-16l-fp8", "mamba2-1b", "hybrid-1b", "hybrid-2b"}
     assert all(row.modelled == pytest.approx(row.measured, rel=0.08) and row.low <= row.measured <= row.high for row in steps(first))
     large = [row for row in rows(first) if row.share > LEAST and row.group != "other"]
@@ -67,7 +67,7 @@ def test_the_parts_of_a_run_add_up_to_its_step(results, parts):
 def test_the_page_of_measurements_has_these_tables(results, parts):
     """Remedy: make measured."""
     page = (ROOT / "docs/reference/measured.md").read_text(encoding="utf-8")
-    for lines in (table(parts), step_table(steps(results)), *(reserved_table(path).splitlines() for path in (*EARLIER, FITTED))):
+    for lines in (table(parts), step_table(steps(results)), *(reserved_table(path).splitlines() for path in (*OTHERS, FITTED))):
         assert "\n".join(lines) in page
 
 

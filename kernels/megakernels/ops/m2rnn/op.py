@@ -37,10 +37,11 @@ def m2rnn(
         states: fp32 [B, ceil(T / save_every) + 1, H, K, V], the state before each segment, and the last.
 
     Scratch:
-        Backward: a segment's states twice, and the partial gradients of q and k, 64 MiB or one segment's, with the buffers of their sum.
+        Backward: states of a span of segments, their tanh and gradients, and the partial gradients of q and k: 512 MiB, or one segment's.
+        Sums for the parameters' gradients for every 16 positions.
 
     Triton:
-        One kernel forward; one backward for a span of segments. States of more than 128 keys or 16 values use plain torch.
+        One kernel forward; three backward for each span of segments. States of more than 128 keys or 16 values use plain torch.
 
     Raises:
         ValueError: shapes do not fit, or save_every < 1.
