@@ -206,7 +206,8 @@ def test_the_recurrence_is_as_many_dependent_steps_as_positions(random: Random) 
     assert found.product_flops == {"tf32": 3 * 2 * batch * length * heads * 64 * 16 * 16}
     states = empty(batch, -(-length // 64) + 1, heads, 64, 16, dtype=FP32)
     back = work("m2rnn_backward", v.clone(), *given, states, 64, [True] * 8)
-    assert (back.steps, back.product_flops) == (2 * length, {"tf32": 3 * found.product_flops["tf32"]})
+    again = min(64, length)  # the segments of the one span, at the same time
+    assert (back.steps, back.product_flops) == (length + again, {"tf32": 3 * found.product_flops["tf32"]})
 
 
 @pytest.mark.parametrize("random", SIZES)

@@ -46,5 +46,7 @@ def forward_cost(_state: Tensor | None, given: M2rnnInputs) -> Cost:
 
 
 def backward_cost(_grad_last: Tensor | None, _grad_y: Tensor, given: M2rnnInputs, _states: Tensor) -> Cost:
-    """Cost of `kernel.backward`: the recomputed forward, the backward, and the gradient of the map, which is not sequential."""
-    return Cost({torch.float32: 3 * sizes_of(given).state_flops()}, steps=2 * given.q.shape[1])
+    """Cost of `kernel.backward`: the walk over all positions, and each span's states again, segment by segment at the same time."""
+    sizes = sizes_of(given)
+    again = len(list(sizes.spans())) * given.save_every
+    return Cost({torch.float32: 3 * sizes.state_flops()}, steps=given.q.shape[1] + min(again, given.q.shape[1]))

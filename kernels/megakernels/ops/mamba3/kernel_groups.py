@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-from megakernels._common.tiles import prefetch_rows
 from megakernels.ops.mamba3.kernel_halves import cos_sin, load_parted, store_pairs
 from megakernels.ops.mamba3.kernel_tiles import over_positions, rows_of
 
@@ -34,8 +33,6 @@ def mamba3_group_kernel(  # type: ignore[no-untyped-def]
         for index in tl.range(heads_per_group, disable_licm=True):
             head = group * heads_per_group + index
             one, other = load_parted(at_rows + index * (M * 2 * S), valid, S=S, HALF=HALF)
-            at_next = at_rows + (index + 1) * (M * 2 * S) + HALF * S
-            prefetch_rows(at_next, valid & (index + 1 < heads_per_group), grad_rows, WIDTH=S)
             if HALF < TURNS:
                 cos, sin = cos_sin(cosines, sines, batch, head, position, valid, num_positions, num_heads, num_angles, S=S, HALF=HALF)
                 one, other = one * cos + other * sin, other * cos - one * sin

@@ -74,10 +74,11 @@ def _half_of_gradients(  # type: ignore[no-untyped-def]
             store_part(grad_states + (tile_row * head_width + column) * (2 * S), later, in_p, S=S, HALF=HALF)
             at_before = states + (tile_row * head_width + column) * (2 * S)
             first, row, angles = begin + tile * Q, tl.arange(0, M), (cosines, sines)
-            prefetch_steps(tables, angles, batch, head, first - Q + tl.arange(0, Q), sizes, num_rows, S=S, TURNS=TURNS, HALF=HALF)
             at_outputs = grad_outputs + (tile_row * M + row) * head_width
-            prefetch_rows(at_before - num_heads * head_width * (2 * S) + HALF * S, in_p & (tile > 0), states, WIDTH=S)
-            prefetch_rows(at_outputs - num_heads * M * head_width, (row >= 0) & (tile > 0), grad_outputs, WIDTH=P)
+            if not PRECISE:  # products of three parts leave no register for it
+                prefetch_steps(tables, angles, batch, head, first - Q + tl.arange(0, Q), sizes, num_rows, S=S, TURNS=TURNS, HALF=HALF)
+                prefetch_rows(at_before - num_heads * head_width * (2 * S) + HALF * S, in_p & (tile > 0), states, WIDTH=S)
+                prefetch_rows(at_outputs - num_heads * M * head_width, (row >= 0) & (tile > 0), grad_outputs, WIDTH=P)
             passed = tl.sum(later * widen(load_part(at_before, in_p, S=S, HALF=HALF)), 1)
             position, rank, valid = rows_of(first, stop, rank_count, M=M, R=R)
             row_places = batch, head, group, position, rank, valid
