@@ -13,8 +13,8 @@ from megaplan.spec.models import Spec
 AXES = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp")
 RECORDED = {"microbatch": "forward and backward of a microbatch", "step": "forward and backward of a microbatch, and the update"}
 """The recorded work of each value of `host.cuda_graphs` that has graphs."""
-NUMBERS = (3, 2)
-"""Numbers of a step that its recorded update reads, fp64 [n, 2]: the factor of gradients, AdamW's rate and Muon's, in 16 bytes each."""
+NUMBERS = 3
+"""Numbers of a step that its recorded update reads, in fp64: the factor of gradients, AdamW's rate and Muon's."""
 Reason = Callable[[Spec], str | None]
 """The setting because of which a plan's steps stay eager; None if it is not the reason."""
 

@@ -76,7 +76,7 @@ class Optimizers:
 
     def update(self, numbers: Tensor) -> None:
         """Update by the gradients and the `numbers` of a step on the device, which no operation reads on the host; then drop them."""
-        scale, rate, matrix_rate = numbers[:, 0].unbind()
+        scale, rate, matrix_rate = numbers.unbind()
         for optimizer, parameter in self._narrow:
             with in_parameter_dtype(parameter):
                 optimizer.step(rate=rate, scale=scale)

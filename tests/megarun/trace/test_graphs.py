@@ -66,7 +66,7 @@ def test_a_recorded_update_takes_its_memory_from_the_pool(job_with: Any) -> None
         mine, theirs = cells(whole, phase), cells(replayed, phase)
         differing = [column for column in Column if column is not Column.OVERHEAD and mine[column] != theirs[column]]
         more = {column: mine[column] - theirs[column] for column in differing}
-        assert more == ({Column.ACTIVATIONS: 3 * 16} if phase in (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER) else {})
+        assert more == ({Column.ACTIVATIONS: 3 * 8} if phase in (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER) else {})
     worst, before = (build_budget(job.spec, job.inventory, job.layout).worst for job in (whole, replayed))
     workspaces = 2 * load_device("h200").gemm_workspace_bytes
     scratch = before.cells[Phase.OPTIMIZER][Column.WORKSPACE] - workspaces

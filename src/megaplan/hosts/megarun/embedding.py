@@ -10,7 +10,6 @@ and their log-sum-exp, and its scratch is a slice of logits, in backward with a 
 from __future__ import annotations
 
 from functools import cache
-from math import prod
 
 from megakernels.ops.linear_cross_entropy.facts import slice_columns
 from megaplan.blocks.ops import OUTPUT, Dims, Op, Projection, add, linear, partial_gradient, project
@@ -135,7 +134,7 @@ def graph_bytes(spec: Spec) -> int:
     if not replays_graphs(spec):
         return 0
     inputs = (input_bytes(spec) + label_bytes(spec) + every_stage_bytes(spec)) // spec.schedule.microbatches_per_update
-    numbers = prod(NUMBERS) * FP64_BYTES if replays_update(spec) else 0
+    numbers = NUMBERS * FP64_BYTES if replays_update(spec) else 0
     return inputs + FP64_BYTES + numbers + (DType.FP32.bytes if spec.data.packing == "documents" else 0)
 
 
