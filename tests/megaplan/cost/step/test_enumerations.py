@@ -68,7 +68,8 @@ OF_MEMORY = {
 """Keys of what is kept and in which dtype: fitted steps have one value, or show no difference."""
 OF_VALUES = {
     "host.model", "host.moe_load_balancing", "mesh.vocab_parallel", "model.attention.qk_norm_width", "model.moe.expert_bias",
-    "model.moe.normalize_top_k", "model.moe.score", "model.zero_centered_norm", "optimizer.newton_schulz_dtype", "optimizer.other",
+    "model.moe.capacity_drop", "model.moe.normalize_top_k", "model.moe.score",
+    "model.zero_centered_norm", "optimizer.newton_schulz_dtype", "optimizer.other",
     "precision.recipe.format", "precision.recipe.prediction",
 }  # fmt: skip
 """Keys of which these hosts have one value, or which change values of tensors alone."""
@@ -81,8 +82,8 @@ NOT_MEASURED = {
 """Choices of kernels that no published pair of steps tells one from the other: the step is that of the fused ones."""
 NOT_OF_THESE_HOSTS = {
     "model.attention.output_bias", "model.head_bias", "model.mamba.bias", "model.mamba.conv_bias", "model.mamba.gated_norm",
-    "model.mlp.bias", "model.moe.activation", "model.moe.bias", "model.moe.router_bias", "model.moe.score_correction",
-    "model.norm_placement", "sharding.mode",
+    "model.mlp.bias", "model.moe.activation", "model.moe.bias", "model.moe.expert_choice", "model.moe.router_bias",
+    "model.moe.score_correction", "model.norm_placement", "sharding.mode",
 }  # fmt: skip
 """Options that a host refuses, or takes for all blocks at once, so that one of them alone has one legal value."""
 NEUTRAL = OF_MEMORY | OF_VALUES | NOT_MEASURED | NOT_OF_THESE_HOSTS
