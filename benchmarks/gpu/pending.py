@@ -70,8 +70,9 @@ LINES = (
         "`make gpu ONLY=train`",
     ),
     Line(
-        "The same with CUDA graphs, and with compiled blocks: step time, memory, losses; torch's default allocator; four microbatches",
-        r"^train/.* (graphs|compiled|default-allocator|4-microbatches)$",
+        "The same with CUDA graphs, with the update as a graph too, and with compiled blocks: step time, memory, losses; torch's default"
+        " allocator; four microbatches",
+        r"^train/.* (graphs|step-graphs|compiled|default-allocator|4-microbatches)$",
         "`make gpu ONLY=train`",
     ),
     Line(

@@ -47,7 +47,7 @@ MOVES = ("tl.where", "tl.reshape", "tl.trans")
 """Operations that move values and compute nothing."""
 NO_ARITHMETIC = (
     *("rstd", "maxima", "scales", "starts", "classes", "labels", "bits"),
-    *("words", "rows", "ends", "stops", "tile_ends", "indices", "positions", "step"),
+    *("words", "rows", "ends", "stops", "tile_ends", "indices", "positions", "step", "rate"),
 )
 """Pointers whose values are fp32 or integers whatever the activations are."""
 

@@ -103,7 +103,8 @@ def test_what_the_first_update_reaches_every_later_one_repeats(job_with: Any) ->
     found = compare(job, 0)
     first, later = found.phases[Phase.FIRST_OPTIMIZER], found.phases[Phase.OPTIMIZER]
     assert first.estimate == later.estimate
-    assert later.trace - first.trace == 8 * (2 * num_tensors(job) + 1)
+    numbers = 24  # what an update reads, which is there from the first on
+    assert later.trace - first.trace == 8 * (2 * num_tensors(job) + 1) - numbers
     assert found.budget.peak_places[Phase.FIRST_OPTIMIZER] == "all optimizer state made"
     assert found.budget.peak_places[Phase.OPTIMIZER] == "the update of all parameters"
 

@@ -98,7 +98,8 @@ def mamba3_pair_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one he
     tl.store(at, of_gamma + of_arrived, mask=there)
     tl.store(at + num_rows, of_arrived, mask=there)
     halves = passed_on + tile_row, passed_on + tl.num_programs(2).to(tl.int64) * count * tiles * num_heads + tile_row
-    log_decay += tl.load(halves[0], mask=first < stop, other=0.0) + tl.load(halves[1], mask=first < stop, other=0.0)
+    log_decay += tl.load(halves[0], mask=first < stop, other=0.0).to(tl.float32)
+    log_decay += tl.load(halves[1], mask=first < stop, other=0.0).to(tl.float32)
     accumulate(at + 2 * num_rows, log_decay, there)
 
     grad_scores = narrow(grad_mixing * over_pairs(weight, R=R), dtype)
