@@ -113,8 +113,9 @@ class Translation:
         if method is not None:
             method(each, own, depth)
         elif each.name == "arith.constant":
-            value, kind = re.match(r"arith\.constant (.*) : (.*)$", each.text).groups()
-            self.emit(depth, f"{own[0]} = {self.keep(values.constant(value, element_of(kind), shape_of(kind)))}")
+            value, _, kind = each.text.removeprefix("arith.constant ").partition(" : ")
+            element = element_of(kind or "i1")  # `false` and `true` are printed without a type
+            self.emit(depth, f"{own[0]} = {self.keep(values.constant(value, element, shape_of(kind)))}")
         else:
             self.emit(depth, f"{', '.join(own)} = {self.expression(each)}" if own else self.expression(each))
 
