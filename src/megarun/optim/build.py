@@ -68,7 +68,7 @@ class Optimizers:
 
     def step(self, step: int, scale: float = 1.0) -> None:
         """Update with the learning rates of 0-based `step` by the gradients times `scale`, then drop them."""
-        self.update(self.numbers(step, scale).to(self._device, non_blocking=True))
+        self.update(self.numbers(step, scale).to(self._device, non_blocking=True, copy=True))
 
     def numbers(self, step: int, scale: float = 1.0) -> Tensor:
         """The numbers of a step that its update reads, on the host: the factor of gradients, AdamW's rate and Muon's."""

@@ -199,7 +199,7 @@ class GraphedRunner:
             self._records_update = False
             self._record_update(work)
         if self._update is None or self._numbers is None:
-            work(numbers.to(self._eager.device, non_blocking=True))
+            work(numbers.to(self._eager.device, non_blocking=True, copy=True))
             return
         self._numbers.copy_(numbers, non_blocking=True)
         self._update()
