@@ -11,10 +11,15 @@ it runs now has basis `measured`; one whose times are of an experiment, `modelle
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / folder) for folder in ("src", "kernels")]
+
+from megaplan.api.profiled import label_of  # noqa: E402
+
 FITTED, LATER = (ROOT / f"benchmarks/results/h200-2026-11-{day}.json" for day in ("27b", "27c"))
 CHANGED = ROOT / "benchmarks/results/h200-changed-kernels.json"
 CAPPED = ("mamba3_output_kernel", "mamba3_pair_kernel", "mamba3_value_kernel")
@@ -47,16 +52,12 @@ def _tried(row: dict[str, Any]) -> tuple[float, float]:
 
 def _runs(found: dict[str, Any], kernel: str) -> list[str]:
     """The profiled runs that have a kernel."""
-    return [_label(run) for run in found["runs"] if any(name == kernel for name, _, _ in run["gpu"]["by_kernel"])]
-
-
-def _label(run: dict[str, Any]) -> str:
-    return " ".join([run["run"], *run["overrides"]])
+    return [label_of(run) for run in found["runs"] if any(name == kernel for name, _, _ in run["gpu"]["by_kernel"])]
 
 
 def _microseconds(found: dict[str, Any], kernel: str, label: str) -> float:
     """Microseconds of a kernel in one run's step."""
-    run = next(run for run in found["runs"] if _label(run) == label)
+    run = next(run for run in found["runs"] if label_of(run) == label)
     return round(1e3 * sum(ms for name, _, ms in run["gpu"]["by_kernel"] if name == kernel), 1)
 
 

@@ -101,6 +101,11 @@ def launch_options(kernel: str, default: Mapping[str, int], constants: Mapping[s
     return {**default, **measured_options(measured, kernel, key)}
 
 
+def with_options(kernel: str, default: Mapping[str, int], constants: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Compile-time constants of a launch and its options; the arguments are those of `launch_options`."""
+    return {**constants, **launch_options(kernel, default, constants, device)}
+
+
 def measured_options(measured: Tuned | None, kernel: str, constants: frozenset[tuple[str, Any]]) -> Options:
     """Options of a file for a kernel with these constants; none if they were not measured, or the default is the fastest."""
     entries = () if measured is None else measured.kernels.get(kernel, ())

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from megaplan import __version__
+from megaplan.terminal.versions import installed
 from megarun.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from megarun.data.identity import DataFiles, data_text
 from megarun.errors import place, refusal
@@ -133,7 +133,7 @@ def inputs_of(run: Run, device: str) -> ComparedInputs:
         "--eval-batches": run.held_out.num_batches if run.held_out else None,
         "device": device,
         "python": platform.python_version(),
-        **{f"{name} version": _version(name) for name in PACKAGES},
+        **{f"{name} version": installed(name) for name in PACKAGES},
         "megaplan version": __version__,
         "source code": _source_digest(),
     }
@@ -142,13 +142,6 @@ def inputs_of(run: Run, device: str) -> ComparedInputs:
     found["--eval-data"] = _data(run.held_out.source.identity if run.held_out else ())
     found["--resume"] = _resume(saved.resume)
     return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @cache

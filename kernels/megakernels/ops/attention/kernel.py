@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import LOG2_E, on_device_of, unit_stride
-from megakernels._common.tuning import launch_options
+from megakernels._common.tuning import with_options
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.kernel_backward import attention_key_kernel, attention_query_kernel, attention_relation_kernel
 from megakernels.ops.attention.kernel_forward import attention_forward_kernel
@@ -91,7 +91,7 @@ def backward(
         attention_query_kernel[_query_grid(q, places, numbers["M"])](
             grad_out, q, k, v, starts, words, *relations, out, lse, delta, grad_q, *extents, *factors,
             *strides,
-            **settings, **launch_options("attention_query_kernel", options, settings, q.device),
+            **with_options("attention_query_kernel", options, settings, q.device),
         )  # fmt: skip
         numbers, options = constants("key", *widths, **key_tile(given, places, bits))
         for part in key_parts(*widths, relations=given.relations is not None):
@@ -100,7 +100,7 @@ def backward(
             attention_key_kernel[columns, triton.cdiv(k.shape[1], numbers["N"]), k.shape[0]](
                 grad_out, q, k, v, starts, words, *relations, lse, delta, grad_k, grad_v, grad_added, *extents, *factors,
                 *strides,
-                **settings, **launch_options("attention_key_kernel", options, settings, q.device),
+                **with_options("attention_key_kernel", options, settings, q.device),
             )  # fmt: skip
         if grad_relations is not None:
             num_relations, num_heads = grad_relations.shape

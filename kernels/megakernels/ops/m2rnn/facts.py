@@ -104,6 +104,16 @@ class RecurrenceSizes(NamedTuple):
         return 2 * self.batch * self.positions * self.heads * self.keys * self.values * self.values
 
     @property
+    def tile(self) -> int:
+        """Positions of one program that sums gradients of the parameters."""
+        return min(TILE_POSITIONS, self.save_every)
+
+    @property
+    def segment_tiles(self) -> int:
+        """Tiles of a segment."""
+        return ceil_div(self.save_every, self.tile)
+
+    @property
     def share(self) -> int:
         """Sums of one program for a head's map, D, dt_bias and A_log."""
         return self.values * self.values + self.values + 2
@@ -146,18 +156,13 @@ class RecurrenceSizes(NamedTuple):
             parameters: Bytes of an element of the gradients of the map, D, dt_bias and A_log.
             copied: Bytes of dense copies of the parameters and starts.
         """
-        heads, rows, tiles = self.heads, self.batch * self.positions, ceil_div(self.save_every, tile_positions(self.save_every))
+        heads, rows = self.heads, self.batch * self.positions
         counts = heads * self.values * self.values, heads * self.values, heads, heads
         gradients = sum(size * count for size, count in zip(parameters, counts, strict=True))
         state = SUMS_BYTES * self.batch * heads * self.keys * self.values
         length, parts = self.longest_span if state else 0, 2 * SUMS_BYTES * self.batch * self.keys
-        shares = SUMS_BYTES * self.batch * self.segments * tiles * heads * self.share
+        shares = SUMS_BYTES * self.batch * self.segments * self.segment_tiles * heads * self.share
         span = max(self.position_bytes * length, parts * length * (heads + 1))
         summed = SUMS_BYTES * heads * self.share
         results = self.itemsize * rows * (2 * self.keys + heads * self.values + heads) + gradients
         return KernelBytes(results, state, copied + max(shares + max(span - gradients, summed - gradients), summed))
-
-
-def tile_positions(save_every: int) -> int:
-    """Positions of one program that sums gradients of the parameters; a segment has whole tiles but the last."""
-    return min(TILE_POSITIONS, save_every)

@@ -16,9 +16,8 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels._common.tuning import launch_options
+from megakernels._common.tuning import with_options
 from megakernels.facts import SMALLEST_DOT, block_of
-from megakernels.ops.m2rnn.facts import tile_positions
 from megakernels.ops.m2rnn.inputs import M2rnnInputs
 from megakernels.ops.m2rnn.kernel_backward import m2rnn_gradient_kernel, m2rnn_recompute_kernel, m2rnn_walk_kernel
 from megakernels.ops.m2rnn.kernel_forward import m2rnn_forward_kernel
@@ -77,15 +76,14 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, state
     grad_state = states.new_zeros(batch, num_heads, key_width, value_width)
     if grad_last is not None:
         grad_state += grad_last
-    tile, widths = tile_positions(save_every), (num_heads, key_width, value_width)
-    of_segment = triton.cdiv(save_every, tile)
-    shares = states.new_zeros(batch, sizes.segments * of_segment, num_heads, sizes.share)
+    widths = num_heads, key_width, value_width
+    shares = states.new_zeros(batch, sizes.segments * sizes.segment_tiles, num_heads, sizes.share)
     heads = [each.contiguous() for each in (state_map, D, dt_bias, A_log)]
     marks, packed = q if starts is None else starts.contiguous(), starts is not None
     tiles = sides_of(key_width, value_width)
 
     def launched(kernel: str, default: dict[str, int], **constants: int) -> dict[str, int]:
-        return {**tiles, **constants, **launch_options(f"m2rnn_{kernel}_kernel", default, {**tiles, **constants}, q.device)}
+        return with_options(f"m2rnn_{kernel}_kernel", default, {**tiles, **constants}, q.device)
 
     for first, stop, positions in sizes.spans() if states.numel() else ():
         length = positions.stop - positions.start
@@ -102,11 +100,11 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, state
                 *grad_y.stride()[:3], *q.stride()[:2], *f.stride(),
                 **launched("walk", walk_options(key_width), HAS_STARTS=packed),
             )  # fmt: skip
-            m2rnn_gradient_kernel[((stop - first) * of_segment, num_heads, batch)](
+            m2rnn_gradient_kernel[((stop - first) * sizes.segment_tiles, num_heads, batch)](
                 grad_y, k, v, f, *heads, before, candidates, grad_states, *parts, grad_v, grad_f, shares, num_positions, first, length,
-                save_every, shares.shape[1], of_segment, *widths,
+                save_every, shares.shape[1], sizes.segment_tiles, *widths,
                 *grad_y.stride()[:3], *k.stride()[:2], *v.stride()[:3], *f.stride(),
-                **launched("gradient", spread_options(key_width), T=tile),
+                **launched("gradient", spread_options(key_width), T=sizes.tile),
             )  # fmt: skip
         del before, candidates, grad_states
         grad_q[:, positions], grad_k[:, positions] = parts.sum(3)

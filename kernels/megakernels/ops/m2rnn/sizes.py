@@ -5,7 +5,7 @@ from torch import Tensor
 
 from megakernels._common.cost import Cost
 from megakernels._common.scratch import copies_bytes
-from megakernels.facts import KernelBytes
+from megakernels.facts import KernelBytes, ceil_div
 from megakernels.ops.m2rnn.facts import RecurrenceSizes
 from megakernels.ops.m2rnn.inputs import M2rnnInputs
 
@@ -48,5 +48,5 @@ def forward_cost(_state: Tensor | None, given: M2rnnInputs) -> Cost:
 def backward_cost(_grad_last: Tensor | None, _grad_y: Tensor, given: M2rnnInputs, _states: Tensor) -> Cost:
     """Cost of `kernel.backward`: the walk over all positions, and each span's states again, segment by segment at the same time."""
     sizes = sizes_of(given)
-    again = len(list(sizes.spans())) * given.save_every
+    again = ceil_div(sizes.segments, sizes.span_segments) * given.save_every
     return Cost({torch.float32: 3 * sizes.state_flops()}, steps=given.q.shape[1] + min(again, given.q.shape[1]))

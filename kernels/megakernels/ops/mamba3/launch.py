@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.tuning import launch_options
+from megakernels._common.tuning import with_options
 from megakernels.ops.mamba3.chunk import Mamba3Inputs
 from megakernels.ops.mamba3.facts import (
     CHAIN,
@@ -41,7 +41,7 @@ OPTIONS = {
 
 def launched(key: str, x: Tensor, **constants: Any) -> dict[str, Any]:
     """Compile-time constants of a launch, with its options on the device of x."""
-    return {**constants, **launch_options(f"mamba3_{key}_kernel", OPTIONS[key], constants, x.device)}
+    return with_options(f"mamba3_{key}_kernel", OPTIONS[key], constants, x.device)
 
 
 def outputs(scan: Mamba3Inputs, state: Tensor | None, tables: list[Tensor], sizes: Mamba3Extents, made: tuple[Tensor, ...]) -> None:

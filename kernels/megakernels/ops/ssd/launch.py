@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megakernels._common.tuning import launch_options
+from megakernels._common.tuning import with_options
 from megakernels.facts import block_of
 from megakernels.ops.ssd.facts import SSD_HEADS_PER_TABLE
 from megakernels.ops.ssd.inputs import SsdInputs
@@ -35,7 +35,7 @@ def launched(key: str, x: Tensor, **constants: Any) -> dict[str, Any]:
     """Compile-time constants of a launch, with its options on the device of x."""
     if key == FIXED:
         return {**constants, **OPTIONS[key]}
-    return {**constants, **launch_options(f"ssd_{key.partition(' ')[0]}_kernel", OPTIONS[key], constants, x.device)}
+    return with_options(f"ssd_{key.partition(' ')[0]}_kernel", OPTIONS[key], constants, x.device)
 
 
 def heads_of_table(num_heads: int) -> int:
