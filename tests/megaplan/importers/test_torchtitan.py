@@ -99,6 +99,37 @@ def test_gpus_that_no_one_states_are_assumed_with_a_note():
     assert codes(NEW, gpus=12)[0] == ["MP914"]
 
 
+AGES = {"2024": "batch_size = 8", "2025": "local_batch_size = 8\ncompile = true", "2026": "local_batch_size = 8"}
+DEGREES = ("pipeline", "tensor", "context", "data_parallel_shard", "data_parallel_replicate")
+
+
+@pytest.mark.parametrize("age", AGES)
+@pytest.mark.parametrize("axis", DEGREES)
+def test_versions_that_read_toml_shard_no_model_over_one_data_rank(axis, age):
+    """Only ranks of shards and of context get FSDP2; replicas alone are another refusal."""
+    key = f"{axis}_degree" if axis.startswith("data") else f"{axis}_parallel_degree"
+    whole = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\n' + AGES[age]
+    new = {key: 8, "data_parallel_shard_degree": 1} if axis != "data_parallel_shard" else {key: 8}
+    if age == "2024":
+        moved = {name: value for name, value in new.items() if name.startswith(("data", "tensor"))}
+        rest = {name: value for name, value in new.items() if name not in moved}
+        text = whole + "".join(f"\n{name} = {value}" for name, value in moved.items())
+        text += "\n[experimental]" + "".join(f"\n{name} = {value}" for name, value in rest.items())
+    else:
+        text = whole + "\n[parallelism]" + "".join(f"\n{name} = {value}" for name, value in new.items())
+    if axis in ("context", "data_parallel_shard"):
+        assert spec_of(text, gpus=8).precision.params.bytes == 2
+        return
+    found, said = codes(text, gpus=8)
+    assert found == ["MP902" if axis == "data_parallel_replicate" else "MP914"]
+    assert ("fp32" in said) == (found == ["MP914"])
+
+
+def test_versions_after_toml_shard_over_one_rank_too():
+    job = json.dumps({"model": {"name": "llama3", "flavor": "8B"}, "parallelism": {"data_parallel_shard_degree": 1}})
+    assert spec_of(job, gpus=1).precision.params.bytes == 2
+
+
 def test_gradient_accumulation():
     more = NEW.replace("local_batch_size = 4", "local_batch_size = 4\nglobal_batch_size = 128")
     spec = spec_of(more)

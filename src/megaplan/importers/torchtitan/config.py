@@ -25,6 +25,7 @@ class JobConfig:
 
     Attributes:
         age: Version of torchtitan that the file is for.
+        always_shards: True for a version that applies FSDP2 to one rank, too.
         values: Values by current names.
         settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
     """
@@ -50,6 +51,7 @@ class JobConfig:
         given = read_registry(text, name, function) if is_python else self._parsed(text)
         self._chunked = bool(given.pop(CHUNKED_LOSS, False))
         self.age = Age.CURRENT
+        self.always_shards = is_python or text.lstrip().startswith("{")
         if not is_python:
             self.age = Age.TOML_2024 if given.keys() & OF_2024 else Age.TOML_2025 if given.keys() & OF_2025 else Age.CURRENT
         if isinstance(mode := given.pop("activation_checkpoint", None), str):

@@ -87,6 +87,16 @@ OF_2024 = frozenset(
 OF_2025 = frozenset({"training.compile"}) | frozenset(key for key in MOVED if key.startswith("float8."))
 """Keys that were removed in 2025."""
 
+ONE_RANK = {
+    Age.TOML_2024: "without FSDP2 parameters and products are fp32",
+    Age.TOML_2025: "without FSDP2 products are fp32, or those of autocast on one GPU",
+    Age.CURRENT: "without FSDP2 products are fp32, or those of autocast on one GPU",
+}
+"""Products of versions that read TOML where `dp_shard · cp` is 1. Later ones, of Python or JSON, shard over one rank: 16-bit copies.
+
+Source: `parallelize_llama` of torchtitan at 95677cb9 and 9810191b^, `maybe_enable_amp` (0b44d4c4), which 00b7f569 removed.
+"""
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "training.enable_cpu_offload": (False, "parameters and state in the host's memory are not priced"),
     "parallelism.disable_loss_parallel": (False, "whole logits on every rank of tensor parallelism are not priced"),

@@ -14,7 +14,7 @@ from megaplan.errors import Location, Severity
 from megaplan.importers.structure import Policy
 from megaplan.importers.torchtitan.config import JobConfig
 from megaplan.importers.torchtitan.fork import fork_flavor
-from megaplan.importers.torchtitan.keys import Age
+from megaplan.importers.torchtitan.keys import ONE_RANK, Age
 from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, Flavor
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
 from megaplan.schedules.registry import SCHEDULES
@@ -174,6 +174,8 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
     if gpus is not None and shard * others != gpus:
         config.refuse(key, f"the degrees make {shard * others} ranks, and --gpus {gpus}", f"--gpus {shard * others}")
     mesh["dp_shard"] = shard
+    if stated and not config.always_shards and shard * mesh["cp"] * mesh["dp_replicate"] == 1:
+        config.refuse(key, f"one data rank and torchtitan {config.age.value}: {ONE_RANK[config.age]}, which is not priced", f"{key} = 2")
     if experts["ep"] > 1 and routed:
         mesh["ep"] = experts["ep"]
     return mesh | ({"vocab_parallel": True} if mesh["tp"] > 1 else {}), stated
