@@ -143,6 +143,8 @@ class Translation:
             return f"{'place' if name == 'get_program_id' else 'grid'}[{'xyz'.index(each.text.split()[1])}]"
         if name in ("cmpi", "cmpf"):
             return f"values.{name}({head.split()[1].rstrip(',')!r}, {', '.join(given)})"
+        if name == "elementwise_inline_asm" and "prefetch" in head:
+            return f"memory.prefetch({given[0]})"
         extra = [repr(shape_of(result))] if name in ("splat", "broadcast", "reshape") else []
         extra += (
             [repr([int(number) for number in re.findall(r"(?:start|end|axis) = (\d+)", attributes)])]
