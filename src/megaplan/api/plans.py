@@ -20,7 +20,9 @@ from megaplan.plan.check import Check, check_plan
 from megaplan.plan.diff import PlanDiff, changed_inputs
 from megaplan.plan.inputs import inputs_record
 from megaplan.plan.read import LoadedPlan, inspect_plan, parse_plan
+from megaplan.plan.text import MAX_PLAN_BYTES
 from megaplan.results import Result, Row
+from megaplan.spec.read import STDIN, read_text
 
 if TYPE_CHECKING:
     from megaplan.api.parts import JobParts
@@ -117,7 +119,7 @@ def diff(before: PlanSource, after: PlanSource, /) -> Diff:
     return Diff(old.plan, new.plan, diff_with_causes(old.plan, new.plan, tampered), (*old.warnings, *new.warnings))
 
 
-def check(plan: PlanSource, /, *, costs: FilePath | None = None, spec: FilePath | None = None) -> Check:
+def check(plan: PlanSource, /, *, costs: FilePath | None = None, spec: FilePath | None = None, signer: FilePath | None = None) -> Check:
     """Plan a plan's inputs again and compare: changed decisions, digest, stale reasons, and whether it still fits and is its spec's.
 
     Args:
@@ -125,13 +127,14 @@ def check(plan: PlanSource, /, *, costs: FilePath | None = None, spec: FilePath 
         costs: The costs file that decides the cuts (times in ns); without it a plan that was cut by a costs file keeps its cuts (MP415).
         spec: The spec that the plan was made of; if None, a file of the plan's name that ends in `.yaml` or `.yml` and holds a spec of its
             name. A key that was edited since is found (MP416).
+        signer: A public key in PEM (Ed25519): the plan, a file, must have its signature in the file PLAN.sig (MP417).
 
     Returns:
         What was found; `passes(strict=...)` says whether it is good enough.
 
     Raises:
-        MegaplanError: It is no plan, its inputs cannot be planned any more, or the costs file is wrong.
-        TypeError: `plan` is of another type.
+        MegaplanError: It is no plan, its inputs cannot be planned any more, or the costs file or the public key is wrong.
+        TypeError: `plan` is of another type, or no file although it must be signed.
 
     Examples:
         >>> import megaplan
@@ -139,11 +142,11 @@ def check(plan: PlanSource, /, *, costs: FilePath | None = None, spec: FilePath 
         >>> found.passes(strict=True), found.findings
         (True, ())
     """
-    name, loaded = _inspected(plan)
+    name, loaded, forged = (*_inspected(plan), ()) if signer is None else _verified(plan, signer)
     measured = read_costs_of(costs, name, loaded.plan.spec, loaded.plan.inventory) if costs is not None else None
     found = check_plan(loaded, name, measured)
     edited = _edited(loaded.plan, name, spec)
-    return replace(found, findings=(*found.findings, *edited)) if edited else found
+    return replace(found, findings=(*forged, *found.findings, *edited)) if forged or edited else found
 
 
 def _edited(plan: PlanDocument, name: str, path: FilePath | None) -> tuple[Diagnostic, ...]:
@@ -174,6 +177,18 @@ def _edited(plan: PlanDocument, name: str, path: FilePath | None) -> tuple[Diagn
             severity,
         ),
     )
+
+
+def _verified(source: PlanSource, signer: FilePath) -> tuple[str, LoadedPlan, tuple[Diagnostic, ...]]:
+    """The plan of a file, its name, and MP417 if the text that was parsed has no signature of the signer."""
+    from megaplan.plan.signature import signature_problem  # noqa: PLC0415  (needs an optional package)
+
+    if not isinstance(source, (str, os.PathLike)) or os.fspath(source) == STDIN:
+        raise TypeError("a signature belongs to a plan file: give its path")
+    path = os.fspath(source)
+    text = read_text(path, MAX_PLAN_BYTES)
+    problem = signature_problem(text, path, os.fspath(signer))
+    return path, parse_plan(text, path), (problem,) if problem is not None else ()
 
 
 def _inspected(source: PlanSource) -> tuple[str, LoadedPlan]:

@@ -29,6 +29,9 @@ def check(
     spec: Annotated[
         str | None, typer.Option("--spec", metavar="FILE", help="The plan's spec, to find edits; by default NAME.yaml for NAME.json.")
     ] = None,
+    signer: Annotated[
+        str | None, typer.Option("--signer", metavar="FILE", help="A public key (PEM) whose signature PLAN.sig each plan must have.")
+    ] = None,
     fail_on: FailOn = None,
     costs: CostsFile = None,
     as_json: AsJson = False,
@@ -48,7 +51,7 @@ def check(
     status, documents = 0, list[dict[str, Any]]()
     for name in names:
         try:
-            result = checked(name, costs=costs, spec=spec)
+            result = checked(name, costs=costs, spec=spec, signer=signer)
         except MegaplanError as error:
             if len(names) == 1:
                 raise

@@ -6,7 +6,7 @@ from megaplan.terminal.usage import examples_text
 
 GROUPS = {
     "Plan": ("estimate", "search", "split", "run", "rl", "costs", "schedule", "show", "report", "project"),
-    "Review": ("diff", "check"),
+    "Review": ("diff", "check", "sign"),
     "Move": ("export", "import", "new", "schema"),
     "Look up": ("explain", "devices", "calibrate"),
 }
@@ -31,6 +31,7 @@ EXAMPLES = {
         "megaplan diff old.json new.json --fail-on 'oom,tokens<-5%'",
     ),
     "check": ("megaplan check plans/*.json", "megaplan check plan.json --spec spec.yaml --strict"),
+    "sign": ("megaplan sign plan.json --key key.pem", "megaplan check plan.json --signer public.pem"),
     "explain": ("megaplan explain MP203", "megaplan explain activations", "megaplan explain MFU", "megaplan explain list"),
     "export": ("megaplan export plan.json --to megatron -o launch.sh", "megaplan export plan.json --to chrome-trace -o step.json"),
     "report": ("megaplan report plan.json -o report.html",),

@@ -73,6 +73,16 @@ def write_page(path: str, text: str) -> None:
     write_whole(path, text)
 
 
+def write_signature(path: str, text: str) -> None:
+    """Write a signature, which may replace only another signature.
+
+    Raises:
+        MegaplanError: MP482, the file exists and is not a signature, or cannot be written.
+    """
+    _check_kind(path, b'"megaplan.signature/', "a signature", "mv PLAN OTHER")
+    write_whole(path, text)
+
+
 def _check_kind(path: str, mark: bytes, kind: str, hint: str) -> None:
     """Refuse to replace a file whose first bytes have no such mark."""
     target = Path(path)

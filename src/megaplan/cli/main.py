@@ -32,6 +32,7 @@ _COMMANDS = (
     "report",
     "diff",
     "check",
+    "sign",
     "schedule",
     "devices",
     "calibrate",
