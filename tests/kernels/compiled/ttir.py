@@ -134,17 +134,17 @@ class Translation:
         element = element_of(result)
         if dialect == "arith" and name in INFIX and element != "bf16":
             return f"{given[0]} {INFIX[name]} {given[1]}"
-        if name in ("load", "store", "descriptor_load"):
-            pointed = repr(type_name(element_of(types))) if name != "descriptor_load" else f"{element!r}, {shape_of(result)!r}"
-            return f"memory.{name}({pointed}, {', '.join(given)})"
+        prefetches = name == "elementwise_inline_asm" and "prefetch" in head
+        if prefetches or name in ("load", "store", "descriptor_load"):
+            loads = [repr(element), repr(shape_of(result))] if name == "descriptor_load" else []
+            accesses = [repr(type_name(element_of(types)))] if name in ("load", "store") else []
+            return f"memory.prefetch({given[0]})" if prefetches else f"memory.{name}({', '.join([*loads, *accesses, *given])})"
         if name == "addptr":
             return f"{given[0]} + {given[1]} * {values.size_of(type_name(element_of(types.partition(', ')[0])))}"
         if name in ("get_program_id", "get_num_programs"):
             return f"{'place' if name == 'get_program_id' else 'grid'}[{'xyz'.index(each.text.split()[1])}]"
         if name in ("cmpi", "cmpf"):
             return f"values.{name}({head.split()[1].rstrip(',')!r}, {', '.join(given)})"
-        if name == "elementwise_inline_asm" and "prefetch" in head:
-            return f"memory.prefetch({given[0]})"
         extra = [repr(shape_of(result))] if name in ("splat", "broadcast", "reshape") else []
         extra += (
             [repr([int(number) for number in re.findall(r"(?:start|end|axis) = (\d+)", attributes)])]
