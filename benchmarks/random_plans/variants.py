@@ -1,4 +1,4 @@
-"""Variants of blocks that came after the pinned plans: kinds of norms."""
+"""Variants of blocks that came after the pinned plans: kinds of norms, heads of single layers, gates of one value a head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from random_plans.choices import Draw
 
-NORM_SHARE = 0.05
+NORM_SHARE, HEADS_SHARE = 0.05, 0.3
 
 
 def add_variants(draw: Draw, model: dict[str, Any]) -> None:
@@ -14,3 +14,30 @@ def add_variants(draw: Draw, model: dict[str, Any]) -> None:
     plain = model.get("norm", "rmsnorm") == "rmsnorm" and not model.get("zero_centered_norm")
     if model.get("norm") == "layernorm" or (plain and "mtp" not in model.get("features", {}) and draw.chance(NORM_SHARE)):
         draw.maybe(model, 0.5 if model.get("norm") else 1.0, norm="layernorm_no_bias")
+    attention = model.get("attention", {})
+    if attention.get("kind") == "gqa" and draw.chance(HEADS_SHARE):
+        _add_heads(draw, model, attention)
+    if attention.get("kind") == "mla" and "mtp" not in model.get("features", {}):
+        draw.maybe(attention, HEADS_SHARE, output_multiplier=0.8)
+
+
+def _add_heads(draw: Draw, model: dict[str, Any], attention: dict[str, Any]) -> None:
+    """Heads of single layers, widths of values, and gates and rotated parts that differ from the layers' first form."""
+    width, groups = attention["head_dim"], attention["num_kv_heads"]
+    draw.maybe(attention, 0.5, value_head_dim=lambda: max(1, width + draw.randint(-2, 3)))
+    if draw.chance(0.5):
+        attention |= {"gate": True, "gate_width": "head"}
+    if attention.get("window_size") and width >= 2 and width % 2 == 0 and draw.chance(0.5):
+        attention["window_rope_theta"] = 500.0
+        attention["window_rotary_dim"] = 2 * draw.randint(1, width // 2)
+    letters = model["pattern"].upper().replace("|", "")
+    letters = (letters * model["num_layers"])[: model["num_layers"]]
+    layers = draw.some([layer for layer, letter in enumerate(letters) if letter == "A"])
+    if not layers:
+        return
+    own: dict[str, Any] = {"layers": layers}
+    if "relation_bias" not in model.get("features", {}):
+        own |= {"num_kv_heads": 2 * groups, "num_heads": 2 * groups * draw.randint(1, 3)} if draw.chance(0.6) else {}
+    draw.maybe(own, 0.5, head_dim=width + 2, sinks=lambda: draw.chance(0.5))
+    draw.maybe(own, 0.3, value_head_dim=lambda: width + draw.randint(1, 4))
+    attention["layer_heads"] = [own]

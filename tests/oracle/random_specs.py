@@ -33,6 +33,23 @@ def random_spec(kind: str, seed: int, policy: str = "none") -> dict[str, Any]:
     }
 
 
+def _heads(draw: random.Random, heads: dict[str, int], window: int | None) -> dict[str, Any]:
+    """Values of their own width, a gate of one value a head, and other heads in the second layer."""
+    if draw.random() < 0.5:
+        return {}
+    found: dict[str, Any] = {"value_head_dim": heads["head_dim"] + draw.randint(-1, 3), "gate": True, "gate_width": "head"}
+    if window is not None:
+        found |= {"window_rope_theta": 300.0, "window_rotary_dim": 2}
+    groups = draw.randint(1, 3)
+    own = {
+        "num_heads": groups * draw.randint(1, 3),
+        "num_kv_heads": groups,
+        "head_dim": heads["head_dim"] + 2,
+        "sinks": draw.random() < 0.5,
+    }
+    return found | {"layer_heads": [{"layers": [1], **own}]}
+
+
 def _later(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
     """The section of a family that came after the first five, or of one of those."""
     match LETTERS[kind]:
@@ -59,7 +76,8 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             heads = {"num_heads": key_heads * draw.randint(1, 3), "num_kv_heads": key_heads, "head_dim": 2 * draw.randint(1, 6)}
             flags["sinks"] = random.Random(f"{heads} {hidden}").random() < 0.4
             flags["score_cap"] = 2.0 if random.Random(f"cap {heads} {hidden}").random() < 0.3 else None
-            return {"attention": {"kind": "gqa", **heads, **flags, "window_size": window, "nope_layers": nope}}
+            more = _heads(random.Random(f"heads {heads} {hidden}"), heads, window)
+            return {"attention": {"kind": "gqa", **heads, **flags, "window_size": window, "nope_layers": nope, **more}}
         case "mla" | "indexed":
             ranks = {"q_lora_rank": draw.choice([None, 7]), "kv_lora_rank": draw.randint(3, 12)}
             heads = {"num_heads": draw.randint(1, 4), "qk_nope_head_dim": draw.randint(3, 9), "qk_rope_head_dim": 2 * draw.randint(1, 4)}

@@ -401,6 +401,45 @@ def _cohere_moe(draw: Random, config: Config) -> Config:
     }  # fmt: skip
 
 
+def _mimo(draw: Random, config: Config) -> Config:
+    heads = 2 * config["num_key_value_heads"]
+    listed = _listed_mlps(draw, config)
+    return {"num_attention_heads": heads * draw.randint(1, 2), "head_dim": 16, "v_head_dim": draw.choice([8, 12]), **listed}
+
+
+def _laguna(draw: Random, config: Config) -> Config:
+    groups = config["num_key_value_heads"]
+    counts = [groups * draw.randint(1, 3) for _ in range(config["num_hidden_layers"])]
+    gating = draw.choice([True, "per-head", "per-element"])
+    more = {"num_attention_heads_per_layer": counts} if _flag(draw) else {}
+    return {"head_dim": 16, "shared_expert_intermediate_size": draw.randint(6, 30), "gating": gating, **more, **_listed_mlps(draw, config)}
+
+
+def _step(draw: Random, config: Config) -> Config:
+    own = {"num_sliding_attention_heads": config["num_key_value_heads"] * draw.randint(1, 3)} if _flag(draw) else {}
+    return {"head_dim": 16, "share_expert_dim": draw.randint(6, 30), "sliding_window": 16, **own, **_listed_mlps(draw, config)}
+
+
+def _by_kind(draw: Random, config: Config) -> Config:
+    """Layers of two kinds, and rotary parameters of each, null for a kind that does not turn."""
+    kinds = ("sliding_attention", "full_attention")
+    bases = [draw.choice([None, {"rope_type": "default", "rope_theta": 1000.0 * draw.randint(1, 2)}]) for _ in kinds]
+    listed = [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]
+    return {"layer_types": listed, "rope_parameters": dict(zip(kinds, bases, strict=True)), "sliding_window": 16}
+
+
+def _lfm3(draw: Random) -> Config:
+    config = _dense("conv_bias", "use_sandwich_norm", "use_attention_gate", "attention_bias")(draw)
+    kinds = ("conv", "sliding_attention", "full_attention")
+    listed = {"layer_types": [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]} if _flag(draw) else {}
+    return config | {"conv_L_cache": draw.randint(2, 5), "head_dim": 4 * draw.randint(2, 6), **listed}
+
+
+def _minicpm3(draw: Random) -> Config:
+    factors = {"scale_depth": draw.choice([None, 1.4]), "dim_model_base": draw.choice([None, 8])}
+    return _latent_dense(draw) | {"mlp_bias": _flag(draw), "v_head_dim": draw.choice([None, draw.randint(4, 12)]), **factors}
+
+
 _MOE = ("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 _DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 
@@ -432,6 +471,12 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "cohere2_moe": _and(
         _windowed(_routed("num_experts", None, "num_experts_per_tok", "attention_bias", "norm_topk_prob", head_dim=True)), _cohere_moe
     ),
+    "cohere_compass_text": _and(_dense("attention_bias"), _by_kind),
+    "lfm3": _lfm3,
+    "minicpm3": _minicpm3,
+    "laguna": _windowed(_and(_routed(*_MOE), _laguna)),
+    "mimo_v2_flash": _windowed(_and(_routed(*_DEEPSEEK), _mimo)),
+    "step3p5": _windowed(_and(_routed(*_DEEPSEEK), _step)),
     "granitemoeshared": _routed("num_local_experts", "shared_intermediate_size", "num_experts_per_tok", "attention_bias"),
     "hunyuan_v1_dense": _hunyuan,
     "hunyuan_v1_moe": _hunyuan_moe,

@@ -7,6 +7,7 @@ from typing import Any
 from megaplan.importers import decoders, experts, parts
 from megaplan.importers.parts import FULL, SLIDING, biases, layer_kinds, positions
 from megaplan.importers.reader import ConfigReader
+from megaplan.importers.rotary import rope_by_kind
 
 
 def cohere(reader: ConfigReader) -> dict[str, Any]:
@@ -20,6 +21,14 @@ def cohere2(reader: ConfigReader) -> dict[str, Any]:
     """cohere2: windows of three layers in four, and rotation in these layers alone."""
     kinds = layer_kinds(reader, _derived(reader, reader.layers(2)))
     attention = {**biases(reader), **experts.straight(kinds)}
+    return decoders.decoder(reader, attention, model=_of_cohere(reader), eps="layer_norm_eps", windowed=kinds, parallel=True, head_dim=None)
+
+
+def cohere_compass(reader: ConfigReader) -> dict[str, Any]:
+    """cohere_compass_text: windows where `layer_types` has them, rotation by kind of layer."""
+    kinds = layer_kinds(reader, (FULL,) * reader.layers(2))
+    attention = {**biases(reader), **rope_by_kind(reader, kinds)}
+    reader.skip("pooling")  # of a class with another head
     return decoders.decoder(reader, attention, model=_of_cohere(reader), eps="layer_norm_eps", windowed=kinds, parallel=True, head_dim=None)
 
 

@@ -319,7 +319,7 @@ def sigmoid_choice(reader: ConfigReader, *, grouped: bool = True) -> dict[str, A
 def grouped_choice(reader: ConfigReader) -> dict[str, Any]:
     """Groups of experts and the factor of the weights, if they are not neutral."""
     groups, chosen = (reader.whole_or_null(key) or 1 for key in ("n_group", "topk_group"))
-    scale = reader.number("routed_scaling_factor")
+    scale = reader.factor("routed_scaling_factor") or 1.0
     found: dict[str, Any] = {"num_groups": groups, "top_groups": chosen} if chosen < groups else {}
     return found | ({"routed_scale": scale} if scale != 1 else {})
 
@@ -365,6 +365,7 @@ def decoder(
     wide: str = "intermediate_size",
     window: str = "sliding_window",
     eps: str = "rms_norm_eps",
+    rotates: bool = True,
 ) -> dict[str, Any]:
     """The section `model` of one of these decoders.
 
@@ -379,10 +380,12 @@ def decoder(
         wide: Field of the dense MLP's width.
         window: Field of the window.
         eps: Field of the norms' epsilon.
+        rotates: False if `attention` has the rotary angles.
     """
     keys, layers = common(reader, eps), reader.layers(2)
     section = heads(reader, keys["hidden_size"]) | attention
-    section |= rope(reader, section["head_dim"], partial=partial, by_window="window_rope_theta" in section)
+    if rotates:
+        section |= rope(reader, section["head_dim"], partial=partial, by_window="window_rope_theta" in section)
     letters = "".join("AD" if layer in (dense or ()) else "AE" for layer in range(layers))
     kinds = windowed if not isinstance(windowed, str) else layer_kinds(reader, (windowed,) * layers)
     section |= windows(reader, kinds, letters, window)

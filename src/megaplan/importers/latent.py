@@ -1,4 +1,4 @@
-"""Decoders of latent attention: DeepSeek's from v2 on, glm_moe_dsa, glm4_moe_lite, youtu. Dense layers first, experts after."""
+"""Decoders of latent attention: DeepSeek's from v2 on, glm_moe_dsa, glm4_moe_lite, youtu, minicpm3. Dense layers first, experts after."""
 
 from __future__ import annotations
 
@@ -49,6 +49,18 @@ def dense(reader: ConfigReader) -> dict[str, Any]:
     reader.skip("embedding_initializer_range")
     model, attention = common(reader), _attention(reader)
     return model_of(reader, "AD" * reader.layers(2), model, {"A": ("attention", attention), "D": ("mlp", mlp(reader))})
+
+
+def minicpm3(reader: ConfigReader) -> dict[str, Any]:
+    """minicpm3: latent attention and dense MLPs; embeddings, what a block adds, and what the head reads have a factor each."""
+    model, layers = common(reader), reader.layers(2)
+    attention = _attention(reader)
+    depth, base = reader.factor("scale_depth"), reader.factor("dim_model_base")
+    added = {} if depth is None else {"output_multiplier": depth / layers**0.5}
+    model |= {"embedding_multiplier": reader.number("scale_emb")}
+    model |= {} if base is None else {"logits_multiplier": base / model["hidden_size"]}
+    sections = {"A": ("attention", attention | added), "D": ("mlp", mlp(reader, bias=reader.flag("mlp_bias")) | added)}
+    return model_of(reader, "AD" * layers, model, sections)
 
 
 def sparse(reader: ConfigReader) -> dict[str, Any]:
@@ -118,10 +130,17 @@ def latent_widths(reader: ConfigReader) -> dict[str, Any]:
     """Heads, widths and biases of latent attention."""
     attention: dict[str, Any] = {"kind": "mla", "num_heads": reader.whole("num_attention_heads")}
     attention["q_lora_rank"] = reader.whole_or_null("q_lora_rank")
-    attention |= {name: reader.whole(name) for name in _DIMS}
+    attention |= {name: reader.whole(name) for name in _DIMS[:-1]}
+    attention["v_head_dim"] = _value_width(reader, attention["num_heads"])
     if reader.number("rms_norm_eps") != LATENT_EPS:
         attention["latent_norm_eps"] = LATENT_EPS
     return attention | ({"bias": True} if reader.flag("attention_bias") else {})
+
+
+def _value_width(reader: ConfigReader, num_heads: int) -> int:
+    """Width of a value head; null is hidden_size / num_attention_heads in a class that has such a default."""
+    width = reader.whole_or_null("v_head_dim") if reader.family == "minicpm3" else reader.whole("v_head_dim")
+    return width or max(1, reader.whole("hidden_size") // num_heads)
 
 
 def _check_heads(reader: ConfigReader, attention: dict[str, Any]) -> None:

@@ -261,6 +261,8 @@ class ConfigReader:
         heads, hidden = self.value("num_attention_heads"), self.value("hidden_size")
         if isinstance(value, bool) or not isinstance(value, int) or value < 2:
             return False
+        if key == "num_heads" and value == heads:  # the same count under another name
+            return False
         if key == "intermediate_size" and self.has("moe_intermediate_size"):  # a field of relatives with dense layers
             return False
         plain = key == "head_dim" and isinstance(heads, int) and value * heads == hidden

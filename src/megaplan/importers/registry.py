@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megaplan.importers import cohere, decoders, experts, hybrids, latent, linear_attention, mamba1, short_convolution
+from megaplan.importers import cohere, decoders, experts, hybrids, latent, layer_heads, linear_attention, mamba1, short_convolution
 from megaplan.importers.reader import ConfigReader
 
 ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
@@ -15,6 +15,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
     "cohere2_moe": cohere.cohere2_moe,
+    "cohere_compass_text": cohere.cohere_compass,
     "cosmos3_edge_text": decoders.cosmos3_edge,
     "cwm": decoders.cwm,
     "deepseek_v2": latent.deepseek_v2,
@@ -61,14 +62,18 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "jamba": mamba1.jamba,
     "kimi_linear": linear_attention.kimi_linear,
     "kolibri1": experts.kolibri1,
+    "laguna": layer_heads.laguna,
     "lara_mini": linear_attention.lara_mini,
     "lfm2": short_convolution.lfm2,
     "lfm2_moe": short_convolution.lfm2_moe,
+    "lfm3": short_convolution.lfm3,
     "llama": decoders.llama,
     "llama4_text": experts.llama4,
     "mamba": mamba1.mamba,
     "mamba2": hybrids.mamba2,
     "mellum": experts.mellum,
+    "mimo_v2_flash": layer_heads.mimo_v2_flash,
+    "minicpm3": latent.minicpm3,
     "minimax_m2": experts.minimax_m2,
     "ministral": decoders.ministral,
     "ministral3": decoders.mistral,
@@ -104,6 +109,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "smollm3": decoders.smollm3,
     "solar_open": experts.solar_open,
     "starcoder2": decoders.starcoder2,
+    "step3p5": layer_heads.step3p5,
     "vaultgemma": decoders.vaultgemma,
     "youtu": latent.dense,
 }
@@ -111,21 +117,44 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 
 REFUSED: dict[str, tuple[str, str]] = {
     "apertus": ("hidden_act", "xielu has two learned scalars in each MLP (act_fn.alpha_p, act_fn.alpha_n), as no activation here"),
+    "apertus1p5_text": ("hidden_act", "xielu has two learned scalars in each MLP (act_fn.alpha_p, act_fn.alpha_n), as no activation here"),
     "axk1": ("post_mlp_layernorm", "experts' outputs have a norm, and attention's have none"),
+    "axk2": ("gated_norm_rank", "norms have a gate of low rank, and the query latent makes a gate, too (q_gate_proj)"),
     "bailing_hybrid": ("layer_group_size", "delta attention has full projections (f_proj, g_proj), latent attention a gate a head"),
+    "beam": ("head_dim", "the gate of attention has a bias a head (gate_bias)"),
+    "bitnet": ("hidden_act", "attention's output and an MLP's inner values have norms (attn_sub_norm, ffn_sub_norm)"),
+    "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
     "deepseek_v4": ("hc_mult", "hyper-connections (hc_attn, hc_ffn) keep several streams, and keys are compressed (compressor)"),
+    "doge": ("keep_window_size", "attention has a learned mask (A, dt_proj), and both parts of a sum have weights (input_residual)"),
+    "dots3_note": ("text_config", "the gate of latent attention has one value a head (g_proj), and the rotated key a norm"),
+    "dots3_note_text": ("kv_lora_rank", "the gate of latent attention has one value a head (g_proj), and the rotated key a norm"),
+    "gemma3n": ("text_config", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma3n_text": ("hidden_size_per_layer_input", "embeddings by layer, several streams (altup), shared keys and values"),
-    "gemma4_text": ("global_head_dim", "layers without a window have other heads, and experts next to the MLP have their own norms"),
+    "gemma4": ("text_config", "values have a norm without a weight, and layers without a window take values from keys"),
+    "gemma4_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model, and a projection joins them"),
+    "gemma4_text": ("global_head_dim", "values have a norm without a weight, and layers without a window take values from keys"),
+    "gemma4_unified": ("text_config", "values have a norm without a weight, and layers without a window take values from keys"),
+    "gemma4_unified_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model"),
+    "gemma4_unified_text": ("global_head_dim", "values have a norm without a weight, and layers without a window take values from keys"),
+    "hrm_text": ("num_layers_per_stack", "two stacks run in turn several times, and norms have no weight"),
+    "hy_v4": ("hc_mult", "hyper-connections keep several streams, and latent attention has a gate and sinks"),
+    "inkling2_loop_text": ("loop_num_passes", "layers run several times, and attend to the outputs of earlier ones"),
+    "inkling2_text": ("n_layers_per_attn_res_block", "attention to outputs of earlier layers, and positions are relative logits (r_proj)"),
+    "inkling_text": ("d_rel", "positions are relative logits (r_proj), and keys, values and blocks have short convolutions"),
     "kimi_k3": ("attention_residuals", "layers attend to the outputs of earlier ones (attention residuals)"),
     "longcat_flash": ("zero_expert_num", "a layer has two attention blocks and two MLPs about one bank of experts"),
-    "mimo_v2_flash": ("swa_num_key_value_heads", "layers with a window have other heads than those without (swa_head_dim)"),
-    "minicpm3": ("scale_depth", "residual branches have a factor, and heads of latent attention a base of another class"),
     "minimax": ("layer_types", "most of its blocks are lightning attention (qkv_proj, output_gate, norm), which no letter is"),
+    "minimax_m3_vl_text": ("index_n_heads", "grouped-query attention has an indexer, whose heads have norms of their own"),
+    "modernbert-decoder": ("norm_bias", "embeddings have a norm, the first block has none, and the head another layer (lm_head.dense)"),
+    "moss_transcribe_diarize": ("audio_config", "the tensors of its encoder of sound are not known"),
+    "nanochat": ("rms_norm_eps", "no norm has a weight, and the embedding has one, too"),
+    "phi4_multimodal": ("vision_config", "its encoders are parts of the text model (embed_tokens_extend)"),
+    "qwen4_exp": ("text_config", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "recurrent_gemma": ("lru_width", "two blocks in three are RG-LRU recurrences (rg_lru, linear_x, linear_y, conv_1d)"),
-    "step3p7_text": ("attention_other_setting", "layers with a window have other heads, and gates of one value a head (g_proj)"),
     "xlstm": ("num_heads", "its blocks are mLSTM cells (q, k, v, ogate, igate, fgate), which no letter is"),
     "zamba2": ("hybrid_layer_ids", "its attention blocks share parameters (shared_transformer), and every layer of a spec has its own"),
+    "zaya": ("cca_time0", "queries and keys are mixed by convolutions, the router is an MLP, and residual sums have weights"),
 }  # fmt: skip
 """Model types whose blocks have no letter: the field that says so, and the tensors that are missing."""
 

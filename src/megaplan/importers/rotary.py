@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megaplan.families.attention.section import yarn_factor
@@ -26,6 +26,10 @@ def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0, by_window
         by_window: True if layers with a window have a base of their own (`window_base`).
     """
     inside = _rope_mapping(reader, by_window=by_window)
+    given = reader.value("rope_parameters")
+    if isinstance(given, dict) and given and all(one is None for one in given.values()):  # no kind of layer turns
+        reader.skip("rope_theta", "partial_rotary_factor")
+        return {}
     theta = inside.get("rope_theta")
     if theta is None:
         theta = reader.number("rope_theta")
@@ -55,6 +59,15 @@ def window_base(reader: ConfigReader) -> float:
         reader.wrong("rope_local_base_freq", value, "a positive number")
         return LOCAL_BASE
     return float(value)
+
+
+def rope_by_kind(reader: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
+    """`nope_layers` of kinds of layers whose rotary parameters are null, and the base of layers with a window, if it is another one."""
+    given = reader.mapping("rope_parameters")
+    straight = [2 * layer for layer, kind in enumerate(kinds) if kind in given and given[kind] is None]
+    inner, outer = (given[kind].get("rope_theta") if isinstance(given.get(kind), dict) else None for kind in (FULL, SLIDING))
+    own = {"window_rope_theta": float(outer)} if inner is not None and outer is not None and inner != outer and SLIDING in kinds else {}
+    return {**({"nope_layers": straight} if straight else {}), **own}
 
 
 def rope_scaling(reader: ConfigReader, inside: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Models with short convolutions: lfm2, lfm2_moe. A decoder layer is `C` or `A`, then `D` or `E`."""
+"""Models with short convolutions: lfm2, lfm2_moe, lfm3. A decoder layer is `C` or `A`, then `D` or `E`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from megaplan.importers.parts import FULL, common, heads, layer_kinds, lettered, model_of
+from megaplan.importers.layer_heads import by_window
+from megaplan.importers.parts import FULL, SLIDING, biases, common, heads, layer_kinds, lettered, model_of, windows
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rope
 
@@ -39,9 +40,33 @@ def lfm2_moe(reader: ConfigReader) -> dict[str, Any]:
     scale = reader.number("routed_scaling_factor")
     moe |= {"score": "sigmoid", **({"expert_bias": True} if reader.flag("use_expert_bias") else {})}
     moe |= {"routed_scale": scale} if scale != 1 else {}
-    dense = {"ffn_hidden_size": reader.whole("intermediate_size"), "activation": "swiglu"}
+    dense = _mlp(reader)
     feeds = "".join("D" if layer < first else "E" for layer in range(layers))
     return _decoder(reader, (FULL,) * layers, feeds, {"D": ("mlp", dense), "E": ("moe", moe)})
+
+
+def lfm3(reader: ConfigReader) -> dict[str, Any]:
+    """lfm3: windows of every fourth layer, with a base of their own; gates of one value a head, norms before and after each block."""
+    layers = reader.layers(2)
+    model = common(reader, "norm_eps") | ({"norm_placement": "both"} if reader.flag("use_sandwich_norm") else {})
+    kinds = layer_kinds(reader, [FULL if layer % 4 == 2 else CONV if layer % 4 or not layer else SLIDING for layer in range(layers)])
+    mixers = lettered(reader, "layer_types", kinds, {FULL: "A", SLIDING: "A", CONV: "C"})
+    letters = "".join(f"{mixer}D" for mixer in mixers)
+    attention = heads(reader, model["hidden_size"]) | biases(reader) | {"qk_norm": True}
+    attention |= {"gate": True, "gate_width": "head"} if reader.flag("use_attention_gate") else {}
+    attention |= by_window(reader, attention["head_dim"], (1_000_000.0, 0.5), (10_000.0, 1.0))
+    attention |= windows(reader, [kind for kind in kinds if kind != CONV], letters)
+    sections = {"A": ("attention", attention), "C": ("short_convolution", _convolution(reader)), "D": ("mlp", _mlp(reader))}
+    return model_of(reader, letters, model, sections)
+
+
+def _mlp(reader: ConfigReader) -> dict[str, Any]:
+    """The MLP of a class that states no activation."""
+    return {"ffn_hidden_size": reader.whole("intermediate_size"), "activation": "swiglu"}
+
+
+def _convolution(reader: ConfigReader) -> dict[str, Any]:
+    return {"conv_kernel": reader.whole("conv_L_cache"), **({"bias": True} if reader.flag("conv_bias") else {})}
 
 
 def _decoder(reader: ConfigReader, derived: Sequence[str], feeds: str, sections: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -52,8 +77,7 @@ def _decoder(reader: ConfigReader, derived: Sequence[str], feeds: str, sections:
     letters = "".join(mixer + feed for mixer, feed in zip(mixers, feeds, strict=False)) or "CD"
     attention = heads(reader, model["hidden_size"]) | {"qk_norm": True}
     attention |= rope(reader, attention["head_dim"])
-    short = {"conv_kernel": reader.whole("conv_L_cache"), **({"bias": True} if reader.flag("conv_bias") else {})}
-    return model_of(reader, letters, model, {"A": ("attention", attention), "C": ("short_convolution", short), **sections})
+    return model_of(reader, letters, model, {"A": ("attention", attention), "C": ("short_convolution", _convolution(reader)), **sections})
 
 
 def _adjusted(reader: ConfigReader) -> int:

@@ -224,7 +224,8 @@ def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any
     else:
         inner = dict(part.init)
     given = inner.get("model_type")
-    inner["model_type"] = part.type if part.fixed or not isinstance(given, str) else given
+    known = isinstance(given, str) and (given != f"{config['model_type']}_text" or class_facts(given).fields)  # else of no class
+    inner["model_type"] = given if known and not part.fixed else part.type
     tied = config.get("tie_word_embeddings", facts.fields.get("tie_word_embeddings"))
     if "tie_embedding" in config and facts.fields.get("tie_word_embeddings") is not None:
         tied = config["tie_embedding"]

@@ -52,16 +52,14 @@ def widths(spec: Spec) -> Iterator[tuple[str, str, int]]:
     yield "model.hidden_size", "model.hidden_size", model.hidden_size
     attention = model.attention
     if isinstance(attention, GroupedQueryAttention):
-        yield (
-            "model.attention.num_heads",
-            "attention.num_heads · head_dim / tp",
-            attention.num_heads * attention.head_dim // tp,
-        )
-        yield (
-            "model.attention.num_kv_heads",
-            "attention.num_kv_heads · head_dim / tp",
-            max(1, attention.num_kv_heads // tp) * attention.head_dim,
-        )
+        for place in (None, *range(len(attention.layer_heads))):
+            key = "attention" if place is None else f"attention.layer_heads[{place}]"
+            own = attention.with_heads(place)
+            groups = max(1, own.num_kv_heads // tp)
+            yield "model.attention.num_heads", f"{key}.num_heads · head_dim / tp", own.num_heads * own.head_dim // tp
+            yield "model.attention.num_kv_heads", f"{key}.num_kv_heads · head_dim / tp", groups * own.head_dim
+            if own.value_width != own.head_dim:
+                yield "model.attention.value_head_dim", f"{key}.num_kv_heads · value_head_dim / tp", groups * own.value_width
     elif isinstance(attention, LatentAttention):
         yield "model.attention.kv_lora_rank", "attention.kv_lora_rank", attention.kv_lora_rank
         if attention.q_lora_rank is not None:

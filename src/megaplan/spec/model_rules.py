@@ -121,7 +121,7 @@ def _multipliers(checked: Checked) -> Iterator[Diagnostic]:
     if model.mlp is not None and model.mlp.gate_multiplier != 1 and model.mlp.activation not in GATED:
         detail = f"mlp.gate_multiplier = {model.mlp.gate_multiplier:g}, mlp.activation = {model.mlp.activation}, which has no gate"
         yield checked.error("MP715", detail, "model.mlp.gate_multiplier", "activation: swiglu")
-    attention = model.attention if isinstance(model.attention, GroupedQueryAttention) else None
+    attention = model.attention
     if attention is not None and attention.output_multiplier != 1 and model.features.mtp is not None:
         detail = f"attention.output_multiplier = {attention.output_multiplier:g}, and features.mtp is given, whose blocks add as they are"
         yield checked.error("MP715", detail, "model.features.mtp", "remove features.mtp, or attention.output_multiplier")
@@ -142,6 +142,11 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
     if features.relation_bias is not None and checked.pattern is not None and not checked.has("A"):
         detail = f"features.relation_bias is given, and the {plural(len(checked.pattern.layers), 'layer')} have no A"
         yield checked.error("MP709", detail, "model.features.relation_bias", "remove features.relation_bias, or add A to the pattern")
+    attention = checked.spec.model.attention
+    others = attention.layer_heads if isinstance(attention, GroupedQueryAttention) else ()
+    if features.relation_bias is not None and any(own.num_heads not in (None, attention and attention.num_heads) for own in others):
+        detail = "attention.layer_heads has other num_heads, and features.relation_bias is a table with one value for each head of a layer"
+        yield checked.error("MP715", detail, "model.attention.layer_heads", "remove features.relation_bias, or num_heads there")
     if features.mtp is not None and features.mtp.side_embeddings and not features.sides:
         detail = f"features.mtp.side_embeddings = true, and the model has none of {', '.join(SIDES)}"
         yield checked.error("MP715", detail, "model.features.mtp.side_embeddings", "side_embeddings: false")

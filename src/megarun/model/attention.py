@@ -44,19 +44,22 @@ class GroupedQueryAttention(Block):
         cp: ContextParallel = WHOLE,
     ) -> None:
         super().__init__()
-        query, key_value = (tp.share(heads) * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
+        config = config.with_heads(config.heads_of(layer))
+        heads, groups = tp.share(config.num_heads), tp.share(config.num_kv_heads)
+        query, key_value, made = heads * config.head_dim, groups * config.head_dim, heads * config.value_width
         self.tp, self.cp, self.head_dim, self.scale = tp, cp, config.head_dim, config.score_factor
+        self.value_dim, self.by_head = config.value_width, config.gate_width == "head"
         self.window, self.cap = config.window(layer), config.score_cap
         self.rotates = layer not in config.nope_layers
         self.norm = RMSNorm(hidden_size, eps)
         self.q_proj = linear(hidden_size, query, config.bias)
         self.k_proj = linear(hidden_size, key_value, config.bias)
-        self.v_proj = linear(hidden_size, key_value, config.bias)
-        self.gate_proj = linear(hidden_size, query) if config.gate else None
-        self.o_proj = RowLinear(query, hidden_size, config.output_bias, tp)
+        self.v_proj = linear(hidden_size, groups * config.value_width, config.bias)
+        self.gate_proj = linear(hidden_size, heads * config.gate_values) if config.gate else None
+        self.o_proj = RowLinear(made, hidden_size, config.output_bias, tp)
         self.norms_rows = config.qk_norm_width == "all_heads"
         widths = (query, key_value) if self.norms_rows else (config.head_dim, config.head_dim)
-        self.sinks = nn.Parameter(torch.empty(tp.share(config.num_heads))) if config.sinks else None
+        self.sinks = nn.Parameter(torch.empty(heads)) if config.sinks else None
         self.q_norm, self.k_norm = (RMSNorm(width, eps) if config.qk_norm else None for width in widths)
 
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
@@ -66,7 +69,8 @@ class GroupedQueryAttention(Block):
         q, k, v, *gate = self.tp.project(normed, self.q_proj, self.k_proj, self.v_proj, *gates)
         if self.norms_rows and self.q_norm is not None and self.k_norm is not None:
             q, k = (row_rms_norm(self.tp, flat, norm.weight, norm.eps) for flat, norm in ((q, self.q_norm), (k, self.k_norm)))
-        q, k, v = (torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in (q, k, v))
+        q, k = (torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in (q, k))
+        v = torch.unflatten(v, -1, (-1, self.value_dim))
         if not self.norms_rows and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotates:
@@ -77,10 +81,13 @@ class GroupedQueryAttention(Block):
     def core(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, relations: Relations | None = None, gate: Tensor | None = None
     ) -> Tensor:
-        """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, D] -> [B, t, h]: attention, its gate [B, T, Hq · D] and output projection."""
+        """Heads [B, T, Hq, D], [B, T, Hkv, D], [B, T, Hkv, Dv] -> [B, t, h]: attention, its gate [B, T, Hq · Dv] and output projection.
+
+        A gate may have one value a head, [B, T, Hq].
+        """
         # what attention makes has no local name: where it runs again it is freed while the projection is reduced
         attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations, self.cap)
-        return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate)))
+        return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate, by_head=self.by_head)))
 
 
 class LatentAttention(Block):

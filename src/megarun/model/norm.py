@@ -130,9 +130,15 @@ class Block(nn.Module):
         return ((out[0], normed), out[1]) if self.sends_choice else (out, normed)
 
 
-def gated(made: Tensor, gate: Tensor | None) -> Tensor:
-    """`made` times the sigmoid of a gate of its shape, or of one score a token [B, t, 1]; without a gate as it is."""
-    return made if gate is None else made * torch.sigmoid(gate)
+def gated(made: Tensor, gate: Tensor | None, *, by_head: bool = False) -> Tensor:
+    """`made` times the sigmoid of a gate of its shape, or of one score a token [B, t, 1]; without a gate as it is.
+
+    With `by_head` the gate has one score for each head of `made`, [B, t, heads], whose channels are next to each other.
+    """
+    if gate is None or not by_head:
+        return made if gate is None else made * torch.sigmoid(gate)
+    by_heads = torch.unflatten(made, -1, (gate.shape[-1], -1))
+    return torch.flatten(by_heads * torch.sigmoid(gate).unsqueeze(-1), -2)
 
 
 def linear(in_features: int, out_features: int, bias: bool = False) -> nn.Linear:

@@ -43,6 +43,12 @@ def rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
     return attention.qk_rope_head_dim if isinstance(attention, LatentAttention) else attention.rotary_dim or attention.head_dim
 
 
+def window_rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
+    """The number R of layers with a window, if these have a table of their own."""
+    own = attention.window_rotary_dim if isinstance(attention, GroupedQueryAttention) else None
+    return own or rotary_width(attention)
+
+
 def rotary_table(positions: Tensor, width: int, theta: float, device: torch.device, scaling: RopeScaling | None = None) -> Rotary:
     """Angles position · frequency, computed in fp64 and kept in fp32; frequency theta^(−2i/R), i < R/2, before any scaling.
 

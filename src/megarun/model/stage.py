@@ -30,7 +30,7 @@ from megarun.model.mtp import Ends, PredictionDepth
 from megarun.model.norm import Block, center_norms, linear, stream_norm
 from megarun.model.recurrent import MatrixRecurrenceBlock
 from megarun.model.relation import RelationBias
-from megarun.model.rotary import Rotary, rotary_table, rotary_width
+from megarun.model.rotary import Rotary, rotary_table, rotary_width, window_rotary_width
 from megarun.model.router_losses import LossFactors, loss_factors
 from megarun.model.short_convolution import ShortConvolutionBlock
 from megarun.model.side import CategoryEmbedding, NgramEmbedding
@@ -109,7 +109,7 @@ class Stage(nn.Module):
             width, theta, scaling = rotary_width(self.attention), self.attention.rope_theta, self.attention.rope_scaling
             self.add_table("rope", width, theta, device, scaling)
             if self.window_theta is not None:
-                self.add_table("window_rope", width, self.window_theta, device, None)
+                self.add_table("window_rope", window_rotary_width(self.attention), self.window_theta, device, None)
 
     def add_table(self, name: str, width: int, theta: float, device: torch.device, scaling: spec.RopeScaling | None) -> None:
         """Create the buffers `name`_cos and `name`_sin."""

@@ -72,6 +72,12 @@ GPT_OSS: dict[str, Any] = {
         "sinks": True,
         "window_size": 5,
         "full_layers": [2],
+        "value_head_dim": 6,
+        "gate": True,
+        "gate_width": "head",
+        "window_rope_theta": 300.0,
+        "window_rotary_dim": 4,
+        "layer_heads": [{"layers": [0], "num_heads": 8, "num_kv_heads": 4, "sinks": False}],
     },
     "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "bias": True, "router_bias": True, "swiglu_limit": 0.02},
 }
@@ -118,7 +124,7 @@ QWEN_NEXT: dict[str, Any] = {
     "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 16, "shared_gate": True},
 }
 KIMI: dict[str, Any] = {
-    **pattern("GEAE", 4, linear_attention=KDA, attention={**MLA, "nope_layers": [2], "latent_norm_eps": 1e-3}),
+    **pattern("GEAE", 4, linear_attention=KDA, attention={**MLA, "nope_layers": [2], "latent_norm_eps": 1e-3, "output_multiplier": 0.6}),
     "model.moe": {
         "num_experts": 8,
         "top_k": 2,

@@ -18,6 +18,9 @@ def _sharded(attention: GroupedQueryAttention | LatentAttention, _hidden_size: i
     counts = {"attention.num_heads": attention.num_heads}
     if isinstance(attention, GroupedQueryAttention):
         counts["attention.num_kv_heads"] = attention.num_kv_heads
+        for place, own in enumerate(attention.layer_heads):
+            given = {"num_heads": own.num_heads, "num_kv_heads": own.num_kv_heads}
+            counts |= {f"attention.layer_heads[{place}].{name}": count for name, count in given.items() if count is not None}
     return counts
 
 
@@ -35,7 +38,8 @@ def _served(
         if attention.indexer is not None and variant.indexed:
             width += attention.indexer.head_dim
         return ServingState(width, variant.window)
-    width = 2 * attention.num_kv_heads * attention.head_dim
+    attention = attention.with_heads(variant.heads)
+    width = attention.num_kv_heads * (attention.head_dim + attention.value_width)
     return ServingState(width, variant.window, cache_parts=attention.num_kv_heads, cached_by=KEYS_AND_VALUES)
 
 

@@ -25,7 +25,7 @@ PART = "A"
 def head_widths(attention: GroupedQueryAttention | LatentAttention) -> tuple[int, int]:
     """Widths of a key and of a value."""
     if isinstance(attention, GroupedQueryAttention):
-        return attention.head_dim, attention.head_dim
+        return attention.head_dim, attention.value_width
     return attention.qk_nope_head_dim + attention.qk_rope_head_dim, attention.v_head_dim
 
 
@@ -60,7 +60,8 @@ def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttenti
 
 def _core(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> AttentionSizes:
     """Sizes of the core of a layer without an indexer of its own."""
-    return _of_rank(dims, attention)._replace(window=variant.window, packed=dims.packed, masked=variant.shares, library=dims.flash4)
+    sizes = _of_rank(dims, variant.section(attention))
+    return sizes._replace(window=variant.window, packed=dims.packed, masked=variant.shares, library=dims.flash4)
 
 
 def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, returns_choice: bool = False) -> KernelScratch | None:
@@ -92,12 +93,12 @@ def attention_work(
 
     Relation bias and NoPE change neither FLOPs nor, to first order, bytes of the ideal work, which does not count them.
     """
-    first = residual_work(load, PART, hidden_size)
+    first, attention = residual_work(load, PART, hidden_size), variant.section(attention)
     sequence = load.sequences, load.positions, load.seq_length
     core = core_sizes(attention, *sequence, load.itemsize, tp=load.tp, relations=load.relations)
     core = core._replace(window=variant.window, packed=load.packed, library=load.flash4)
     if isinstance(attention, GroupedQueryAttention):
-        return (first, *_grouped_query(load, attention, hidden_size, core))
+        return (first, *_grouped_query(load, attention, hidden_size, core, attention.rotated(variant.window)))
     indexer = attention.indexer
     if indexer is not None and (variant.indexed or variant.shares):
         core = core._replace(most_keys=indexer.top_k)
@@ -110,31 +111,33 @@ def attention_work(
     return ops
 
 
-def attention_exchanges(attention: GroupedQueryAttention | LatentAttention, hidden_size: int, _variant: AttentionVariant) -> Exchanges:
+def attention_exchanges(
+    attention: GroupedQueryAttention | LatentAttention, hidden_size: int, variant: AttentionVariant | None
+) -> Exchanges:
     """MLA gathers its narrow latents over the tensor group; keys and values are gathered over the context group."""
+    attention = attention if variant is None else variant.section(attention)
     if isinstance(attention, GroupedQueryAttention):
-        return Exchanges(context_width=2 * attention.num_kv_heads * attention.head_dim)
+        return Exchanges(context_width=attention.num_kv_heads * sum(head_widths(attention)))
     gathered = (attention.q_lora_rank or hidden_size) + attention.kv_lora_rank + attention.qk_rope_head_dim
     widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
     return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths)
 
 
-def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes) -> Works:
-    heads, num_kv_heads, width = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, attention.head_dim
-    query, key = heads * width, num_kv_heads * width
-    gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, query),) if attention.gate else ()
-    gated: Works = (gate_work(load, PART, query, counts=("gate sigmoid", "gate")),) if attention.gate else ()
-    rotated = attention.rotary_dim or width
+def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes, rotated: int) -> Works:
+    heads, num_kv_heads, (width, value) = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, head_widths(attention)
+    query, made = heads * width, heads * value
+    gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, heads * attention.gate_values),) if attention.gate else ()
+    gated: Works = (gate_work(load, PART, made, counts=("gate sigmoid", "gate")),) if attention.gate else ()
     return (
         linear_work(load, "q_proj", PART, hidden_size, query),
-        linear_work(load, "k_proj", PART, hidden_size, key),
-        linear_work(load, "v_proj", PART, hidden_size, key),
+        linear_work(load, "k_proj", PART, hidden_size, num_kv_heads * width),
+        linear_work(load, "v_proj", PART, hidden_size, num_kv_heads * value),
         *gate,
         *_qk_norms(load, attention, heads, num_kv_heads),
         OpWork("rope", PART, rope((heads + num_kv_heads) * rotated, load.itemsize), ROPE),
         OpWork("attention", "attention", core._replace(groups=num_kv_heads).work(), core),
         *gated,
-        linear_work(load, "o_proj", PART, query, hidden_size, closes=True),
+        linear_work(load, "o_proj", PART, made, hidden_size, closes=True),
     )
 
 

@@ -56,6 +56,7 @@ class AttentionKey(NamedTuple):
         gate: True if a gate multiplies the heads' outputs.
         sinks: True if heads have sinks.
         relations: True if scores have a relation bias; every layer adds to its gradient.
+        gates_heads: True if the gate has one value a head.
     """
 
     kind: str
@@ -65,6 +66,7 @@ class AttentionKey(NamedTuple):
     gate: bool = False
     sinks: bool = False
     relations: bool = False
+    gates_heads: bool = False
 
 
 RELATIONS = "relations part"
@@ -81,11 +83,12 @@ def attention_program(
     dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant, place: AttentionPlace, parameters: DType
 ) -> tuple[BlockProgram, Shapes]:
     """One A block."""
+    attention = variant.section(attention)
     role: Role = "first" if place.role == "later" else place.role  # later ones differ only in the owner of the choice
     if variant.indexed and isinstance(attention, LatentAttention):
         inside = indexed_inside(dims, attention, parameters, returns_choice=role == "source")
     else:
-        inside = core_inside(dims, attention, variant, parameters)
+        inside = core_inside(dims, attention, variant._replace(heads=None), parameters)
     core = place.rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None, role
     key = attention_key(attention)._replace(relations=dims.relations > 0)
     tensors = {**attention_storages(dims, attention), **inside_storages(dims, inside)}
@@ -101,7 +104,9 @@ def attention_program(
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
     """Fields of the section that decide the operations."""
     if isinstance(attention, GroupedQueryAttention):
-        return AttentionKey("gqa", attention.qk_norm, attention.bias, attention.output_bias, attention.gate, attention.sinks)
+        by_head = attention.gate_width == "head"
+        own = attention.bias, attention.output_bias, attention.gate, attention.sinks
+        return AttentionKey("gqa", attention.qk_norm, *own, gates_heads=by_head)
     return AttentionKey("mla", attention.q_lora_rank is not None, attention.bias, attention.bias)
 
 
@@ -162,16 +167,18 @@ def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, 
 def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     """Storages of a GQA block."""
     query, key = attention.num_heads // dims.tp, max(1, attention.num_kv_heads // dims.tp)
-    wide, width = dims.wide, attention.head_dim
-    shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed", "attention")}
-    shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed", "v")}
+    wide, (width, value) = dims.wide, head_widths(attention)
+    shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed")}
+    shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed")}
+    shapes |= {"attention": wide(query, value), "v": wide(key, value)}
     if attention.gate:
-        shapes |= {name: wide(query, width) for name in ("gate", "gate_sigmoid", "gated")}
+        shapes |= dict.fromkeys(("gate", "gate_sigmoid"), wide(query, attention.gate_values))
+        shapes |= dict.fromkeys(("gated", "gate_product"), wide(query, value))
     whole = attention.qk_norm_width == "all_heads"
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, "normed": dims.residual, "o": dims.residual, "out": dims.residual}),
         **_statistics(dims, query, {"q_rstd": wide() if whole else wide(query), "k_rstd": wide() if whole else wide(key)}),
-        **_communicated(dims, {"k_gathered": (key, width), "v_gathered": (key, width)}),
+        **_communicated(dims, {"k_gathered": (key, width), "v_gathered": (key, value)}),
     }
 
 
@@ -280,7 +287,7 @@ def _core(
 def _output(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[Op, ...]:
     """A gate on the core's output, and the output projection; the indexer's inputs are still referenced until then."""
     return (
-        *(_gate() if key.gate else ()),
+        *(_gate(key) if key.gate else ()),
         linear(
             "o_proj",
             "gated" if key.gate else "attention",
@@ -294,10 +301,11 @@ def _output(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[O
     )
 
 
-def _gate() -> tuple[Op, ...]:
+def _gate(key: AttentionKey) -> tuple[Op, ...]:
+    reads, product = ("attention", "gate_sigmoid"), ("gate_product",) if key.gates_heads else ()  # which is summed over a head
     return (
         Op("gate sigmoid", ("gate",), ("gate_sigmoid",), keeps=("gate_sigmoid",)),
-        Op("gate", ("attention", "gate_sigmoid"), ("gated",), keeps=("attention", "gate_sigmoid")),
+        Op("gate", reads, ("gated",), keeps=reads, fetches=product),
     )
 
 

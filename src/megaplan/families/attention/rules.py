@@ -41,15 +41,52 @@ def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
 
 
 def _options(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
-    rotated, width = attention.rotary_dim, attention.head_dim
-    if rotated is not None and rotated > width:
-        detail = f"attention.rotary_dim = {rotated}, attention.head_dim = {width}, and {rotated} > {width}"
-        yield checked.error("MP715", detail, "model.attention.rotary_dim", f"use an even number up to {width}")
-    elif rotated is not None and rotated % 2:
-        yield _odd(checked, "rotary_dim", rotated)
+    yield from _rotated(checked, attention)
+    if attention.gate_width != "channel" and not attention.gate:
+        yield checked.error("MP715", "attention.gate_width = head, attention.gate = false", "model.attention.gate_width", "gate: true")
+    yield from _layer_heads(checked, attention)
     if attention.qk_norm_width != "head" and not attention.qk_norm:
         detail = f"attention.qk_norm_width = {attention.qk_norm_width}, attention.qk_norm = false"
         yield checked.error("MP715", detail, "model.attention.qk_norm_width", "qk_norm: true")
+
+
+def _rotated(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
+    """Checks that rotated widths are even and no wider than the widest head."""
+    widest, by_window = max([attention.head_dim, *(own.head_dim or 0 for own in attention.layer_heads)]), attention.window_rotary_dim
+    if by_window is not None and attention.window_rope_theta is None:
+        detail = f"attention.window_rotary_dim = {by_window}, attention.window_rope_theta = null: layers with a window have no own angles"
+        yield checked.error("MP715", detail, "model.attention.window_rotary_dim", "give attention.window_rope_theta")
+    for name, rotated in (("rotary_dim", attention.rotary_dim), ("window_rotary_dim", by_window)):
+        if rotated is not None and rotated > widest:
+            detail = f"attention.{name} = {rotated}, attention.head_dim = {widest}, and {rotated} > {widest}"
+            yield checked.error("MP715", detail, f"model.attention.{name}", f"use an even number up to {widest}")
+        elif rotated is not None and rotated % 2:
+            yield _odd(checked, name, rotated)
+
+
+def _layer_heads(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
+    """Checks heads of single layers: whole groups, no wider rotation than a head, and each layer once."""
+    key, seen = "model.attention.layer_heads", set[int]()
+    for place, given in enumerate(attention.layer_heads):
+        own = attention.with_heads(place)
+        if own.num_heads % own.num_kv_heads:
+            detail = remainder(f"attention.layer_heads[{place}].num_heads", own.num_heads, "num_kv_heads", own.num_kv_heads)
+            yield checked.error("MP701", detail, key, use_one_of(divisors(own.num_heads)))
+        yield from rising(checked, key, given.layers)
+        if checked.letters is not None:
+            yield from _not_attention(checked, key, given.layers, checked.letters)
+        if both := sorted(seen & set(given.layers)):
+            yield checked.error("MP715", f"layer {both[0]} is twice in attention.layer_heads", key, f"remove {both[0]} from one of them")
+        seen |= set(given.layers)
+    attends = [layer for layer, letter in enumerate(checked.letters or "") if letter == "A" and seen]
+    for layer in attends:
+        own = attention.with_heads(attention.heads_of(layer))
+        turned = own.rotated(attention.window(layer))
+        if layer not in attention.nope_layers and turned > own.head_dim:
+            detail = f"layer {layer} turns {turned} dims of a head, and its head_dim is {own.head_dim}"
+            hint = "give attention.rotary_dim, or attention.window_rotary_dim with window_rope_theta"
+            yield checked.error("MP715", detail, key, hint)
+            return
 
 
 def _scaling(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:

@@ -130,6 +130,26 @@ def _groups(layers: tuple[int, ...], shared: tuple[int, ...]) -> tuple[tuple[int
     return tuple(tuple(group) for group in found.values())
 
 
+class LayerHeads(Section):
+    """Heads of some layers; a key that is null is as in the section.
+
+    Attributes:
+        layers: A layers with these heads: 0-based global indices, rising.
+        num_heads: Query heads.
+        num_kv_heads: Key-value heads; a divisor of num_heads.
+        head_dim: Width of a head of queries and keys.
+        value_head_dim: Width of a head of values.
+        sinks: A learned score per head in the denominator of its softmax.
+    """
+
+    layers: tuple[NaturalInt, ...]
+    num_heads: PositiveInt | None = None
+    num_kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    value_head_dim: PositiveInt | None = None
+    sinks: StrictBool | None = None
+
+
 class GroupedQueryAttention(OptionsSection):
     """MHA, GQA and MQA: `num_kv_heads` is equal to, less than, or 1 of `num_heads`.
 
@@ -142,7 +162,10 @@ class GroupedQueryAttention(OptionsSection):
         qk_norm_width: Width of one of these norms: head, or all_heads of a token together.
         bias: Bias on the query, key and value projections.
         output_bias: Bias on the output projection.
-        gate: The output of the heads is multiplied by the sigmoid of a projection as wide as the queries.
+        value_head_dim: Width of a head of values; null for head_dim.
+        layer_heads: Other heads of some layers.
+        gate: The output of the heads is multiplied by the sigmoid of a projection as wide as the heads' output.
+        gate_width: Values of the gate: one a channel, or one a head.
         sinks: A learned score per head in the denominator of its softmax.
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
@@ -154,12 +177,14 @@ class GroupedQueryAttention(OptionsSection):
         output_multiplier: Factor of the block's output, before it is added to the stream.
         window_rope_theta: Base of the angles of layers with a window, whose frequencies are not scaled; null for rope_theta.
         rotary_dim: Width of a head's rotated part; null for the whole head.
+        window_rotary_dim: Width of the rotated part in layers with a window, which window_rope_theta needs; null for rotary_dim.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
-        | {"window_rope_theta", "output_multiplier", "score_cap", "windows"}
+        | {"window_rope_theta", "output_multiplier", "score_cap", "windows", "value_head_dim", "layer_heads", "gate_width"}
+        | {"window_rotary_dim"}
     )
 
     kind: Literal["gqa"]
@@ -170,7 +195,10 @@ class GroupedQueryAttention(OptionsSection):
     qk_norm_width: Literal["head", "all_heads"] = "head"
     bias: StrictBool = False
     output_bias: StrictBool = False
+    value_head_dim: PositiveInt | None = None
+    layer_heads: tuple[LayerHeads, ...] = ()
     gate: StrictBool = False
+    gate_width: Literal["channel", "head"] = "channel"
     sinks: StrictBool = False
     window_size: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()
@@ -182,7 +210,26 @@ class GroupedQueryAttention(OptionsSection):
     output_multiplier: PositiveFloat = 1.0
     window_rope_theta: PositiveFloat | None = None
     rotary_dim: PositiveInt | None = None
+    window_rotary_dim: PositiveInt | None = None
     nope_layers: tuple[NaturalInt, ...] = ()
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head of values."""
+        return self.value_head_dim or self.head_dim
+
+    @property
+    def gate_values(self) -> int:
+        """Values of the gate for each head."""
+        return 1 if self.gate_width == "head" else self.value_width
+
+    def heads_of(self, layer: int) -> int | None:
+        """Place in `layer_heads` of a layer, by its global index; None for the section's own heads."""
+        return next((place for place, heads in enumerate(self.layer_heads) if layer in heads.layers), None)
+
+    def with_heads(self, place: int | None) -> GroupedQueryAttention:
+        """The section with the heads at a place of `layer_heads`."""
+        return self if place is None else _with_heads(self, place)
 
     @property
     def score_factor(self) -> float:
@@ -194,9 +241,19 @@ class GroupedQueryAttention(OptionsSection):
         """Width of rotary embedding."""
         return self.rotary_dim or self.head_dim
 
+    def rotated(self, window: int | None) -> int:
+        """Width of the rotated part of a head in a layer with this window."""
+        return self.rotary_width if window is None or self.window_rotary_dim is None else self.window_rotary_dim
+
     def window(self, layer: int) -> int | None:
         """Window of a layer, by its global index; layers beyond the model's last one have it too."""
         return _window(layer, self.window_size, self.full_layers, self.windows)
+
+
+@lru_cache(maxsize=64)
+def _with_heads(attention: GroupedQueryAttention, place: int) -> GroupedQueryAttention:
+    own = attention.layer_heads[place].model_dump(exclude={"layers"}, exclude_none=True)
+    return attention.model_copy(update=own | {"layer_heads": (), "rotary_dim": attention.rotary_width})
 
 
 class LatentAttention(OptionsSection):
@@ -217,6 +274,7 @@ class LatentAttention(OptionsSection):
         rope_theta: Base of the rotary angles.
         rope_scaling: Scaling of rotary frequencies for a longer context; null for none.
         softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
+        output_multiplier: Factor of the block's output, before it is added to the stream.
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
         windows: Windows of layers with another one than window_size.
@@ -225,7 +283,7 @@ class LatentAttention(OptionsSection):
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
-        {"bias", "output_bias", "latent_norm", "latent_norm_eps", "rope_scaling", "softmax_scale", "windows"}
+        {"bias", "output_bias", "latent_norm", "latent_norm_eps", "rope_scaling", "softmax_scale", "windows"} | {"output_multiplier"}
     )
 
     kind: Literal["mla"]
@@ -242,6 +300,7 @@ class LatentAttention(OptionsSection):
     rope_theta: PositiveFloat = 10_000.0
     rope_scaling: RopeScaling | None = None
     softmax_scale: PositiveFloat | None = None
+    output_multiplier: PositiveFloat = 1.0
     window_size: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()
     windows: tuple[LayerWindow, ...] = ()
@@ -270,11 +329,17 @@ class AttentionVariant(NamedTuple):
         indexed: True if the layer has the section's indexer (MLA only).
         window: Positions that a token sees; None for all before it.
         shares: True if the layer attends to the choice of an earlier layer's indexer.
+        heads: Place of its heads in `layer_heads`; None for the section's own.
     """
 
     indexed: bool = False
     window: int | None = None
     shares: bool = False
+    heads: int | None = None
+
+    def section(self, attention: GroupedQueryAttention | LatentAttention) -> GroupedQueryAttention | LatentAttention:
+        """The section with the layer's own heads."""
+        return attention.with_heads(self.heads) if isinstance(attention, GroupedQueryAttention) else attention
 
 
 PLAIN = AttentionVariant()
@@ -283,6 +348,8 @@ PLAIN = AttentionVariant()
 def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int, _place: int) -> AttentionVariant:
     """The variant of layer `layer` (global index)."""
     window, indexer = attention.window(layer), attention.indexer if isinstance(attention, LatentAttention) else None
+    if isinstance(attention, GroupedQueryAttention) and attention.layer_heads:
+        return AttentionVariant(window=window, heads=attention.heads_of(layer))
     if indexer is None:
         return AttentionVariant(window=window)
     return AttentionVariant(layer in indexer.layers, window, layer in indexer.shared_layers)

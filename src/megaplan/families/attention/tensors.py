@@ -17,7 +17,7 @@ def attention_tensors(
         hidden_size: Width of the residual stream.
         variant: Variant of the layer.
     """
-    tensors = [norm("norm.weight", hidden_size)]
+    tensors, attention = [norm("norm.weight", hidden_size)], variant.section(attention)
     if isinstance(attention, GroupedQueryAttention):
         tensors += _grouped_query(attention, hidden_size)
     else:
@@ -32,16 +32,17 @@ def _grouped_query(attention: GroupedQueryAttention, hidden_size: int) -> list[P
 
     q, k and v are orthogonalised per kv-head group, so a fused and a split projection take the same Muon step.
     """
-    query, key_value = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    widths = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
-    tensors = [column(f"{name}.weight", width, hidden_size, num_matrices=attention.num_kv_heads) for name, width in widths.items()]
-    tensors.append(row("o_proj.weight", hidden_size, query))
+    heads, groups = attention.num_heads, attention.num_kv_heads
+    made = heads * attention.value_width
+    widths = {"q_proj": heads * attention.head_dim, "k_proj": groups * attention.head_dim, "v_proj": groups * attention.value_width}
+    tensors = [column(f"{name}.weight", width, hidden_size, num_matrices=groups) for name, width in widths.items()]
+    tensors.append(row("o_proj.weight", hidden_size, made))
     if attention.bias:
         tensors += [per_head(f"{name}.bias", (width,), Init.ZEROS) for name, width in widths.items()]
     if attention.output_bias:
         tensors.append(replicated("o_proj.bias", (hidden_size,), Group.OTHER, Init.ZEROS))
     if attention.gate:
-        tensors.append(column("gate_proj.weight", query, hidden_size, num_matrices=attention.num_kv_heads))
+        tensors.append(column("gate_proj.weight", heads * attention.gate_values, hidden_size, num_matrices=groups))
     if attention.sinks:
         tensors.append(per_head("sinks", (attention.num_heads,), Init.ZEROS))
     if attention.qk_norm and attention.qk_norm_width == "all_heads":

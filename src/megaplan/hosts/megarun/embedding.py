@@ -41,22 +41,40 @@ def boundary_bytes(dims: Dims) -> int:
 def rotary_bytes(spec: Spec) -> int:
     """Cos and sin of one slot with attention, fp32 [T, ⌈R / 2⌉] each (R-11); T is the number of positions of a CP rank.
 
-    Twice that if layers with a window have another base.
+    Layers with a window have a table of their own, if they have another base.
     """
-    attention = spec.model.attention
-    tables = 2 if isinstance(attention, GroupedQueryAttention) and attention.window_rope_theta is not None else 1
-    return tables * 2 * (spec.batch.seq_length // spec.mesh.cp) * _frequencies(spec) * DType.FP32.bytes
+    return _table_bytes(spec, _frequencies(spec) + _window_frequencies(spec))
 
 
 def rotary_scratch_bytes(spec: Spec) -> int:
-    """Scratch while a table is computed: angles and sines in fp64 [T, ⌈R / 2⌉], and the frequencies."""
-    return _frequencies(spec) * (2 * (spec.batch.seq_length // spec.mesh.cp) + 1) * FP64_BYTES
+    """Scratch in excess of all tables while one is computed: angles and sines in fp64 [T, ⌈R / 2⌉], and the frequencies.
+
+    The table of layers with a window is the last; it does not exist while the first one is computed.
+    """
+
+    def scratch(frequencies: int) -> int:
+        return frequencies * (2 * (spec.batch.seq_length // spec.mesh.cp) + 1) * FP64_BYTES
+
+    later = _window_frequencies(spec)
+    return max(scratch(_frequencies(spec)) - _table_bytes(spec, later), scratch(later))
+
+
+def _table_bytes(spec: Spec, frequencies: int) -> int:
+    return 2 * (spec.batch.seq_length // spec.mesh.cp) * frequencies * DType.FP32.bytes
 
 
 def _frequencies(spec: Spec) -> int:
     """⌈R / 2⌉: an odd width, which no layer rotates, has a table too."""
     widths = (family.rotary(section) for family, section in families_of(spec.model) if family.rotary is not None)
     return sum(-(-width // 2) for width in widths)
+
+
+def _window_frequencies(spec: Spec) -> int:
+    """Those of the table of layers with a window; 0 if they have none of their own."""
+    attention = spec.model.attention
+    if not isinstance(attention, GroupedQueryAttention) or attention.window_rope_theta is None:
+        return 0
+    return -(-(attention.window_rotary_dim or attention.rotary_width) // 2)
 
 
 FP64_BYTES = 8
