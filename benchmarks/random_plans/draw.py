@@ -157,6 +157,8 @@ def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:
 
 
 def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any], mesh: dict[str, Any]) -> None:
+    if "cp" in mesh and sections["model"].get("attention", {}).get("kind") == "mla" and stream("exchange").chance(0.5):
+        mesh["context_exchange"] = "latents"
     limit_experts(stream("capacity"), sections["model"], megatron=sections["host"].get("name") == "megatron")
     _add_post_training(stream("post_training"), sections, mesh)
 

@@ -52,7 +52,7 @@ from megakernels.ops.rms_norm.op import (
     row_scale,
     row_square_sum,
 )
-from megakernels.ops.rope.op import mla_kv, rope
+from megakernels.ops.rope.op import mla_kv, mla_kv_backward, rope
 from megakernels.ops.selective_scan.op import selective_scan
 from megakernels.ops.selective_scan.piece import selective_scan_piece, selective_scan_piece_backward
 from megakernels.ops.side_embedding.op import gated_add, ngram_rows
@@ -70,7 +70,7 @@ __all__ = [
     "indexed_attention", "indexed_attention_choice", "indexed_attention_pieces", "indexed_attention_pieces_backward",
     "indexed_attention_pieces_choice", "linear_cross_entropy", "linear_slice_gradients", "linear_slice_statistics", "m2rnn",
     "m2rnn_piece", "m2rnn_piece_backward", "mamba3", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece",
-    "mamba3_piece_backward", "mla_kv", "nesterov_", "newton_schulz_", "ngram_rows", "relu2", "rms_norm", "rope", "route",
+    "mamba3_piece_backward", "mla_kv", "mla_kv_backward", "nesterov_", "newton_schulz_", "ngram_rows", "relu2", "rms_norm", "rope", "route",
     "route_scored", "routed_experts", "router_losses", "row_dot", "row_gradients", "row_scale", "row_square_sum", "scratch_bytes",
     "selective_scan", "selective_scan_piece", "selective_scan_piece_backward", "slice_gradient", "slice_statistics", "ssd",
     "ssd_piece", "ssd_piece_backward", "swiglu", "use_kernels", "use_libraries",

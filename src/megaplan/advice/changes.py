@@ -21,7 +21,7 @@ AXES = ("pp", "cp", "tp", "dp_shard", "dp_replicate")
 EXPERT_AXES = ("dp_shard", "cp", "tp")
 """Axes whose ranks form expert groups."""
 KEYS = (
-    *(f"mesh.{name}" for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "vocab_parallel")),
+    *(f"mesh.{name}" for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "vocab_parallel", "context_exchange")),
     *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
     *("sharding.mode", "sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
     *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer", "host.kernels"),
@@ -156,6 +156,8 @@ def _policies(spec: Spec) -> Iterator[Edit]:
         yield Edit("reshard", (("sharding.reshard_after_forward", True),))
     if not host.vocab_with_tp and mesh.tp > 1 and not mesh.vocab_parallel:
         yield Edit("vocabulary", (("mesh.vocab_parallel", True),))
+    if mesh.cp > 1 and not mesh.gathers_latents and isinstance(spec.model.attention, LatentAttention):
+        yield Edit("latents", (("mesh.context_exchange", "latents"),))
     if spec.host.has_kernels and not spec.host.uses_triton:
         yield Edit("kernels", (("host.kernels", "triton"),))
     grows = spec.host.expandable_segments

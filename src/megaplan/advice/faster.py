@@ -14,7 +14,7 @@ from megaplan.advice.pricing import Price, Pricer
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.results import Result, Row
-from megaplan.spec.models import Spec
+from megaplan.spec.models import LatentAttention, Spec
 from megaplan.spec.pattern import parse_pattern
 from megaplan.wording import plural
 
@@ -162,5 +162,7 @@ def _policies(spec: Spec) -> Iterator[Edit]:
         yield Edit("reshard", (("sharding.reshard_after_forward", False),))
     if host.has_kernels and not host.uses_triton:
         yield Edit("kernels", (("host.kernels", "triton"),))
+    if spec.mesh.cp > 1 and isinstance(spec.model.attention, LatentAttention):
+        yield Edit("latents", (("mesh.context_exchange", "heads" if spec.mesh.gathers_latents else "latents"),))
     if spec.mesh.tp > 1 and not host.kind.vocab_with_tp:
         yield Edit("vocabulary", (("mesh.vocab_parallel", not spec.mesh.vocab_parallel),))

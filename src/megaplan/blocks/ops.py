@@ -30,6 +30,7 @@ class Dims(NamedTuple):
         frozen: True if the parameters of blocks have no gradients (`lora`).
         relations: Rows of the relation bias that attention adds to scores; 0 without one.
         flash4: True if FlashAttention-4 runs the attention that it takes.
+        gathers_latents: True if a context group gathers the latents of latent attention.
     """
 
     batch: int
@@ -49,6 +50,7 @@ class Dims(NamedTuple):
     frozen: bool = False
     relations: int = 0
     flash4: bool = False
+    gathers_latents: bool = False
 
     @property
     def residual(self) -> tuple[int, int, int]:

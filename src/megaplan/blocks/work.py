@@ -33,6 +33,7 @@ class Workload(NamedTuple):
         relations: True if attention adds a relation bias to scores.
         sorts: True if rows are sorted by expert a second time even if all of them come from this rank.
         flash4: True if FlashAttention-4 runs the attention that it takes.
+        gathers_latents: True if a context group gathers the latents of latent attention.
     """
 
     seq_length: int
@@ -48,6 +49,7 @@ class Workload(NamedTuple):
     relations: bool = False
     sorts: bool = False
     flash4: bool = False
+    gathers_latents: bool = False
 
     @property
     def positions(self) -> int:

@@ -175,7 +175,13 @@ def rank_workload(spec: Spec, dtype: DType) -> Workload:
     """One rank's part of it: the tokens inside a tensor-parallel region, and the degrees that divide widths."""
     mesh, whole = spec.mesh, whole_workload(spec, dtype)
     return whole._replace(
-        num_tokens=whole.num_tokens // mesh.cp, tp=mesh.tp, ep=mesh.ep, etp=mesh.etp, cp=mesh.cp, joins_loss=spec.host.uses_triton
+        num_tokens=whole.num_tokens // mesh.cp,
+        tp=mesh.tp,
+        ep=mesh.ep,
+        etp=mesh.etp,
+        cp=mesh.cp,
+        joins_loss=spec.host.uses_triton,
+        gathers_latents=mesh.gathers_latents,
     )
 
 

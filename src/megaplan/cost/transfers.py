@@ -122,8 +122,9 @@ def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchang
 
 
 def context_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
-    """Keys and values of a context group."""
-    keys = load.num_tokens * spec.mesh.cp * (exchanges.context_width // load.tp) * load.itemsize
+    """Keys and values of a context group, or the latents from which its ranks make them."""
+    width = exchanges.latent_width if load.gathers_latents and exchanges.latent_width else exchanges.context_width // load.tp
+    keys = load.num_tokens * spec.mesh.cp * width * load.itemsize
     once = gather_ns(rates, spec, RankGroup(spec.mesh.cp, spec.mesh.tp), keys)
     return Transfers(once, 2 * once, once, once)
 

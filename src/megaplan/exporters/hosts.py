@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from megaplan.exporters.deepspeed import export_deepspeed
 from megaplan.exporters.fsdp2 import export_fsdp2
 from megaplan.exporters.maxtext import export_maxtext
 from megaplan.exporters.nanotron import export_nanotron
 from megaplan.exporters.nemo_rl import export_nemo_rl
-from megaplan.exporters.values import Exported, Source
+from megaplan.exporters.values import Exported, Loss, Source
 from megaplan.exporters.verl import export_verl
 from megaplan.hosts.registry import HOSTS
 
-EXPORTERS: dict[str, Callable[[Source], Exported]] = {
+EXCHANGE = "mesh.context_exchange"
+
+
+def _with_exchange(export: Callable[[Source], Exported]) -> Callable[[Source], Exported]:
+    """The exporter, which reports the exchange of latents: no framework here has it."""
+
+    def exported(source: Source) -> Exported:
+        found, exchange = export(source), source.spec.mesh.context_exchange
+        if exchange == "heads" or any(loss.key == EXCHANGE for loss in found.losses):
+            return found
+        detail = f"mesh.context_exchange = {exchange}: keys and values of all heads are exchanged"
+        return replace(found, losses=(*found.losses, Loss(EXCHANGE, detail, "context_exchange: heads")))
+
+    return exported
+
+
+_OWN: dict[str, Callable[[Source], Exported]] = {
     **{name: host.export for name, host in HOSTS.items() if host.export is not None},
     "fsdp2": export_fsdp2,
     "deepspeed": export_deepspeed,
@@ -22,3 +39,4 @@ EXPORTERS: dict[str, Callable[[Source], Exported]] = {
     "verl": export_verl,
     "nemo-rl": export_nemo_rl,
 }
+EXPORTERS = {name: _with_exchange(export) for name, export in _OWN.items()}

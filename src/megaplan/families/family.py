@@ -43,6 +43,7 @@ class Exchanges(NamedTuple):
         sharded: True if its tensor group gathers its input and scatters the sum of its output.
         gathered_width: Width of the gathered tensor; None for the residual stream's.
         context_width: Width of the keys and values that a context group gathers, of all heads.
+        latent_width: Width of the latents that it can gather instead (`mesh.context_exchange`); 0 if it cannot.
         rows: Rows that a token sends to the ranks of an expert group.
         row_width: Width of such a row; None for the residual stream's.
         skew: Rows that the busiest rank receives over the even share.
@@ -51,6 +52,7 @@ class Exchanges(NamedTuple):
     sharded: bool = True
     gathered_width: int | None = None
     context_width: int = 0
+    latent_width: int = 0
     rows: int = 0
     row_width: int | None = None
     skew: float = 1.0

@@ -84,7 +84,7 @@ def decisions_record(spec: Spec, letters: str, layout: Layout, split: dict[str, 
         "pattern": {"written": spec.model.pattern, "expanded": letters},
         "stages": [stage_record(slot, letters) for slot in layout.slots],
         "mesh": {
-            **mesh.model_dump(mode="json"),
+            **mesh.model_dump(mode="json", exclude=set(mesh.options)),
             "efsdp": mesh.efsdp,
             "sequence_parallel": mesh.tp > 1,
             "reshard_after_forward": spec.sharding.reshard_after_forward,

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from megaplan.scalars import Degree, MicrobatchCount, OptionsSection, PositiveInt, ScheduleKind, Section, StrictBool
 
 
-class Mesh(Section):
+class Mesh(OptionsSection):
     """Parallel degrees. World size = pp · dp_replicate · dp_shard · cp · tp; ep and etp regroup the same ranks.
 
     Attributes:
@@ -20,7 +20,10 @@ class Mesh(Section):
         ep: Ranks over which routed experts are spread; ep · etp divides dp_shard · cp · tp.
         etp: Ranks over which each expert is sharded.
         vocab_parallel: Shard embedding, head and loss over the vocabulary on the tp axis.
+        context_exchange: Tensors of latent attention that the ranks of cp gather: keys and values of all heads, or latents to expand.
     """
+
+    options: ClassVar[frozenset[str]] = frozenset({"context_exchange"})
 
     pp: Degree = 1
     vpp: Degree = 1
@@ -31,6 +34,12 @@ class Mesh(Section):
     ep: Degree = 1
     etp: Degree = 1
     vocab_parallel: StrictBool = False
+    context_exchange: Literal["heads", "latents"] = "heads"
+
+    @property
+    def gathers_latents(self) -> bool:
+        """True if a context group gathers the latents of latent attention."""
+        return self.context_exchange == "latents" and self.cp > 1
 
     @property
     def degrees_text(self) -> str:

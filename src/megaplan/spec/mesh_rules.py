@@ -10,7 +10,7 @@ from megaplan.families.checks import divisors, remainder, use_one_of
 from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
 from megaplan.spec.host import fabric_size
-from megaplan.spec.models import Spec
+from megaplan.spec.models import LatentAttention, Spec
 from megaplan.spec.traffic import crossing_groups, expert_traffic, tensor_traffic
 from megaplan.wording import series
 
@@ -18,7 +18,7 @@ MAX_WORLD_SIZE = 2**20
 
 
 def mesh_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP201 … MP211."""
+    """Yields MP201 … MP211 and MP213."""
     mesh = checked.spec.mesh
     yield from _tensor(checked)
     yield from _experts(checked)
@@ -92,6 +92,8 @@ def _experts(checked: Checked) -> Iterator[Diagnostic]:
 
 def _context(checked: Checked) -> Iterator[Diagnostic]:
     mesh, seq_length = checked.spec.mesh, checked.spec.batch.seq_length
+    if mesh.context_exchange == "latents":
+        yield from _latents(checked)
     if mesh.cp == 1:
         return
     model, piece = checked.spec.model, seq_length // (2 * mesh.cp)
@@ -109,6 +111,22 @@ def _context(checked: Checked) -> Iterator[Diagnostic]:
         )
         hint = _near_multiples(seq_length, lcm(2 * mesh.cp, mesh.cp * mesh.tp))
         yield checked.error("MP208", detail, "batch.seq_length", hint)
+
+
+def _latents(checked: Checked) -> Iterator[Diagnostic]:
+    """Checks that a layer has latents to gather, and that the host can."""
+    attention, host = checked.spec.model.attention, checked.spec.host
+    reason = None
+    if not host.kind.trained:
+        reason = f"host.name = {host.kind.name}, which gathers heads"
+    elif not isinstance(attention, LatentAttention):
+        reason = "no layer has latent attention" if attention is None else f"attention.kind = {attention.kind}"
+    elif checked.letters is not None:
+        choose = () if attention.indexer is None else (*attention.indexer.layers, *attention.indexer.shared_layers)
+        if all(letter != "A" or layer in choose for layer, letter in enumerate(checked.letters)):
+            reason = "every A layer chooses its keys, or there is none"
+    if reason is not None:
+        yield checked.error("MP213", f"mesh.context_exchange = latents, and {reason}", "mesh.context_exchange", "context_exchange: heads")
 
 
 def _near_multiples(number: int, step: int) -> str:

@@ -88,6 +88,15 @@ def _other_reduction(spec: Spec) -> object | None:
     return f"{reduce}, precision.grads = {grads}, sharding.mode = ddp" if spec.sharding.copies and reduce is not grads else None
 
 
+def _latents(spec: Spec) -> object | None:
+    """Latents that expand by an up-projection with adapters, or in eight bits."""
+    if not spec.mesh.gathers_latents:
+        return None
+    adapted = spec.lora is not None and spec.lora.adapts("A", "kv_up")
+    reasons = {"precision.recipe": spec.precision.recipe is not None, "lora on kv_up": adapted}
+    return ", ".join(["latents", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
+
+
 def _other_host(spec: Spec) -> object | None:
     return None if spec.host.kind.trained else spec.host.kind.name
 
@@ -98,6 +107,7 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.parallel_layers", _shared_norm, "[], or without these"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("mesh.etp", _above_one("etp"), "1"),
+    ("mesh.context_exchange", _latents, "heads, or without these"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
     ("precision.reduce", _other_reduction, "precision.grads"),
     ("precision.families", _families, "{}"),

@@ -65,7 +65,8 @@ def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True, compiled:
         measured: True if expert row counts are read from tensors; else the spec states them.
         compiled: True if blocks are compiled by torch.compile.
     """
-    tp, ep, cp = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured), context_parallel(mesh)
+    tp, ep = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured)
+    cp = context_parallel(mesh, gathers_latents=job.spec.mesh.gathers_latents)
     stages = tuple(build_stage(job.spec, job.inventory, slot, tp, ep, cp) for slot in job.slots(mesh.coordinate["pp"]))
     for stage in stages:
         recompute_stage(stage, job.spec, job.inventory)

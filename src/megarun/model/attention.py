@@ -24,6 +24,7 @@ from megarun.parallel.groups.context_indexer import (
     context_indexed_attention,
     context_indexed_attention_choice,
 )
+from megarun.parallel.groups.context_latent import LatentCore
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 from megarun.parallel.groups.tensor_norm import row_rms_norm
 
@@ -131,6 +132,8 @@ class LatentAttention(Block):
             self.indexer = Indexer(config.indexer, config.q_lora_rank, hidden_size, index_loss_factor, tp)
             self.sends_choice = any(layer == group[0] for group in config.indexer.groups)
         self.takes_choice = config.indexer is not None and layer in config.indexer.shared_layers
+        late = cp.gathers_latents and self.indexer is None and not self.takes_choice
+        self.late = LatentCore(tp, cp, self.nope_dim, self.scale, self.window) if late else None
 
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed.
@@ -148,6 +151,8 @@ class LatentAttention(Block):
         if self.rotates:
             q = rope(q, table.cos, table.sin)
         latent, k_rope = self.kv_down(normed).split([self.kv_lora_rank, self.rope_dim], dim=-1)
+        if self.late is not None:
+            return self.add(x, self.core(q, self.kv_latent_norm(latent), self._rotated(k_rope, table), starts, rotary.relations))
         kv = torch.unflatten(self.tp.project(self.kv_latent_norm(latent), self.kv_up)[0], -1, heads)
         k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
         del kv  # not saved for backward
@@ -155,6 +160,11 @@ class LatentAttention(Block):
             return self.add(x, self.core(q, k, v, starts, rotary.relations, rotary.choice))
         made, choice = self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts)
         return self.add(x, made) if choice is None else (self.add(x, made), choice)
+
+    def _rotated(self, k_rope: Tensor, table: Rotary) -> Tensor:
+        """Own tokens' rotary keys [B, t, R] -> those of the rank's positions [B, T / cp, R], rotated."""
+        keys = self.tp.gather(k_rope)
+        return rope(keys.unsqueeze(2), table.cos, table.sin).squeeze(2) if self.rotates else keys
 
     def core(
         self,
@@ -165,8 +175,13 @@ class LatentAttention(Block):
         relations: Relations | None = None,
         choice: Tensor | None = None,
     ) -> Tensor:
-        """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention, to chosen keys if given, and its output projection."""
-        if choice is None:
+        """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention, to chosen keys if given, and its output projection.
+
+        With `mesh.context_exchange: latents` k and v are latents of the rank's own tokens [B, t, latent] and rotated keys [B, T, R].
+        """
+        if self.late is not None:
+            attend = partial(self.late.attend, q, k, v, self.kv_up.weight, starts, relations)
+        elif choice is None:
             attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, relations=relations)
         else:
             attend = partial(context_chosen_attention, self.cp, q, k, v, choice, self.scale, self.window, starts)

@@ -214,6 +214,17 @@ CASES = [(host, HYBRID, change, key) for host, cases in LOST.items() for change,
 CASES += [(host, DENSE, change, key) for host, cases in LOST_OF_DENSE.items() for change, key in cases.items()]
 
 
+WIDTHS = "kv_lora_rank: 64, qk_nope_head_dim: 32, qk_rope_head_dim: 16, v_head_dim: 32"
+LATENT = f"model.attention={{kind: mla, num_heads: 8, q_lora_rank: null, {WIDTHS}}}"
+
+
+@pytest.mark.requirement("R-71")
+@pytest.mark.parametrize("host", ["megatron", "fsdp2", "deepspeed"])
+def test_an_exchange_of_latents_is_lost(host: str) -> None:
+    found = [exported(host, DENSE, LATENT, "mesh.cp=2", f"mesh.context_exchange={exchange}") for exchange in ("heads", "latents")]
+    assert [[loss.key for loss in each.losses].count("mesh.context_exchange") for each in found] == [0, 1]
+
+
 @pytest.mark.requirement("R-71")
 @pytest.mark.parametrize(("host", "text", "change", "key"), CASES, ids=lambda value: value if len(value) < 100 else "")
 def test_a_loss_is_told_by_its_key(host: str, text: str, change: str, key: str) -> None:

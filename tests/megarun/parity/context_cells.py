@@ -1,6 +1,6 @@
 """Cells of context parallelism in addition to `parity_cells`: single families, packed rows, every schedule, features, all axes."""
 
-from feature_cells import NGRAM, STRUCTURE, WINDOWED
+from feature_cells import NGRAM, RELATIONS, STRUCTURE, WINDOWED
 from parity_cells import (
     C2,
     C4,
@@ -13,6 +13,7 @@ from parity_cells import (
     LONG,
     RESHARD,
     ROUTED,
+    SELECTIVE,
     STATES,
     T2,
     UNBIASED,
@@ -20,7 +21,9 @@ from parity_cells import (
     Cell,
     pattern,
 )
+from parity_model import INDEXED, MLA
 
+LATENTS = {"context_exchange": "latents"}
 CONTEXT_CELLS = [
     # single families without a carried state
     Cell("cp2-experts-alone", C2, spec=pattern("E", 2)),
@@ -36,6 +39,16 @@ CONTEXT_CELLS = [
     Cell("cp2-zero-bubble-pp2-vpp2-states", C2 | V2, "interleaved_zero_bubble", STATES | UNBIASED, by_course=True),
     Cell("cp2-dualpipev-pp2", C2 | V2, "dualpipev"),
     Cell("cp4-zbv-pp2-latent", C4 | V2, "zbv", LATENT | LONG),
+    # latents gathered, and expanded by groups of heads
+    Cell("cp2-latents", C2 | LATENTS, spec=pattern("A", 3, attention=MLA), ci=True),
+    Cell(
+        "cp4-dp2-latents-nope",
+        C4 | {"dp_shard": 2} | LATENTS,
+        spec=pattern("A", 3, attention={**MLA, "nope_layers": [1], "window_size": 6}),
+    ),
+    Cell("cp4-zbv-pp2-latents", C4 | V2 | LATENTS, "zbv", LATENT | LONG | RELATIONS),
+    Cell("packed-cp2-tp2-latents-recompute", C2 | T2 | LATENTS, spec=FEW_WORDS | UNBIASED | LATENT | SELECTIVE),
+    Cell("cp2-tp2-latents-indexed", C2 | T2 | LATENTS, spec=pattern("A", 3, attention=INDEXED)),
     # documents that end within a rank's piece, and between two
     Cell("packed-cp2-attention", C2, spec=FEW_WORDS | pattern("A", 2)),
     Cell("packed-cp2-mamba", C2, spec=FEW_WORDS | UNBIASED | pattern("M", 2)),

@@ -10,7 +10,7 @@ from megakernels._common import fake_like, join, only_needed, require
 from megakernels._common.device import module_for
 from megakernels.ops.rope import reference
 
-__all__ = ["mla_kv", "rope"]
+__all__ = ["mla_kv", "mla_kv_backward", "rope"]
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -66,6 +66,20 @@ def mla_kv(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) 
     v: Tensor
     k, v = _mla_kv(kv, k_rope, cos, sin, nope_dim)
     return k, v
+
+
+def mla_kv_backward(grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) -> tuple[Tensor, Tensor]:
+    """Gradients of kv [B, T, H, n+v] and k_rope [B, T, R], for a caller that makes keys and values again; arguments are those of `mla_kv`.
+
+    Args:
+        grad_k: [B, T, H, n+R].
+        grad_v: [B, T, H, v].
+        cos: fp32 [T, R/2].
+        sin: fp32 [T, R/2].
+        nope_dim: n.
+    """
+    grad_kv, grad_rope = _mla_kv_backward(grad_k, grad_v, cos, sin, nope_dim, [True, True])
+    return grad_kv, grad_rope
 
 
 def _check(operation: str, num_positions: int, width: int, cos: Tensor, sin: Tensor) -> None:

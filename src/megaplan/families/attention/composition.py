@@ -5,6 +5,8 @@ Source: arXiv:2305.13245, section 2.2 (GQA); arXiv:2405.04434, equations 9 to 19
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megakernels.facts import KernelScratch, Work
 from megakernels.ops.attention.facts import AttentionSizes
 from megakernels.ops.chosen_attention.facts import MaskedSizes
@@ -16,6 +18,7 @@ from megaplan.blocks.ops import Dims
 from megaplan.blocks.storages import PIECES
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
+from megaplan.families.attention.latents import GroupBytes, group_bytes, head_groups, of_group
 from megaplan.families.attention.section import PLAIN, AttentionVariant, GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.family import Exchanges
 
@@ -50,6 +53,14 @@ def core_inside(
     """
     sizes = _core(dims, attention, variant)
     return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
+
+
+def expanding_bytes(dims: Dims, attention: LatentAttention, variant: AttentionVariant) -> GroupBytes:
+    """Bytes that the core holds for one group of heads under `mesh.context_exchange: latents`."""
+    whole = _core(dims, attention, variant)
+    core = of_group(whole, dims.cp)
+    inside = core.inside() if dims.kernels and core.accepted else KernelScratch(0, 0)
+    return group_bytes(core, attention.kv_lora_rank, attention.qk_rope_head_dim, inside, copies=core.heads < whole.heads)
 
 
 def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> str | None:
@@ -102,7 +113,7 @@ def attention_work(
     indexer = attention.indexer
     if indexer is not None and (variant.indexed or variant.shares):
         core = core._replace(most_keys=indexer.top_k)
-    ops = (first, *_latent(load, attention, hidden_size, core))
+    ops = (first, *_latent(load, attention, hidden_size, core, late=load.gathers_latents and not (variant.indexed or variant.shares)))
     if indexer is not None and variant.indexed:
         rotated = core._replace(index_heads=indexer.num_heads), attention.qk_rope_head_dim
         ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, *rotated)
@@ -120,7 +131,8 @@ def attention_exchanges(
         return Exchanges(context_width=attention.num_kv_heads * sum(head_widths(attention)))
     gathered = (attention.q_lora_rank or hidden_size) + attention.kv_lora_rank + attention.qk_rope_head_dim
     widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
-    return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths)
+    latents = 0 if variant is not None and (variant.indexed or variant.shares) else attention.kv_lora_rank + attention.qk_rope_head_dim
+    return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths, latent_width=latents)
 
 
 def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes, rotated: int) -> Works:
@@ -150,8 +162,11 @@ def _qk_norms(load: Workload, attention: GroupedQueryAttention, heads: int, num_
     return (OpWork("qk_norm", PART, norm(heads * width, load.itemsize) + norm(num_kv_heads * width, load.itemsize), NORM),)
 
 
-def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: AttentionSizes) -> Works:
-    """The down projections are replicated: under sequence parallelism a rank makes the latents of its own tokens."""
+def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: AttentionSizes, *, late: bool) -> Works:
+    """The down projections are replicated: under sequence parallelism a rank makes the latents of its own tokens.
+
+    `late` is true if the core expands gathered latents.
+    """
     heads, nope, rotated = attention.num_heads // load.tp, attention.qk_nope_head_dim, attention.qk_rope_head_dim
     value, latent = attention.v_head_dim, attention.kv_lora_rank
     query, rank = heads * (nope + rotated), attention.q_lora_rank
@@ -168,11 +183,30 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: 
         OpWork("rope", PART, rope(query, load.itemsize), ROPE),
         linear_work(load, "kv_down", PART, hidden_size, latent + rotated, own_tokens=True),
         norm_work(load, "kv_latent_norm", PART, latent, own_tokens=True),
-        linear_work(load, "kv_up", PART, latent, heads * (nope + value)),
-        OpWork("mla_kv", PART, mla_kv(heads, nope, rotated, value, load.itemsize), MLA_KV),
-        OpWork("attention", "attention", core.work(), core),
+        *(_expanding(load, attention, core) if late else _expanded(load, attention, core)),
         linear_work(load, "o_proj", PART, heads * value, hidden_size, closes=True),
     )
+
+
+def _expanded(load: Workload, attention: LatentAttention, core: AttentionSizes) -> Works:
+    """Keys and values of the rank's own tokens, and the core."""
+    nope, rotated, value = attention.qk_nope_head_dim, attention.qk_rope_head_dim, attention.v_head_dim
+    return (
+        linear_work(load, "kv_up", PART, attention.kv_lora_rank, core.heads * (nope + value)),
+        OpWork("mla_kv", PART, mla_kv(core.heads, nope, rotated, value, load.itemsize), MLA_KV),
+        OpWork("attention", "attention", core.work(), core),
+    )
+
+
+def _expanding(load: Workload, attention: LatentAttention, core: AttentionSizes) -> Works:
+    """Keys and values of all tokens, made once forward and once backward, and the core, for one group of heads after another."""
+    once, inside = _expanded(load, attention, of_group(core, load.cp)), ("attention",)
+    work = [op.work * load.cp for op in once[:2]]
+    again = (replace(each, input_grad=each.input_grad + each.forward, recomputed=each.forward) for each in work)
+    moved = (replace(each, moved_input=each.moved_input + each.moved_forward) for each in again)
+    group = *(op._replace(work=each, counts=inside) for op, each in zip(once[:2], moved, strict=True)), once[2]
+    rotated = OpWork("rope k", PART, rope(attention.qk_rope_head_dim, load.itemsize), ROPE)
+    return (rotated, *(group * head_groups(core.heads, load.cp)))
 
 
 def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, core: AttentionSizes, rotated: int) -> Works:

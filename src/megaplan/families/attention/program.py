@@ -34,8 +34,9 @@ from megaplan.blocks.ops import (
 from megaplan.blocks.storages import INSIDE, INSIDE_BACKWARD, Shapes, Stored, inside_storages, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.families.attention.composition import core_inside, head_widths, indexed_inside
-from megaplan.families.attention.section import AttentionPlace, AttentionVariant, GroupedQueryAttention, Indexer, LatentAttention, Role
+from megaplan.families.attention.composition import core_inside, expanding_bytes, head_widths, indexed_inside
+from megaplan.families.attention.indexer import INDEX, indexer_ops, indexer_storages
+from megaplan.families.attention.section import AttentionPlace, AttentionVariant, GroupedQueryAttention, LatentAttention, Role
 from megaplan.families.family import Selective
 
 SELECTIVE = Selective("core", frozenset({"attention"}))
@@ -43,6 +44,8 @@ INDEXED = SELECTIVE._replace(method="indexed_core")
 GATED = SELECTIVE._replace(reruns=frozenset({"attention", "gate sigmoid", "gate"}))
 GATHERED = frozenset({"gather keys", "index keys", "gather index keys"})  # under CP the core gathers them once more
 HELD = frozenset({"normed", "q", "k", "v", "gate"})  # locals of forward
+UNROTATED = "unrotated_cos", "unrotated_sin"
+LATENT_HELD = HELD | {CHOICE, "q_flat", "q_latent_normed", "kv_latent", *UNROTATED}
 
 
 class AttentionKey(NamedTuple):
@@ -84,6 +87,8 @@ def attention_program(
 ) -> tuple[BlockProgram, Shapes]:
     """One A block."""
     attention = variant.section(attention)
+    if dims.gathers_latents and isinstance(attention, LatentAttention) and not (variant.indexed or variant.shares):
+        return _expanding_program(dims, attention, variant._replace(heads=None), place)
     role: Role = "first" if place.role == "later" else place.role  # later ones differ only in the owner of the choice
     if variant.indexed and isinstance(attention, LatentAttention):
         inside = indexed_inside(dims, attention, parameters, returns_choice=role == "source")
@@ -96,9 +101,12 @@ def attention_program(
         words = 0 if place.role == "later" else num_words(dims.tokens * dims.cp)
         tensors |= storages(DType.INT32, Column.ACTIVATIONS, {CHOICE if role == "source" else GIVEN_CHOICE: dims.wide(words)})
     if key.relations:
-        heads = attention.num_heads // dims.tp
-        tensors |= storages(parameters, Column.ACTIVATIONS, {RELATIONS: (dims.relations, heads)})
+        tensors |= _relations(dims, attention, parameters)
     return _program(key, *core), residual(tensors)
+
+
+def _relations(dims: Dims, attention: GroupedQueryAttention | LatentAttention, parameters: DType) -> Shapes:
+    return storages(parameters, Column.ACTIVATIONS, {RELATIONS: (dims.relations, attention.num_heads // dims.tp)})
 
 
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
@@ -116,14 +124,7 @@ def attention_ops(
     """Program and retained locals of an A block; `kernels` is true if Triton's kernels run the core."""
     if key.kind == "gqa":
         return grouped_ops(key, rotates, sharded, context, kernels), HELD
-    return latent_ops(key, rotates, indexed, sharded, context, kernels, role), HELD | {
-        CHOICE,
-        "q_flat",
-        "q_latent_normed",
-        "kv_latent",
-        "unrotated_cos",
-        "unrotated_sin",
-    }
+    return latent_ops(key, rotates, indexed, sharded, context, kernels, role), LATENT_HELD
 
 
 @lru_cache(maxsize=1)  # a model's A blocks and MTP depths, one after another
@@ -186,6 +187,29 @@ def latent_ops(
     key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool, role: Role = "alone"
 ) -> tuple[Op, ...]:
     """MLA, as `LatentAttention.forward` runs it."""
+    ops = _latents(key, rotates, sharded)
+    ops += project("latent_normed", "latent_gathered", Projection("kv_up", "kv_up", "kv_up.weight"), sharded=sharded)
+    k_rope = "k_rope_gathered" if sharded else "k_rope"
+    if sharded:
+        ops.append(GATHER_ROPE)
+    table = () if rotates else UNROTATED
+    if table:
+        ops.insert(0, Op("unrotated", (), table))
+    ops += [
+        Op("mla_kv", ("kv_up", k_rope, *table), ("k", "v"), keeps=table, grads=("kv_up", k_rope)),
+    ]
+    if indexed:
+        ops += indexer_ops(sharded)
+    if role == "first":
+        ops.insert(0, Op(TAKE_CHOICE, (), (GIVEN_CHOICE,)))
+    return (*ops, *_core(sharded, context, table if indexed else None, kernels, key, role))
+
+
+GATHER_ROPE = Op("gather k_rope", ("k_rope",), ("k_rope_own", "k_rope_gathered"), grads=("k_rope",))  # a collective reads no view
+
+
+def _latents(key: AttentionKey, rotates: bool, sharded: bool) -> list[Op]:
+    """Queries, rotated, and the normed latent with the rotary key."""
     low_rank = key.first
     q_bias, kv_bias = ("q_down.bias", "kv_down.bias") if key.bias else (None, None)
     query = "q_flat" if rotates else "q"
@@ -204,22 +228,60 @@ def latent_ops(
         linear("kv_down", "normed", "kv_latent", "kv_down.weight", bias=kv_bias),
         cut("split kv", "kv_latent", ("latent", "k_rope")),
         norm("kv_latent_norm", "latent", "latent_normed", "latent_rstd", "kv_latent_norm.weight"),
-        *project("latent_normed", "latent_gathered", Projection("kv_up", "kv_up", "kv_up.weight"), sharded=sharded),
     ]
+    return ops
+
+
+EXPANDED, EXPANDED_BACKWARD, GATHERED_LATENTS = "expanded", "expanded_backward", "latents_gathered"
+QUERY_GRADIENT, UP_GRADIENT, LATENT_SUMS = "q_gradient", "kv_up_gradient", "latents_sums"
+
+
+def _expanding_program(
+    dims: Dims, attention: LatentAttention, variant: AttentionVariant, place: AttentionPlace
+) -> tuple[BlockProgram, Shapes]:
+    """MLA under `mesh.context_exchange: latents`: the core makes keys and values of a group of heads from gathered latents."""
+    latent, rope, heads = attention.kv_lora_rank, attention.qk_rope_head_dim, attention.num_heads // dims.tp
+    held, wide = expanding_bytes(dims, attention, variant), (dims.batch, dims.tokens * dims.cp)
+    summed = Column.COMMUNICATION if dims.dtype is dims.stat_dtype else Column.ACTIVATIONS  # else the reduction takes a copy
+    up = 0 if dims.frozen else heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+    key = attention_key(attention)._replace(relations=dims.relations > 0)
+    made = {"k_rotated": dims.wide(rope), QUERY_GRADIENT: dims.wide(heads, attention.qk_nope_head_dim + rope)}
+    made |= {EXPANDED: (held.forward // dims.dtype.bytes,), EXPANDED_BACKWARD: (held.backward // dims.dtype.bytes,)}
+    tensors = {
+        **attention_storages(dims, attention),
+        **storages(dims.dtype, Column.ACTIVATIONS, made),
+        **storages(dims.dtype, Column.GRADIENTS, {UP_GRADIENT: (up, latent)}),
+        **storages(dims.dtype, Column.COMMUNICATION, {GATHERED_LATENTS: (*wide, latent + rope)}),
+        **storages(dims.stat_dtype, summed, {LATENT_SUMS: (*wide, latent + rope)}),
+        **inside_storages(dims, held.inside),
+        **(_relations(dims, attention, dims.dtype) if key.relations else {}),
+    }
+    return _expanding(key, place.rotates, dims.tp > 1), residual(tensors)
+
+
+@cache
+def _expanding(key: AttentionKey, rotates: bool, sharded: bool) -> BlockProgram:
+    ops = _latents(key, rotates, sharded)
     k_rope = "k_rope_gathered" if sharded else "k_rope"
     if sharded:
-        ops.append(Op("gather k_rope", ("k_rope",), ("k_rope_own", "k_rope_gathered"), grads=("k_rope",)))  # a collective reads no view
-    table = () if rotates else ("unrotated_cos", "unrotated_sin")
-    if table:
-        ops.insert(0, Op("unrotated", (), table))
-    ops += [
-        Op("mla_kv", ("kv_up", k_rope, *table), ("k", "v"), keeps=table, grads=("kv_up", k_rope)),
-    ]
-    if indexed:
-        ops += _indexer_ops(sharded)
-    if role == "first":
-        ops.insert(0, Op(TAKE_CHOICE, (), (GIVEN_CHOICE,)))
-    return (*ops, *_core(sharded, context, table if indexed else None, kernels, key, role))
+        ops.append(GATHER_ROPE)
+    if rotates:
+        ops.append(Op("rope k", (k_rope,), ("k_rotated",)))
+        k_rope = "k_rotated"
+    else:
+        ops.insert(0, Op("unrotated", (), UNROTATED))
+    read, made = ("q", "latent_normed", k_rope), ("attention", "lse")
+    part = (RELATIONS,) if key.relations else ()
+    during = GATHERED_LATENTS, EXPANDED_BACKWARD, INSIDE_BACKWARD, QUERY_GRADIENT, UP_GRADIENT, LATENT_SUMS, *part
+    core = Op(
+        "attention",
+        read,
+        (*made, GATHERED_LATENTS, EXPANDED, INSIDE),
+        keeps=(*read, *made),
+        params=("kv_up.weight",),
+        before=((during, False),),
+    )
+    return SELECTIVE.program(*ops, core, *_output(sharded, read[1:], key), held=LATENT_HELD)
 
 
 def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
@@ -244,7 +306,7 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
         **_statistics(dims, heads, statistics),
         **_communicated(dims, {**gathered, "k_gathered": (heads, key), "v_gathered": (heads, value)}),
     }
-    return found | _indexer_storages(dims, attention.indexer) if attention.indexer is not None else found
+    return found | indexer_storages(dims, attention.indexer) if attention.indexer is not None else found
 
 
 def _core(
@@ -307,41 +369,6 @@ def _gate(key: AttentionKey) -> tuple[Op, ...]:
         Op("gate sigmoid", ("gate",), ("gate_sigmoid",), keeps=("gate_sigmoid",)),
         Op("gate", reads, ("gated",), keeps=reads, fetches=product),
     )
-
-
-INDEX = ("indexer.q", "indexer.k", "indexer.weights")
-
-
-def _indexer_ops(sharded: bool) -> list[Op]:
-    """Projections whose inputs get no gradient from them; under TP they run on the rank's own tokens and are gathered afterwards."""
-    ops = []
-    for name, reads, made in zip(("q_up", "k_proj", "head_weights"), ("q_latent_normed", "normed", "normed"), INDEX, strict=True):
-        own, param = f"{made}_own" if sharded else made, f"indexer.{name}.weight"
-        ops.append(
-            Op(f"indexer.{name}", (reads,), (own,), keeps=(reads,), params=(param,), grads=(), keeps_first=True, late=((param, own),))
-        )
-        if sharded:
-            ops.append(Op(f"gather {made}", (own,), (made,)))
-    return ops
-
-
-def _indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
-    """Storages of the indexer; under TP the core saves the output of a collective."""
-    own, wide = dims.residual[:2], dims.wide
-    widths = (indexer.num_heads, indexer.head_dim), (indexer.head_dim,), (indexer.num_heads,)
-    kept = {name: wide(*width) for name, width in zip(INDEX, widths, strict=True)}
-    found = {
-        **storages(dims.dtype, Column.ACTIVATIONS if dims.tp == 1 else Column.COMMUNICATION, kept),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("indexer.threshold", "indexer.lse"), wide())),
-    }
-    if dims.tp > 1:
-        shapes = {f"{name}_own": (*own, *width) for name, width in zip(INDEX, widths, strict=True)}
-        found |= storages(dims.dtype, Column.ACTIVATIONS, shapes)
-    if dims.cp > 1:
-        whole = (dims.batch, dims.tokens * dims.cp, indexer.head_dim)
-        found |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"indexer.keys": wide(indexer.head_dim)})
-        found |= storages(dims.stat_dtype, Column.COMMUNICATION, {"indexer.keys_gathered": whole})
-    return found
 
 
 def _statistics(dims: Dims, heads: int, more: Mapping[str, tuple[int, ...]]) -> Shapes:

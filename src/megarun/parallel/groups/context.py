@@ -48,11 +48,13 @@ class ContextParallel:
         degree: Number of ranks in the group.
         index: Rank within the group.
         group: Process group; None if the degree is one.
+        gathers_latents: True if latent attention gathers latents (`mesh.context_exchange`).
     """
 
     degree: int
     index: int
     group: dist.ProcessGroup | None
+    gathers_latents: bool = False
 
     @property
     def pieces(self) -> tuple[int, ...]:
@@ -139,10 +141,10 @@ WHOLE = ContextParallel(1, 0, None)
 """No context parallelism."""
 
 
-def context_parallel(mesh: RankMesh) -> ContextParallel:
+def context_parallel(mesh: RankMesh, *, gathers_latents: bool = False) -> ContextParallel:
     """This rank's CP group."""
     degree = mesh.size("cp")
-    return ContextParallel(degree, mesh.coordinate["cp"], mesh.axes["cp"].get_group()) if degree > 1 else WHOLE
+    return ContextParallel(degree, mesh.coordinate["cp"], mesh.axes["cp"].get_group(), gathers_latents) if degree > 1 else WHOLE
 
 
 def own_positions(index: int, degree: int, seq_length: int) -> Tensor:
