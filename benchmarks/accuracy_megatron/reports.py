@@ -149,11 +149,11 @@ def page() -> str:
     """The page's text."""
     found = reports()
     lines = [HEAD, "| Measured | Figures | Mean error % | Worst % |", "|---|---|---|---|"]
-    for kind in ("allocated", "reserved", "device"):
-        errors = [one.error for one in found if one.kind == kind]
-        lines.append(f"| {kind} | {len(errors)} | {mean(map(abs, errors)):.2f} | {max(errors, key=abs):+.2f} |")
-    errors = [one.error for one in found]
-    lines += [f"| all | {len(errors)} | {mean(map(abs, errors)):.2f} | {max(errors, key=abs):+.2f} |", ""]
+    for kinds in (("allocated",), ("reserved",), ("allocated", "reserved"), ("device",), ("allocated", "reserved", "device")):
+        errors = [one.error for one in found if one.kind in kinds]
+        name = "all" if len(kinds) == 3 else " or ".join(kinds)
+        lines.append(f"| {name} | {len(errors)} | {mean(map(abs, errors)):.2f} | {max(errors, key=abs):+.2f} |")
+    lines.append("")
     lines += ["| Run | Measured GiB | | Estimate GiB | Error % | Suspected cause |", "|---|---|---|---|---|---|"]
     for one in found:
         sizes = f"{one.measured / GIB:.2f} | {one.kind} | {one.estimated / GIB:.2f} | {one.error:+.2f}"

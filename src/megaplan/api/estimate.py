@@ -150,7 +150,7 @@ class Estimate(Result):
         others = [item for item in job.diagnostics if item.code != DOES_NOT_FIT]
         padding = padding_diagnostics(job.spec, job.inventory, job.layout, budget)
         if budget.fits:
-            return (*others, *low_headroom(budget.worst), *padding)
+            return (*others, *low_headroom(budget.worst, job.spec), *padding)
         from megaplan.api.advice import advised  # noqa: PLC0415  (what fits needs none)
 
         return (*others, advised(job, job.layout, budget, job.diagnostics), *padding)

@@ -23,6 +23,7 @@ from megaplan.spec.rules import check_rules
 from megaplan.units import format_bytes
 
 BALANCED = 1.0
+GROWS = "expandable_segments"
 Reason = Literal["moe.routing_skew", "largest possible"]
 
 
@@ -125,8 +126,8 @@ def cuts(rank: RankBudget) -> tuple[Cut, ...]:
     return tuple(Cut(column, size, excess) for column, size in columns if size >= excess) or (Cut(*columns[0], excess),)
 
 
-def low_headroom(worst: RankBudget) -> list[Diagnostic]:
-    """MP502 if a rank fits with little headroom."""
+def low_headroom(worst: RankBudget, spec: Spec) -> list[Diagnostic]:
+    """MP502 if a rank fits with little headroom; segments that grow in place leave less of it to fragmentation."""
     if worst.headroom_bytes * 100 >= worst.usable_bytes * HEADROOM_PERCENT:
         return []
     column, size = max(worst.columns.items(), key=lambda item: item[1])
@@ -135,7 +136,8 @@ def low_headroom(worst: RankBudget) -> list[Diagnostic]:
     detail = (
         f"headroom {headroom} of {usable} usable is {percent}%, below {HEADROOM_PERCENT}%\nlargest column: {column} = {format_bytes(size)}"
     )
-    return [diagnostic("MP502", detail, Location(), (), Severity.WARNING)]
+    grow = () if spec.host.expands_segments or GROWS not in spec.host.kind.keys else (f"{GROWS}: true",)
+    return [diagnostic("MP502", detail, Location(), grow, Severity.WARNING)]
 
 
 SHARE = 100

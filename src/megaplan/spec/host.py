@@ -160,7 +160,7 @@ class Host(Section):
         expandable_segments: torch's allocator grows a stream's memory in place; null for the host's default: on, for Megatron off.
         model: hybrid is Megatron's HybridModel, one operator per letter; gpt its GPTModel, whose layer is an A and the D or E after it.
         attention_backend: flash keeps a log-sum-exp per row and head, fused (cuDNN) under GQA also the queries, unfused the probabilities.
-        cross_entropy: unfused (Megatron's default), native, te (Transformer Engine up to 2.11) or te_fp32 (later versions, fp32 gradient).
+        cross_entropy: unfused (Megatron's default), native, te (Transformer Engine before 2.18) or te_fp32 (2.18, fp32 gradient).
         wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy gradient per weight shape.
         attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
         hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.

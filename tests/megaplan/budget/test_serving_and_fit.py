@@ -134,8 +134,17 @@ def test_low_headroom_warns_and_ample_headroom_does_not(nam56r: Callable[..., Sp
     codes = []
     for size in (4, 8):
         spec, inventory, layout = parts(nam56r({"batch.micro_batch_size": size}), SPANS)
-        codes.append([item.code for item in low_headroom(build_budget(spec, inventory, layout).worst)])
+        codes.append([item.code for item in low_headroom(build_budget(spec, inventory, layout).worst, spec)])
     assert codes == [[], ["MP502"]]
+
+
+def test_little_headroom_names_segments_that_grow_where_they_are_off(nam56r: Callable[..., Spec]) -> None:
+    hints = []
+    for changes in ({"host.expandable_segments": False}, {}):
+        spec, inventory, layout = parts(nam56r({"batch.micro_batch_size": 8, **changes}), SPANS)
+        (found,) = low_headroom(build_budget(spec, inventory, layout).worst, spec)
+        hints.append("expandable_segments: true" in found.hints)
+    assert hints == [True, False]
 
 
 def test_nothing_fits(nam56r: Callable[..., Spec]) -> None:
