@@ -208,8 +208,10 @@ class Muon(torch.optim.Optimizer):
         gradients = self._gradients(deal.members)
         sent = deal.outgoing(gradients[0], self.iteration_dtype)
         nesterov_(deal.rows(self._momenta(deal.members)), deal.rows(gradients), deal.views(sent), MOMENTUM, scale)
-        parts = deal.collected(sent)
-        del sent
+        arrived = deal.exchanged(sent)
+        del sent  # before rows are put in order: the iteration then needs most
+        parts = deal.ordered(arrived)
+        del arrived
         x = self._gathered(kind, parts)
         del parts
         newton_schulz_(x, self.num_steps)
@@ -287,16 +289,19 @@ class Deal:
         """The pieces in such a buffer."""
         return self._views(sent, self.sent)
 
-    def collected(self, sent: Tensor) -> Tensor:
-        """This rank's whole matrices, or their TP parts [n, rows, cols], from what all ranks send."""
+    def exchanged(self, sent: Tensor) -> Tensor:
+        """The pieces of this rank's matrices as the ranks send them, one after another, in a buffer [n, rows, cols]."""
         buffer = sent.new_empty((self._own, *self._kind.part))
-        received = buffer.view(-1)[: sum(self._from)]
-        dist.all_to_all_single(received, sent, self._from, self._to, group=self._kind.group)
+        dist.all_to_all_single(buffer.view(-1)[: sum(self._from)], sent, self._from, self._to, group=self._kind.group)
+        return buffer
+
+    def ordered(self, buffer: Tensor) -> Tensor:
+        """This rank's whole matrices, or their TP parts [n, rows, cols], of what has arrived."""
         pieces = [piece for from_rank in self.received for piece in from_rank]
         if pieces and self._own == 1 and not self.members[pieces[0].tensor].transposed:
             return buffer  # the rows of one matrix arrive in their order
         parts = torch.zeros_like(buffer)
-        self._copy(self._places(parts, pieces), self._views(received, pieces))
+        self._copy(self._places(parts, pieces), self._views(buffer.view(-1)[: sum(self._from)], pieces))
         return parts
 
     def packed(self, parts: Tensor) -> Tensor:

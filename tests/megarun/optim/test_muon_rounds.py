@@ -73,7 +73,7 @@ def test_every_matrix_goes_to_one_rank_and_comes_back(seed: int, monkeypatch: py
         sent = deal.outgoing(shards[0], torch.float32)
         for place, rows_of in zip(deal.views(sent), deal.rows(shards), strict=True):
             place.copy_(rows_of)
-        return deal.collected(sent)
+        return deal.ordered(deal.exchanged(sent))
 
     gathered = exchanged(deals, collected, monkeypatch)
     owned = [matrix for parts in gathered for matrix in parts if matrix.any()]
