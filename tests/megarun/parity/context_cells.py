@@ -21,9 +21,9 @@ from parity_cells import (
     Cell,
     pattern,
 )
-from parity_model import INDEXED, MLA
+from parity_model import INDEXED, KDA, MLA
 
-LATENTS = {"context_exchange": "latents"}
+C8, LATENTS = {"cp": 8}, {"context_exchange": "latents"}
 CONTEXT_CELLS = [
     # single families without a carried state
     Cell("cp2-experts-alone", C2, spec=pattern("E", 2)),
@@ -48,6 +48,11 @@ CONTEXT_CELLS = [
     ),
     Cell("cp4-zbv-pp2-latents", C4 | V2 | LATENTS, "zbv", LATENT | LONG | RELATIONS),
     Cell("packed-cp2-tp2-latents-recompute", C2 | T2 | LATENTS, spec=FEW_WORDS | UNBIASED | LATENT | SELECTIVE),
+    Cell(
+        "cp8-latents-kda",
+        C8 | LATENTS,
+        spec=pattern("GA", 3, linear_attention=KDA, attention={**MLA, "nope_layers": [1]}) | {"batch.seq_length": 64},
+    ),
     Cell("cp2-tp2-latents-indexed", C2 | T2 | LATENTS, spec=pattern("A", 3, attention=INDEXED)),
     # documents that end within a rank's piece, and between two
     Cell("packed-cp2-attention", C2, spec=FEW_WORDS | pattern("A", 2)),
