@@ -1,4 +1,4 @@
-"""The demo's picture: the loss of a run that was killed and resumed under another plan, over that of one that nothing interrupted.
+"""Draws the demo's picture: the loss of a run without interruption, and of one that was killed and resumed under another plan.
 
 python scripts/demo_curve.py runs/demo curve.svg
 """

@@ -186,7 +186,7 @@ class Space:
         return found
 
     def _recompute(self, policy: MemoryPolicy) -> Section:
-        """The section of policies by letter, shared in the same way."""
+        """The section `recompute` with the policy of each letter; specs with the same policies share it."""
         key = "recompute", policy.recompute
         found = self._sections.get(key)
         if found is None:
