@@ -32,6 +32,17 @@ def release_of(row: Row) -> str | None:
     return row["release"] or (NEMO_RELEASES.get(commit) if row["framework"] == "nemo" else None)
 
 
+def with_microbatches(row: Row) -> Row:
+    """The row with torchtitan's microbatches, whose table states the batch of a rank alone: as many as pipeline ranks.
+
+    Source: `build_pipeline_schedule` of `torchtitan/parallelisms/pipelining_utils.py` in December 2024.
+    """
+    ranks = row["pp"] or 1
+    if row["framework"] != "torchtitan" or not 1 < ranks < row["nmb"]:
+        return row
+    return row | {"mbs": row["mbs"] * row["nmb"] // ranks, "nmb": ranks}
+
+
 def has_low_head(row: Row) -> bool:
     """True if the head multiplies in the recipe's dtype."""
     return "full" in row["cuda_graph"] and row["model"] in LOW_HEADS and row["framework"] == "bridge"

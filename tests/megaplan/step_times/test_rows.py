@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from step_times import replay, rows, specs
+from step_times import hosts, replay, rows, specs
 
 from megaplan.cost.step.constants import intervals
 from megaplan.cost.step.from_spec import unpriced
@@ -219,6 +219,15 @@ def test_what_has_no_term_is_named(model, reason):
     document = specs.document(row()) | {"host": {"name": "megarun"}}
     document["model"] = {"hidden_size": 256, "vocab_size": 512, "num_layers": 2, "mlp": {"ffn_hidden_size": 512}} | model
     assert unpriced(specs.spec_from_document(document)) == reason
+
+
+@pytest.mark.parametrize(
+    ("framework", "pp", "nmb", "size"),
+    [("torchtitan", 8, 32, (4, 8)), ("torchtitan", 8, 8, (1, 8)), ("torchtitan", 1, 32, (1, 32)), ("bridge", 8, 32, (1, 32))],
+)
+def test_a_pipeline_of_torchtitan_has_as_many_microbatches_as_ranks(framework, pp, nmb, size):
+    found = hosts.with_microbatches(row(framework=framework, pp=pp, nmb=nmb))
+    assert (found["mbs"], found["nmb"]) == size
 
 
 def test_the_page_has_the_intervals_of_the_constants():
