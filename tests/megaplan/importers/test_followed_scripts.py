@@ -127,8 +127,34 @@ def test_arguments_of_the_script_and_of_its_launch() -> None:
     assert taken(f'case "$1" in --size) B=$2; shift 2;; esac\n{RUN} $B "$@"', "--size", "4", "--swiglu") == 4
     (found,) = refused(f"{RUN} $2")
     assert found.hints[0] == "megaplan import megatron launch.sh -- ARG1 ARG2"
-    (found,) = refused(f"if [ $# -lt 1 ]; then\n echo usage\n exit 1\nfi\n{RUN} 4")
+    (found,) = refused(f"if ! false; then\n echo usage\n exit 1\nfi\n{RUN} 4")
     assert (found.code, "it exits on line 3" in found.detail) == ("MP923", True)
+
+
+def test_what_a_script_requires_is_read_as_if_it_were_given() -> None:
+    counted = f"if [ $# -lt 2 ]; then\n echo usage\n exit 1\nfi\nOUT=$1\n{RUN} 4 --save $OUT/$2"
+    assert taken(counted) == 4
+    assert "the script ends without $1, $2, and is read as if they were given" in notes(counted)
+    (found,) = refused(counted.replace("4 --save $OUT/$2", "$2"))
+    assert (found.code, found.hints[0]) == ("MP918", "megaplan import megatron launch.sh -- ARG1 ARG2")
+    first = 'if [[ -z "$DATA" || -z "${MODEL:-}" ]]; then exit 1; fi\nR=${RANK:?needed}\n[ -n "$PROFILE" ] && B=8\n'
+    variables = f"{first}{RUN} ${{B:-4}} --node-rank $R"
+    assert taken(variables) == 4, "a variable that is asked for and not required stays empty"
+    assert "the script ends without DATA, RANK, and is read as if they were given" in notes(variables.replace(' || -z "${MODEL:-}"', ""))
+    (found,) = refused(f'[ -n "$TP" ] || exit 1\n{RUN} 4 --tensor-model-parallel-size $TP')
+    assert (found.code, found.hints[0]) == ("MP918", "--env TP=…")
+
+
+def test_a_loop_to_a_number_that_is_not_known() -> None:
+    assert taken(f'N=$(nproc)\nfor ((i = 1; i < $N; i++)); do R+=" $i"; done\n{RUN} 4') == 4
+    (found,) = refused(f"N=$(nproc)\nB=1\nfor ((i = 1; i < $N; i++)); do B=2; done\n{RUN} $B")
+    assert (found.code, "a loop to i < $N" in found.detail) == ("MP922", True)
+
+
+def test_an_array_with_words_that_begin_with_a_bracket() -> None:
+    more = 'A=("${A[@]}" --bf16)\ntorchrun pretrain_gpt.py ${A[@]}'
+    found = read_script(f"A=(--micro-batch-size 4 --moe-layer-freq [0]*1+[1]*1)\n{more}", "x.sh", {}, [])
+    assert (found.values["micro_batch_size"], found.values["moe_layer_freq"], found.values["bf16"]) == (4, "[0]*1+[1]*1", True)
 
 
 def test_a_condition_that_the_text_does_not_decide() -> None:
@@ -164,3 +190,10 @@ def test_files_in_the_scripts_folder_are_followed(tmp_path: Path) -> None:
     outer = 'HERE=$(cd "$(dirname "$0")" && pwd)\nsource $HERE/conf/model.sh\nsbatch --nodes=3 ${HERE}/inner.sh $B\n'
     found = read_script(outer, str(tmp_path / "launch.sh"), {}, [])
     assert [found.values[key] for key in ("micro_batch_size", "nnodes", "nproc_per_node")] == [4, 3, 8]
+
+
+def test_files_are_found_from_the_root_of_the_scripts_tree(tmp_path: Path) -> None:
+    (tmp_path / "jobs/small").mkdir(parents=True)
+    (tmp_path / "jobs/small/run.sh").write_text(f"{RUN} $1\n", encoding="utf-8")
+    assert taken("bash jobs/small/run.sh 4", name=str(tmp_path / "jobs/small/sweep.sh")) == 4
+    assert taken("bash $(pwd)/run.sh 4", name=str(tmp_path / "jobs/small/sweep.sh")) == 4

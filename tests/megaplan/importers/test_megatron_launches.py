@@ -180,6 +180,26 @@ def test_gpus_that_are_given_stand_for_nodes_and_processes_that_are_not_known() 
     assert "the number of GPUs depends on NODES, GPUS" in [item.detail for item in found.diagnostics]
 
 
+def test_fewer_gpus_than_the_degrees_need_are_an_example() -> None:
+    degrees = "--num-layers 16 --pipeline-model-parallel-size 16 --global-batch-size 48"
+    text = f"torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {PLAIN} {degrees}"
+    found = import_megatron(text, "x.sh").loaded
+    assert found.spec.mesh.world_size == 16
+    assert any(
+        each.detail.endswith("need a multiple of 16: planned with 16") for each in found.diagnostics if each.severity is Severity.WARNING
+    )
+    with pytest.raises(MegaplanError, match="need a multiple of 16"):
+        import_megatron(text, "x.sh", gpus=8)
+    with pytest.raises(MegaplanError, match="need a multiple of 16"):
+        import_megatron(text.replace("--nnodes 1", "--nnodes 3"), "x.sh")
+
+
+def test_a_setting_of_training_that_is_set_nowhere_is_read_as_absent() -> None:
+    found = import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --train-iters $STEPS", "x.sh").loaded
+    (told,) = [each for each in found.diagnostics if "STEPS" in each.detail]
+    assert (told.detail, told.hints[0]) == ("--train-iters $STEPS, and STEPS is set nowhere: it is read as absent", "--env STEPS=…")
+
+
 def test_gpus_that_differ_from_what_the_launch_states_are_noted() -> None:
     text = f"torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {PLAIN}"
     found = import_megatron(text, "x.sh", gpus=4).loaded
@@ -446,8 +466,7 @@ def test_an_unknown_argument_is_a_note_unless_its_name_decides_a_tensor() -> Non
     [
         ("--num-key-value-heads 2", "MP913", "--group-query-attention --num-query-groups 2"),
         ("--intermediate-size 256", "MP913", "--ffn-hidden-size 256"),
-        ("--normalization rmsnorm", "MP914", "--normalization RMSNorm"),
-        ("--normalization RMS_norm", "MP914", "--normalization RMSNorm"),
+        ("--use-qk-norm", "MP913", "--qk-layernorm"),
         ("--tokenizer-type Llama2Tokenizer --tokenizer-model /models/own-100k.model", "MP916", "--set model.vocab_size=…"),
         ("--tokenizer-type GPT2BPETokenizer --vocab-file own.json", "MP916", "--set model.vocab_size=…"),
     ],
@@ -455,6 +474,13 @@ def test_an_unknown_argument_is_a_note_unless_its_name_decides_a_tensor() -> Non
 def test_hints_by_meaning(words: str, code: str, hint: str) -> None:
     (found,) = errors(f"{PLAIN} {words}")
     assert (found.code, found.hints[0]) == (code, hint)
+
+
+@pytest.mark.parametrize("word", ["rmsnorm", "RMS_norm"])
+def test_words_in_other_letters_are_read(word: str) -> None:
+    found = import_megatron(f"{PLAIN} --normalization {word}", "x.sh").loaded
+    assert found.spec.model.norm == "rmsnorm"
+    assert f"--normalization {word} is read as RMSNorm" in [each.detail for each in found.diagnostics]
 
 
 def test_arguments_of_earlier_releases() -> None:

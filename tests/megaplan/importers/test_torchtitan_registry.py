@@ -167,7 +167,6 @@ def codes(function, **given):
         ("elsewhere", "MP932", "training.local_batch_size"),
         ("muon", "MP932", "optimizer"),
         ("flex", "MP914", "flex"),
-        ("in_backward", "MP914", "early_step_in_backward"),
         ("typo", "MP913", "tensor_paralel_degree"),
         (None, "MP933", "--config base"),
         ("absent", "MP933", "absent"),
@@ -177,6 +176,13 @@ def test_what_decides_an_estimate_and_is_not_known_is_refused(function, code, sa
     found, text = codes(function)
     assert found[0] == code
     assert said in text
+
+
+def test_steps_in_backward_are_noted():
+    notes = [found.detail for found in read("in_backward").loaded.diagnostics if found.code == "MP919"]
+    assert (
+        "the optimizer takes each gradient in backward and frees it, and the estimate has them all, which is more" in notes[0].splitlines()
+    )
 
 
 def test_nothing_in_the_file_runs(tmp_path):

@@ -36,6 +36,7 @@ class Given:
         environment: Variables that the launch sets.
         left_out: Parts of the text that were not followed, each with its line.
         parsed: True for values after Megatron's parser, which include defaults, so unknown names are ignored.
+        program: The program that the launch starts; empty where the text names none.
     """
 
     values: dict[str, Any]
@@ -43,6 +44,7 @@ class Given:
     environment: dict[str, Any] = field(default_factory=dict)
     left_out: tuple[tuple[int, str], ...] = ()
     parsed: bool = False
+    program: str = ""
 
 
 class Arguments:
@@ -60,7 +62,7 @@ class Arguments:
         self.values = {key: value for key, value in given.values.items() if key not in self._policy.ignored}
         self.environment = given.environment
         self.vocab_size = vocab_size
-        self._given, self._name = given, name
+        self._given, self.name = given, name
         self._read: set[str] = set()
         self._errors: list[Diagnostic] = []
         self._faulty: set[str] = set()  # arguments whose value was refused: consequences of the dummy in its place are not reported
@@ -88,36 +90,41 @@ class Arguments:
         """True for values after Megatron's parser, as in a log or a resolved configuration."""
         return self._given.parsed
 
+    @property
+    def program(self) -> str:
+        """The program that the launch starts; empty where the text names none."""
+        return self._given.program
+
     def at(self, key: str) -> Location:
         """Location of an argument."""
-        return Location(self._name, self._given.lines.get(key), key=flag(key))
+        return Location(self.name, self._given.lines.get(key), key=flag(key))
 
     def value(self, key: str) -> Any:
         """The argument's raw value, or Megatron's default."""
         found = self.values.get(key)
         if key not in self._read and (names := _unresolved(found)):
-            self._unset(key, names)
+            lacks = f"{flag(key)} {_shown(found)}, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} set nowhere"
+            if ARGUMENTS[key].key.startswith("training."):
+                self.guess(key, f"{lacks}: it is read as absent", *(f"--env {name}=…" for name in names if name.isidentifier()))
+            else:
+                self._unset(key, names, lacks)
             self.values[key] = found = None
         self._read.add(key)
         default = ARGUMENTS[key].default
         return found if found is not None else None if default == REQUIRED else default
 
-    def _unset(self, key: str, names: list[str]) -> None:
+    def _unset(self, key: str, names: list[str], said: str) -> None:
         """Reports a value that lacks variables, arguments of the script, or outputs of programs."""
-        said, run = (
-            f"{flag(key)} {_shown(self.values[key])}",
-            shlex.join(["megaplan", "import", "megatron", "--record", "--", "bash", self._name]),
-        )
+        run = shlex.join(["megaplan", "import", "megatron", "--record", "--", "bash", self.name])
         programs = [name.strip("()") for name in names if name.startswith("(")]
         if programs:
-            said += f", and only a run of the script gives the output of {', '.join(programs)}"
+            said = f"{flag(key)} {_shown(self.values[key])}, and only a run of the script gives the output of {', '.join(programs)}"
             return self._refuse(
-                key, diagnostic("MP922", said, self.at(key), [f"megaplan import megatron {self._name} -- {flag(key)} …", run])
+                key, diagnostic("MP922", said, self.at(key), [f"megaplan import megatron {self.name} -- {flag(key)} …", run])
             )
-        said += f", and {', '.join(names)} {'is' if len(names) == 1 else 'are'} set nowhere"
         places = [int(name) for name in names if name.isdecimal()]
         hints = [f"--env {name}=…" for name in names if not name.isdecimal()]
-        hints += [f"megaplan import megatron {self._name} -- {' '.join(f'ARG{at}' for at in range(1, max(places) + 1))}"] if places else []
+        hints += [f"megaplan import megatron {self.name} -- {' '.join(f'ARG{at}' for at in range(1, max(places) + 1))}"] if places else []
         return self._refuse(key, diagnostic("MP918", said, self.at(key), hints))
 
     def _refuse(self, key: str, found: Diagnostic) -> None:
@@ -172,7 +179,10 @@ class Arguments:
         if found not in row.words:
             plain = _letters(found)
             near = next((word for word in row.words if _letters(word) == plain), None)
-            self.cannot(key, f"it is read as one of {', '.join(row.words)}", near or next(iter(row.words)))
+            if near is not None:
+                self.note(key, f"{flag(key)} {found} is read as {near}")
+                return near
+            self.cannot(key, f"it is read as one of {', '.join(row.words)}", next(iter(row.words)))
             return None if row.default is None else str(row.default)
         return str(found)
 
@@ -235,6 +245,10 @@ class Arguments:
         """Reports an assumption where the launch says nothing."""
         self._notes.append(diagnostic("MP919", said, self.at(key), severity=Severity.NOTE))
 
+    def guess(self, key: str, said: str, *hints: str) -> None:
+        """Warns of what is assumed or not counted, on which memory depends; a key that is empty is the whole launch."""
+        self._notes.append(diagnostic("MP919", said, self.at(key) if key else Location(self.name), hints, Severity.WARNING))
+
     def overruled(self, key: str, by: str) -> None:
         """Notes that a given argument has no effect, and what decides in its place."""
         row, found = ARGUMENTS[key], self.values.get(key)
@@ -251,12 +265,12 @@ class Arguments:
         whose = "" if model is None else f": its model comes from {flag(model)} {_shown(self.values[model])}"
         said = f"no {', '.join(map(flag, ('num_layers', *needed)))}: this is the launch of another front end than Megatron-LM's own{whose}"
         hint = "megaplan import hf CONFIG.json, then --set host.name=megatron and the degrees of the launch"
-        self._errors.append(diagnostic("MP916", said, Location(self._name), (hint,)))
+        self._errors.append(diagnostic("MP916", said, Location(self.name), (hint,)))
         return True
 
     def say(self, said: str) -> None:
         """Reports what was read outside the arguments."""
-        self._notes.append(diagnostic("MP919", said, Location(self._name), severity=Severity.NOTE))
+        self._notes.append(diagnostic("MP919", said, Location(self.name), severity=Severity.NOTE))
 
     def unknown_vocabulary(self, tokenizer: str) -> None:
         """Reports that the tokenizer decides the vocabulary and its size is unknown."""
@@ -319,7 +333,7 @@ class Arguments:
         named = ", ".join(map(flag, self._missing))
         said = f"{named} {'is' if len(self._missing) == 1 else 'are'} missing"
         words = " ".join(f"{flag(key)} N" for key in self._missing)
-        return diagnostic("MP916", said, self.at(self._missing[0]), (f"megaplan import megatron {self._name} -- {words}",))
+        return diagnostic("MP916", said, self.at(self._missing[0]), (f"megaplan import megatron {self.name} -- {words}",))
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
@@ -333,7 +347,7 @@ class Arguments:
     def _omissions(self) -> tuple[Diagnostic, ...]:
         """Notes about parts of the text that were not followed."""
         return tuple(
-            diagnostic("MP919", why, Location(self._name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
+            diagnostic("MP919", why, Location(self.name, line or None), severity=Severity.NOTE) for line, why in self._given.left_out
         )
 
 

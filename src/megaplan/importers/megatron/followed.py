@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.script import OF_LAUNCHER, Field, read_words
 from megaplan.importers.megatron.shell.follow import Shell
 from megaplan.importers.megatron.shell.scan import NeedsBashError
+from megaplan.importers.megatron.unset import required
 from megaplan.spec.read import STDIN_NAME
 
 MOST_CONDITIONS = 12
@@ -74,12 +75,18 @@ class _Script:
         """The launch, with notes on conditions that the script does not decide, and errors on those that decide a tensor."""
         decisions: dict[int, bool] = {}
         shell = self._follow(decisions)
+        lacking: dict[str, None] = {}
+        while not shell.launches and shell.ended and (found := self._required(shell, lacking)):
+            lacking |= dict.fromkeys(found)
+            shell = self._follow(decisions)
         for place in reversed(range(min(len(shell.undecided), MOST_CONDITIONS)) if not shell.launches else ()):
             if (other := self._follow({place: True})).launches:
                 shell, decisions = other, {place: True}
                 break
         given = read_recording(shell.recording(), self._name, number)
         notes, errors = list[tuple[int, str]](), list[Diagnostic]()
+        if lacking:
+            notes.append((0, f"the script ends without {', '.join(lacking)}, and is read as if they were given"))
         for place, condition in enumerate(shell.undecided[:MOST_CONDITIONS]):
             keys = self._changed({**decisions, place: not decisions.get(place, False)}, given, number)
             outcome = "holds" if decisions.get(place, False) else "does not hold"
@@ -90,6 +97,17 @@ class _Script:
                 said = f"{self._name} decides {', '.join(map(flag, keys[:8]))} by {condition.text!r}, which only running it answers"
                 errors.append(diagnostic("MP922", said, Location(self._name, condition.line)))
         return replace(given, left_out=(*given.left_out, *notes)), errors
+
+    def _required(self, shell: Shell, known: Collection[str]) -> list[str]:
+        """Variables and arguments without which the script ended: those of the last condition; they are given from now on."""
+        asked = re.search(r"\$\{?#\}?\W{0,3}-(?:(ne|lt|eq)|le) +(\d)", self._text)
+        if asked is not None and not self._argv:
+            count = int(asked[2]) + (asked[1] is None or asked[2] == "0")
+            self._argv = [required(str(place)) for place in range(1, count + 1)]
+            return [f"${place}" for place in range(1, count + 1)]
+        found = [name for name in shell.demanded if name not in known and len(known) < MOST_CONDITIONS]
+        self._environment = {**self._environment, **{name: required(name) for name in found if not name.isdecimal()}}
+        return [name for name in found if not name.isdecimal()]
 
     def _changed(self, decisions: Mapping[int, bool], given: Given, number: int | None) -> list[str]:
         """Arguments that have another value with other decisions; none if nothing is launched then."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
+from megaplan.importers.megatron.arguments import Arguments
 
 
 class _FrontEnd(NamedTuple):
@@ -73,6 +74,40 @@ _SIZES = {
     "seq_length": "--seq",
     "seq_len": "--seq",
 }
+
+
+_OTHER_PROGRAMS = {
+    r"bert": "BERT",
+    r"t5\b": "T5",
+    r"retro": "RETRO",
+    r"\bict\b|pretrain_ict|biencoder|retriever|orqa|realm": "a retriever",
+    r"vision_|dino|pretrain_swin": "a model of images",
+    r"generat|inference|server": "inference",
+    r"convert|checkpoint_util|checkpoint/": "the conversion of a checkpoint",
+    r"preprocess|merge_datasets|build_index": "the preparation of data",
+    r"tasks/|evaluat|finetune_race|msdp|lm_eval": "a task of evaluation",
+    r"quantize|export|prune": "the export of a checkpoint",
+}
+"""Parts of the names of programs in Megatron's tree that train no decoder of text."""
+_WITH_ENCODERS = re.compile(r"vlm|multimodal|mimo|flamingo|llava|omni|vl\.py")
+
+
+def refuse_other_program(launch: Arguments) -> None:
+    """Refuses a launch of a program that trains no decoder of text; warns of encoders that are not counted.
+
+    Raises:
+        MegaplanError: MP926.
+    """
+    program = "/".join(launch.program.lower().split("/")[-2:])
+    if re.search(r"(?:pretrain|train)_(?:gpt|mamba|hybrid)\w*\.py$", program):
+        return
+    what = next((what for part, what in _OTHER_PROGRAMS.items() if re.search(part, program)), None)
+    if what is not None:
+        detail = f"{launch.name} starts {launch.program.rpartition('/')[2]}, {what}, and a spec is of the training of a decoder of text"
+        raise MegaplanError([diagnostic("MP926", detail, Location(launch.name), ("megaplan import megatron TRAINING.sh",))])
+    if _WITH_ENCODERS.search(program):
+        said = f"{program.rpartition('/')[2]} builds encoders in front of the decoder, which are not counted"
+        launch.guess("", said)
 
 
 def refuse_front_end(text: str, name: str) -> None:

@@ -29,6 +29,7 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("use_bias", "add_bias_linear"), "--add-qkv-bias"),
         **dict.fromkeys(("num_attention_heads_kv",), "--group-query-attention --num-query-groups"),
         **dict.fromkeys(("attention_head_type",), "--group-query-attention --num-query-groups 1   # for"),
+        **dict.fromkeys(("use_qk_norm", "qk_norm", "use_qk_layernorm"), "--qk-layernorm"),
         **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
         **dict.fromkeys(("glu_activation",), "--swiglu   # for"),
         **dict.fromkeys(("no_tie_embed_logits",), "--untie-embeddings-and-output-weights"),

@@ -111,11 +111,15 @@ def _vocabulary(launch: Arguments, tp: int) -> int:
         size = launch.vocab_size
         if size is not None:
             return size
-        size, source = tokenizer_size(kind, model, launch.values.get("vocab_file"))
-        if size is None:
-            launch.unknown_vocabulary(str(source))
+        tokens = tokenizer_size(kind, model, launch.values.get("vocab_file"), launch.name)
+        if tokens.size is None:
+            launch.unknown_vocabulary(tokens.shown)
             return 1
-        launch.note("vocab_size", f"{size:,} tokens of {source}")
+        size = tokens.size
+        if tokens.guess:
+            launch.guess("vocab_size", f"{tokens.shown} is not known: {size:,} tokens, {tokens.guess}", "--set model.vocab_size=…")
+        else:
+            launch.note("vocab_size", f"{size:,} tokens of {tokens.shown}")
     return ceil(size / multiple) * multiple if pads else size
 
 

@@ -50,7 +50,7 @@ def read_recording(recording: Recording, name: str, number: int | None = None) -
     values |= _processes(row.environment, values)
     lines = {key: at for key, at in given.lines.items() if at} if row.file == name else {}
     left_out = (*_several(launches, row), *given.left_out, *_notes(recording))
-    return Given(_with_unset(values, row, recording), lines, dict(row.environment), left_out)
+    return Given(_with_unset(values, row, recording), lines, dict(row.environment), left_out, program=given.program)
 
 
 def unset_names(recording: Recording) -> list[str]:

@@ -43,13 +43,10 @@ def world_size(launch: Arguments, given: int | None, least: int) -> tuple[int, b
         launch.pass_over(*counts)
         launch.say(f"the number of GPUs depends on {', '.join(dict.fromkeys(lacking))}")
         return least, False
-    nodes, processes = launch.value("nnodes"), launch.value("nproc_per_node")
-    stated = launch.optional("world_size")
-    if stated is not None:
-        return stated, True
-    if isinstance(processes, int) and isinstance(nodes, int):
-        return nodes * processes, True
-    return least, False
+    nodes, processes, stated = launch.value("nnodes"), launch.value("nproc_per_node"), launch.optional("world_size")
+    if stated is None and isinstance(processes, int) and isinstance(nodes, int):
+        stated = nodes * processes
+    return (least, False) if stated is None else (stated, True)
 
 
 def read_mesh(launch: Arguments, num_stages: int, gpus: int | None) -> tuple[dict[str, Any], bool]:
@@ -66,8 +63,11 @@ def read_mesh(launch: Arguments, num_stages: int, gpus: int | None) -> tuple[dic
     total, stated = world_size(launch, gpus, least)
     if total % (pp * inner) or total < least:
         detail = f"{total} GPUs, and tp · pp · cp = {tp} · {pp} · {cp}, ep · etp = {ep} · {etp} need a multiple of {least}"
-        launch.values.setdefault("world_size", total)
-        launch.cannot("world_size", detail, least)
+        if gpus is None and total < least:  # an example whose nodes are still to be filled in
+            launch.guess("nnodes", f"{detail}: planned with {least}", "--gpus N")
+        else:
+            launch.values.setdefault("world_size", total)
+            launch.cannot("world_size", detail, least)
         total = least
     data = total // (pp * inner)
     instances = launch.optional("num_distributed_optimizer_instances") or 1

@@ -32,7 +32,7 @@ def read_command(words: Sequence[Field], environment: Mapping[str, str]) -> Give
     values = {OF_LAUNCHER[key]: value for key, value in launcher.values.items() if key in OF_LAUNCHER} | program.values
     lines = {OF_LAUNCHER.get(key, key): line for key, line in launcher.lines.items()} | program.lines
     assigned = dict(word.text.split("=", 1) for word in words[:stop] if _ASSIGNMENT.match(word.text))
-    return Given(values, lines, {**environment, **assigned}, program.left_out)
+    return Given(values, lines, {**environment, **assigned}, program.left_out, program=words[start - 1].text if start else "")
 
 
 def read_words(words: Sequence[Field]) -> Given:

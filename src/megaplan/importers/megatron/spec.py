@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.megatron.arguments import Arguments
-from megaplan.importers.megatron.front_ends import refuse_front_end
+from megaplan.importers.megatron.front_ends import refuse_front_end, refuse_other_program
 from megaplan.importers.megatron.launch import read_arguments
 from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.recorded import read_recording, unset_names
@@ -109,6 +109,7 @@ def import_recording(
 
 
 def _imported(launch: Arguments, name: str, overrides: Sequence[str], gpus: int | None) -> ImportedLaunch:
+    refuse_other_program(launch)
     if launch.foreign():
         launch.stop()
     plain, stated = _document(launch, _title(name), gpus)

@@ -3,42 +3,73 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
+from megaplan.importers.megatron.tokenizer_files import counted_tokens
 from megaplan.importers.megatron.unset import readable, unset_names
 
 DEFAULT = "GPT2BPETokenizer"
 """Default tokenizer of `pretrain_gpt.py`, from its `args_defaults`."""
-GPT2_TOKENS = 50_257
+GPT2_TOKENS, TIKTOKEN_TOKENS = 50_257, 131_072
 OF_MODEL = {
-    r"nemotron_2_256k": 256_000,
-    r"mistral-?7b|mixtral-8x7b|llama-?2": 32_000,
-    r"mixtral-8x22b": 32_768,
+    r"nemotron_2_256k|nemotron-mini": 256_000,
+    r"nemotron-?h|nemotron-(?:3-)?nano": 131_072,
+    r"mistral-?7b|mixtral.?8x7b|llama-?2": 32_000,
+    r"mixtral.?8x22b": 32_768,
     r"llama-?3": 128_256,
-    r"gpt2": 50_257,
+    r"gpt-?2": 50_257,
+    r"pythia|gpt-neox": 50_277,
+    r"qwen[-_]?(?:1[._p]?5|2(?![._p]?5))": 151_646,
+    r"qwen[-_]?2[._p]?5|distill-qwen": 151_665,
+    r"qwen[-_]?3(?![._p]?[5-9](?!\d*b))(?!.*(?:next|omni|coder))": 151_669,
+    r"deepseek-?_?v3|deepseek-r1(?!-distill)": 128_815,
+    r"gpt-?oss": 200_019,
+    r"gemma-?3": 262_145,
+    r"gemma-?(?:2|[27]b)": 256_000,
 }
-"""Sizes by a part of the name in `--tokenizer-model`; added tokens included, as in each model's configuration."""
+"""Sizes by a part of a model's name; added tokens included, as Megatron counts them."""
+OF_TYPE = {"Llama2Tokenizer": 32_000}
+"""Sizes that a type suggests where the file of the tokenizer is not named."""
 
 
-def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None) -> tuple[int | None, str]:
-    """Number of tokens, or None if unknown, and the tokenizer's name for readers.
+class Tokens(NamedTuple):
+    """The tokens of a launch: their number, or None if unknown, the tokenizer for readers, and the reason if the number is a guess."""
 
-    A type alone decides no size: a file of one's own may be behind it. GPT-2's is known, unless another file is named.
+    size: int | None
+    shown: str
+    guess: str = ""
+
+
+def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = "") -> Tokens:
+    """The tokens of a launch.
+
+    A type alone decides no size where a file is named: one of one's own may be behind it. A file that is here is counted. Where no file is
+    named, or by a variable that is set nowhere, the script's name and then the type suggest a size.
 
     Args:
         kind: `--tokenizer-type`; None for Megatron's default.
         model: `--tokenizer-model`; None if absent.
         vocabulary: `--vocab-file`; None if absent.
+        script: Path of the launch.
     """
     name = str(kind or DEFAULT)
-    model = None if model in (None, True) else readable(str(model))  # True: the argument has no value
-    shown = f"{name} {model}" if model else name if kind else f"{name}, Megatron's default"
-    if model:
-        of_model = next((size for part, size in OF_MODEL.items() if re.search(part, str(model).lower())), None)
-        if of_model is not None:
-            return of_model, shown
-        return None, shown
-    own = isinstance(vocabulary, str) and not unset_names(vocabulary) and not re.search(r"gpt-?2", vocabulary.lower())
-    if own:
-        shown += f" with {vocabulary}"
-    return (GPT2_TOKENS if name == DEFAULT and not own else None), shown
+    model = None if model in (None, True) else str(model)  # True: the argument has no value
+    shown = f"{name} {readable(model)}" if model else name if kind else f"{name}, Megatron's default"
+    if name == "TikTokenizer":
+        return Tokens(TIKTOKEN_TOKENS, f"{shown}, Megatron's limit without --vocab-size")
+    if model and not unset_names(model):
+        return Tokens(_of_name(model) or counted_tokens(model, script), shown)
+    if name == DEFAULT and not model:
+        own = isinstance(vocabulary, str) and not unset_names(vocabulary) and not re.search(r"gpt-?2", vocabulary.lower())
+        return Tokens(counted_tokens(str(vocabulary), script) if own else GPT2_TOKENS, f"{shown} with {vocabulary}" if own else shown)
+    if model and (size := _of_name(readable(model))) is not None:
+        return Tokens(size, shown)
+    named = "/".join(script.split("/")[-2:])
+    if (size := _of_name(named)) is not None:
+        return Tokens(size, shown, f"by the name {named}")
+    return Tokens(OF_TYPE.get(name), shown, "as its type has as a rule")
+
+
+def _of_name(name: str) -> int | None:
+    """The size of the tokenizer that a model's name has."""
+    return next((size for part, size in OF_MODEL.items() if re.search(part, name.lower())), None)

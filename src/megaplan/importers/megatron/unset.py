@@ -1,10 +1,16 @@
-"""Variables of a launch's text that are set nowhere: each stays in the text between two NUL characters until an argument needs it."""
+"""Variables of a launch's text that are set nowhere: each stays in the text between two NUL characters until an argument needs it.
+
+A name in parentheses is a program whose output is not known, and one behind a question mark a variable that the script requires: neither is
+empty.
+"""
 
 from __future__ import annotations
 
 import re
 
 UNSET = re.compile("\0([^\0]*)\0")
+PRESENT = ("(", "?")
+"""Beginnings of names whose text is not empty."""
 
 
 def unset(name: str) -> str:
@@ -12,11 +18,21 @@ def unset(name: str) -> str:
     return f"\0{name}\0"
 
 
+def required(name: str) -> str:
+    """The text of a variable that a script requires, and that is set nowhere."""
+    return unset(f"?{name}")
+
+
+def without_unset(text: str) -> str:
+    """A text in which variables that are set nowhere are empty; outputs of programs and required variables stay."""
+    return UNSET.sub(lambda found: found[0] if found[1].startswith(PRESENT) else "", text)
+
+
 def unset_names(text: str) -> list[str]:
     """Names of the unset variables in a text."""
-    return UNSET.findall(text)
+    return [name.removeprefix("?") for name in UNSET.findall(text)]
 
 
 def readable(text: str) -> str:
     """A text with `$NAME` for each unset variable."""
-    return UNSET.sub(r"$\1", text)
+    return UNSET.sub(lambda found: f"${found[1].removeprefix('?')}", text)

@@ -173,6 +173,8 @@ class JobConfig:
             raise MegaplanError(self._errors)
         absent = ", ".join(f"{key} = {json.dumps(DEFAULTS[key])}" for key in dict.fromkeys(self._defaulted)) or "none"
         chunks = "\nthe loss takes logits in chunks, and the estimate has them whole, which is more" if self._chunked else ""
+        if self.values.get("optimizer.early_step_in_backward"):
+            chunks += "\nthe optimizer takes each gradient in backward and frees it, and the estimate has them all, which is more"
         detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {absent}"
         notes = [diagnostic("MP919", detail, Location(self.name), severity=Severity.NOTE)]
         if self._unknown:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from megaplan.importers.megatron.shell.words import Value, Words, formatted
 from megaplan.importers.megatron.unset import UNSET, unset
 
-MAX_FILE_BYTES, MOST_NUMBERS = 2**20, 20_000
+MAX_FILE_BYTES, MOST_NUMBERS, MOST_FOLDERS = 2**20, 20_000, 5
 
 
 class Builtins(Words):
@@ -30,7 +30,10 @@ class Builtins(Words):
         self._line, self._given = 0, ""
 
     def _path(self, name: str) -> Path | None:
-        tried = [self._current / name, *([self._folder / name] if self._folder is not None else [])]
+        """The file or folder of a name, which begins where the script is followed, in its folder, or in one of those around it."""
+        relative = name.removeprefix(f"{self._current}/")
+        own = [] if self._folder is None or relative.startswith("/") else [self._folder, *self._folder.resolve().parents][:MOST_FOLDERS]
+        tried = [self._current / name, *(folder / relative for folder in own)]
         return next((path for path in tried if path.exists()), None)
 
     def _read(self, name: str) -> str | None:

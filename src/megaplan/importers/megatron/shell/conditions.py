@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from megaplan.importers.megatron.unset import UNSET
+from megaplan.importers.megatron.unset import UNSET, without_unset
 
 _FILES = frozenset("abcdefgkprsuwxhLSOGN")
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -85,32 +85,27 @@ class Condition:
         if sign in _TEXTS or sign in _NUMBERS:
             self._at += 1
             return _compared(first.text, sign, self._take())
-        return None if _unknown(first.text) else bool(_known(first.text))
+        return None if _unknown(first.text) else bool(without_unset(first.text))
 
     def _asked(self, letter: str, text: str) -> bool | None:
         if letter in "zn":
-            return (not _known(text)) == (letter == "z")
+            return (not without_unset(text)) == (letter == "z")
         if letter == "v":
             return self._is_set(text)
         if letter not in _FILES or _unknown(text):
             return None
-        found = self._path(_known(text)) if _known(text) else None
+        found = self._path(without_unset(text)) if without_unset(text) else None
         if found is None:
-            return None if _known(text) else False
+            return None if without_unset(text) else False
         return found.is_dir() if letter == "d" else found.is_file() if letter == "f" else True
 
 
-def _known(text: str) -> str:
-    """A text without variables that are set nowhere, which are empty; outputs of programs stay."""
-    return UNSET.sub(lambda found: found[0] if found[1].startswith("(") else "", text)
-
-
 def _unknown(text: str) -> bool:
-    return UNSET.search(_known(text)) is not None
+    return UNSET.search(without_unset(text)) is not None
 
 
 def _compared(text: str, sign: str, other: Token) -> bool | None:
-    left, right = _known(text), _known(other.text)
+    left, right = without_unset(text), without_unset(other.text)
     if _unknown(left) or _unknown(right):
         return None
     if sign in _NUMBERS:

@@ -13,6 +13,7 @@ from megaplan.importers.megatron.shell.conditions import Condition, Token
 from megaplan.importers.megatron.shell.programs import Left, Programs
 from megaplan.importers.megatron.shell.scan import NeedsBashError, Word
 from megaplan.importers.megatron.shell.syntax import Body, Command
+from megaplan.importers.megatron.shell.words import StoppedError
 from megaplan.importers.megatron.unset import UNSET, readable, unset, unset_names
 
 MAX_COMMANDS = 20_000
@@ -62,6 +63,8 @@ class Shell(Programs):
             self._script(text)
         except Left as left:
             self.ended = left.line
+        except StoppedError:
+            self.ended = self._line
         except NeedsBashError as error:
             raise NeedsBashError(error.line or self._line, error.what) from None
         except (RecursionError, re.error) as error:
@@ -143,8 +146,9 @@ class Shell(Programs):
         return self._tested(tokens)
 
     def _tested(self, tokens: Sequence[Token]) -> bool:
-        for token in tokens:
-            self.empty |= dict.fromkeys(name for name in unset_names(token.text) if not name.startswith("("))
+        names = [name for token in tokens for name in unset_names(token.text) if not name.startswith("(")]
+        self.empty |= dict.fromkeys(names)
+        self.demanded = names or self.demanded
         found = Condition(tokens, self._path, lambda name: self.held(name) is not None).value()
         return self._decided(found, " ".join(readable(token.text) for token in tokens))
 
@@ -202,7 +206,9 @@ class Shell(Programs):
         self.sum(first, command.line)
         while self.sum(until or "1", command.line) not in ("0", ""):
             if UNSET.search(self.sum(until or "1", command.line)):
-                raise NeedsBashError(command.line, f"a loop to {until.strip()}")
+                if self._decided(None, f"a loop to {until.strip()}"):
+                    self._left_loop(command.parts[0][1])
+                break
             self._count += 1
             if self._count > MAX_COMMANDS or self._left_loop(command.parts[0][1]):
                 break

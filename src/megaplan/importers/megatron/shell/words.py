@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from megaplan.importers.megatron.shell.scan import NeedsBashError, Piece, Scanner, Word, unescaped
 from megaplan.importers.megatron.shell.sums import UnknownError, total
-from megaplan.importers.megatron.unset import UNSET, unset
+from megaplan.importers.megatron.unset import UNSET, unset, without_unset
 
 Value = str | list[str] | dict[str, str]
 _ELEMENT = re.compile(r"[A-Za-z_]\w*\[[^]]+\]")
@@ -20,6 +20,10 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[(.*?)\])?(\+?)=", re.DOTALL)
 _BRACES = re.compile(r"\{(?:(-?\d{1,6})\.\.(-?\d{1,6})|([^{},]*(?:,[^{},]*)+))\}")
 
 
+class StoppedError(Exception):
+    """The script ends, as an expansion requires a variable that is set nowhere."""
+
+
 class Words:
     """Variables of a script, and words with their values.
 
@@ -27,12 +31,16 @@ class Words:
         variables: Variables of the environment.
         name: Name of the script.
         argv: Arguments of the script.
+
+    Attributes:
+        demanded: Variables on which the last condition or requirement depends, and which are set nowhere.
     """
 
     def __init__(self, variables: dict[str, Value], name: str, argv: Sequence[str]) -> None:
         self.variables, self.name, self.positional = variables, name, list(argv)
         self.file = name
         self.references: dict[str, str] = {}
+        self.demanded: list[str] = []
 
     def output(self, commands: str, line: int) -> str:
         """The output of commands."""
@@ -94,7 +102,7 @@ class Words:
         return piece.text if piece.kind == "text" else "$" if piece.kind != "list" else ""
 
     def _assign_list(self, name: str, words: Sequence[Word], held: Value | None) -> bool:
-        if any(word.start.startswith("[") for word in words) or isinstance(self.held(name), dict):
+        if any(re.match(r"\[[^]]+\]=", word.start) for word in words) or isinstance(self.held(name), dict):
             items = dict(held) if isinstance(held, dict) else {}
             for word in words:
                 match = re.fullmatch(r"\[(.*?)\]=(.*)", self.text(word), re.DOTALL)
@@ -229,14 +237,17 @@ class Words:
         if match is None and rest:
             raise NeedsBashError(0, "${" + f"{name}{rest[:40]}" + "}")
         sign, operand = match.groups() if match is not None else ("", "")
-        lacks = value is None or (sign.startswith(":") and not UNSET.sub(lambda found: "x" if found[1].startswith("(") else "", value))
+        lacks = value is None or (sign.startswith(":") and not without_unset(value))
         if sign in ("+", ":+"):
             return "" if lacks else self.text(Scanner(operand).operand())
         if lacks and sign in ("-", ":-", "=", ":="):
             found = self.text(Scanner(operand).operand())
             if sign.endswith("="):
                 self.set(name, found)
-            return found
+            return found if found or not name.isidentifier() else unset(name)  # empty, and its name is known to what needs it
+        if lacks and sign.endswith("?"):
+            self.demanded = [name]
+            raise StoppedError
         if value is None:
             return unset(name)
         if sign == ":":

@@ -1,0 +1,83 @@
+"""Counting the tokens of a tokenizer's own files: JSON of Hugging Face or GPT-2, and models of SentencePiece."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 2**26
+_PARTS = ("tokenizer.json", "vocab.json", "tokenizer.model")
+_ADDED = ("added_tokens.json", "tokenizer_config.json")
+
+
+def counted_tokens(name: str, script: str = "") -> int | None:
+    """The tokens of a tokenizer, added ones included; None if it is not here, or in no known form.
+
+    Args:
+        name: Path of a file or folder.
+        script: Path of the script that names it, whose folder relative paths may begin at.
+    """
+    for start in (Path(), Path(script).parent):
+        path = start / name
+        try:
+            if path.is_dir():
+                part = next((path / each for each in _PARTS if (path / each).is_file()), None)
+                return None if part is None else _counted(part, [path / each for each in _ADDED])
+            if path.is_file():
+                return _counted(path, [])
+        except (OSError, ValueError, RecursionError):
+            return None
+    return None
+
+
+def _counted(path: Path, added: list[Path]) -> int | None:
+    if path.stat().st_size > MOST_BYTES:
+        return None
+    if path.suffix != ".json":
+        return _pieces(path.read_bytes())
+    tokens = _names(json.loads(path.read_text(encoding="utf-8")))
+    for each in added:
+        if tokens and each.is_file():
+            tokens |= _names(json.loads(each.read_text(encoding="utf-8")))
+    return len(tokens) or None
+
+
+def _names(whole: Any) -> set[str]:
+    """The tokens of one file: of a fast tokenizer's model, a table of tokens, or the added ones of a configuration."""
+    if not isinstance(whole, dict):
+        return set()
+    if "added_tokens_decoder" in whole or "tokenizer_class" in whole:
+        return {str(each["content"]) for each in (whole.get("added_tokens_decoder") or {}).values()}
+    if not isinstance(whole.get("model"), dict):
+        return {name for name, number in whole.items() if isinstance(number, int)}
+    table = whole["model"].get("vocab") or {}
+    names = set(table) if isinstance(table, dict) else {str(piece) for piece, _ in table}
+    return names | {str(each["content"]) for each in whole.get("added_tokens") or ()}
+
+
+def _pieces(data: bytes) -> int | None:
+    """The pieces of a SentencePiece model: fields 1 of its message, each of a length; None if the bytes are no such message."""
+    place = count = 0
+    while place < len(data):
+        tag, place = _number(data, place)
+        if tag & 7 == 2:
+            size, place = _number(data, place)
+            place += size
+            count += tag >> 3 == 1
+        elif tag & 7 == 0:
+            _, place = _number(data, place)
+        else:
+            place += {1: 8, 5: 4}.get(tag & 7, len(data) + 1)
+    return count if place == len(data) and count else None
+
+
+def _number(data: bytes, place: int) -> tuple[int, int]:
+    """A number in pieces of seven bits, and the place behind it."""
+    found = shift = 0
+    while place < len(data) and shift < 64:
+        found |= (data[place] & 127) << shift
+        place, shift = place + 1, shift + 7
+        if not data[place - 1] & 128:
+            break
+    return found, place
