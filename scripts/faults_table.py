@@ -1,10 +1,10 @@
 """Break a small run in every way of the fault table and write docs/reference/faults.md; exits 1 if a case does not hold.
 
-python scripts/faults_table.py [--only TEXT] [--again]
+python scripts/faults_table.py [--only TEXT [--append]] [--again]
 
 Rows are kept in runs/faults as they become known: a table that was stopped continues where it was, and a row is made again when the sources
-of megarun, or those of its own case, have changed. `--only` makes the rows whose name has TEXT and writes no page; `--again` makes kept
-rows, too.
+of megarun, or those of its own case, have changed. `--only` makes the rows whose name has TEXT and writes no page, with `--append` the page
+with these rows; `--again` makes kept rows, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 import tempfile
 import time
@@ -52,11 +53,25 @@ def page(rows: list[Outcome]) -> str:
         "| What happened | Ranks | Nodes | What the user read | Exit | Steps lost | Seconds to end |",
         "|---|--:|--:|---|--:|--:|--:|",
     ]
-    for row in rows:
-        said = row.said.replace("|", "\\|")
-        lost = "–" if row.steps_lost is None else row.steps_lost
-        lines.append(f"| {row.happened} | {row.ranks} | {row.nodes} | {said} | {row.status} | {lost} | {row.seconds:.1f} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *map(line_of, rows)]) + "\n"
+
+
+def line_of(row: Outcome) -> str:
+    """A row as a line of the page."""
+    said = row.said.replace("|", "\\|")
+    lost = "–" if row.steps_lost is None else row.steps_lost
+    return f"| {row.happened} | {row.ranks} | {row.nodes} | {said} | {row.status} | {lost} | {row.seconds:.1f} |"
+
+
+def appended(text: str, rows: list[Outcome]) -> str:
+    """The page with rows added, or in the place of rows of the same fault and layout; the number of ways is counted again."""
+    lines = text.splitlines()
+    for line in map(line_of, rows):
+        start = line[: line.index("|", line.index("|", line.index("|", 2) + 1) + 1)]
+        found = [index for index, old in enumerate(lines) if old.startswith(start)]
+        lines[found[0] if found else len(lines) : (found[0] if found else len(lines)) + 1] = [line]
+    count = sum(line.startswith("| ") for line in lines) - 1
+    return re.sub(r"in every one of these \d+ ways", f"in every one of these {count} ways", "\n".join(lines) + "\n")
 
 
 def sources(case: Case) -> str:
@@ -98,6 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--append", action="store_true")
     chosen = parser.parse_args()
     rows: dict[str, Outcome] = {}
     failed = []
@@ -120,6 +136,8 @@ def main() -> int:
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     if not chosen.only and not failed:
         PAGE.write_text(page(list(rows.values())))
+    elif chosen.append:
+        PAGE.write_text(appended(PAGE.read_text(), list(rows.values())))
     print(f"{len(rows)} rows, {len(failed)} failed{': ' * bool(failed)}{', '.join(failed)}")
     return 1 if failed else 0
 

@@ -58,6 +58,7 @@ def prepare_run(
     evaluation: Evaluation = NO_EVALUATION,
     tensorboard: bool = False,
     compiled: bool = False,
+    check_replicas: int = 0,
     elastic: bool = False,
 ) -> Run:
     """A run with all its settings, checked before torch is loaded.
@@ -72,6 +73,7 @@ def prepare_run(
         evaluation: Settings of evaluation.
         tensorboard: Write the metrics for TensorBoard too.
         compiled: torch.compile each block.
+        check_replicas: Steps between two comparisons of the ranks' copies of state; 0: none.
         elastic: The plan was chosen for the processes; there may be spare ones.
 
     Raises:
@@ -83,12 +85,13 @@ def prepare_run(
         "--save-every": checkpoints.save_every,
         "--keep": checkpoints.keep,
         "--checkpoint-url": checkpoints.url,
+        "--check-replicas": check_replicas,
         "--compile": compiled,
     }
     if plans.began is not None:
         report_options(plans.began.options, options)
         options = {**options, **plans.began.options}
-        steps, compiled = options["--steps"], options["--compile"]
+        steps, compiled, check_replicas = options["--steps"], options["--compile"], options["--check-replicas"]
         saving: dict[str, Any] = {"save_every": options["--save-every"], "keep": options["--keep"], "url": options["--checkpoint-url"]}
         checkpoints = replace(checkpoints, **saving)
         planned = planned[0].with_seed(options["--seed"]), planned[1]
@@ -107,7 +110,9 @@ def prepare_run(
 
         refuse_compile(run.job.spec)
     now = checkpoints_of(run.keeps_in)
-    run = replace(run, tensorboard=tensorboard, compiled=compiled, plans=plans.texts, options=options, before=now)
+    run = replace(
+        run, tensorboard=tensorboard, compiled=compiled, plans=plans.texts, options=options, before=now, check_replicas=check_replicas
+    )
     if plans.began is not None:
         require_data(run, plans.began)
         run = replace(run, before=plans.began.before)
@@ -130,6 +135,7 @@ def train(
     weights_only: bool = False,
     other_data: bool = False,
     memory_copies: bool = False,
+    check_replicas: int = 0,
     eval_data: FilePath | None = None,
     validation_fraction: float | str | None = None,
     eval_every: int = EVAL_EVERY,
@@ -159,6 +165,7 @@ def train(
         weights_only: Take parameters alone, and start at step 0.
         other_data: Resume although `data` is not what the checkpoint names.
         memory_copies: Keep each rank's last states in the memory of two nodes, for restarts by torchrun.
+        check_replicas: Steps between two comparisons of the ranks' copies of state; 0: none.
         eval_data: A held-out token file to evaluate on.
         validation_fraction: Evaluate on this part of each file's rows, above 0 and below 1, and train on the rest.
         eval_every: Steps between evaluations.
@@ -194,6 +201,7 @@ def train(
         evaluation=_evaluation(eval_data, validation_fraction, eval_every, eval_batches),
         tensorboard=tensorboard,
         compiled=compile,
+        check_replicas=check_replicas,
     )
     return _trained(run, compile_jobs, start_timeout, first_step_timeout, step_timeout)
 

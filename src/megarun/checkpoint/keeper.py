@@ -151,14 +151,18 @@ class Keeper:
         given = None if self._run.checkpoints.weights_only else self._found
         return newest_complete(self._run.keeps_in, self.control, self._retention.damaged, self._saver.line) or given
 
+    def forget_copies(self) -> None:
+        """Make no copy in memory count: a restart goes back to a checkpoint."""
+        if self._copies is not None:
+            self._copies.forget()
+
     def go_back(self, trainer: Trainer, found: Found) -> tuple[int, DataProgress]:
         """Load a checkpoint into a trainer that has stepped; returns the number of steps done and the data progress.
 
         Raises:
             MegaplanError: The checkpoint cannot be read.
         """
-        if self._copies is not None:
-            self._copies.forget()
+        self.forget_copies()
         return load_checkpoint(found, trainer, self._run, weights_only=False, group=self.control)
 
     def poll_interrupt(self, interrupt: Interrupt) -> int:
@@ -171,6 +175,11 @@ class Keeper:
         if failed and self._saver is not None:
             self._saver.wait()
         return number
+
+    def saves(self, step: int, *, last: bool, stopped: bool) -> bool:
+        """True if `after` saves a checkpoint after this step."""
+        every = self._run.checkpoints.save_every
+        return stopped or (every > 0 and (last or step % every == 0))
 
     def after(self, step: int, data_progress: DataProgress, *, last: bool, stopped: bool) -> None:
         """Save after a step if a save is due, or if the run ends.
@@ -186,8 +195,7 @@ class Keeper:
         """
         if self._saver is None or self._trainer is None:
             raise RuntimeError("call `start` before the first step")
-        every = self._run.checkpoints.save_every
-        if stopped or (every and (last or step % every == 0)):
+        if self.saves(step, last=last, stopped=stopped):
             if self._require_folder is not None:
                 self._require_folder()
             if self._owner is not None and dist.get_rank() == 0:

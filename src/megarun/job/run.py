@@ -40,6 +40,7 @@ class Run:
         plans: Text of each plan that a start of the job may train, by its name in the command line.
         options: Options that a restart takes from the job's start, by name.
         before: Checkpoints that were there when the job began.
+        check_replicas: Steps between two comparisons of the ranks' copies of state; 0: none.
     """
 
     job: Job
@@ -55,6 +56,7 @@ class Run:
     plans: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     before: tuple[str, ...] = ()
+    check_replicas: int = 0
 
     @property
     def keeps_in(self) -> AnyPath:

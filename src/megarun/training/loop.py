@@ -26,6 +26,7 @@ from megaplan.spec.step_graphs import why_eager
 from megaplan.terminal.streams import unfailing_stderr
 from megarun.checkpoint.keeper import Keeper
 from megarun.data.batches import Batches
+from megarun.data.progress import DataProgress
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
 from megarun.job.run import Run
@@ -49,6 +50,7 @@ from megarun.training.bad_steps import StepGuard
 from megarun.training.evaluation import Evaluator
 from megarun.training.folder import JOB, MESSAGES, PLAN, RunFolder
 from megarun.training.identity import beginning_of, keep_on_node
+from megarun.training.replicas import ReplicaChecks
 
 if TYPE_CHECKING:
     from megarun.kernels.ahead import KernelsAhead
@@ -181,6 +183,7 @@ def train_steps(
     evaluator = Evaluator(job, trainer, held_out.source, held_out.num_batches) if held_out is not None else None
     history: list[StepMetrics] = []
     stopped_by = 0
+    checks = ReplicaChecks(run.check_replicas, keeper, trainer, job)
     ready()
     while step < run.num_steps and not stopped_by:
         began = times.begin()
@@ -233,11 +236,21 @@ def train_steps(
             if evaluated is not None:
                 metrics_file.write(evaluated)
                 display.show_evaluation(evaluated)
-        progress.enter("agreeing on signals")
-        stopped_by = keeper.poll_interrupt(interrupt)
-        progress.enter("saving")
-        keeper.after(step, guard.data_progress, last=last, stopped=stopped_by > 0)
+        stopped_by = _between_steps(step, guard.data_progress, keeper, checks, interrupt, progress, last=last)
     return Trained(history, stopped_by)
+
+
+def _between_steps(
+    step: int, data_progress: DataProgress, keeper: Keeper, checks: ReplicaChecks, interrupt: Interrupt, progress: Progress, *, last: bool
+) -> int:
+    """Agree on signals, compare replicas and save, where each is due; the signal that ends the run, 0 if none."""
+    progress.enter("agreeing on signals")
+    stopped_by = keeper.poll_interrupt(interrupt)
+    progress.enter("comparing replicas")
+    checks.after(step, saves=keeper.saves(step, last=last, stopped=stopped_by > 0))
+    progress.enter("saving")
+    keeper.after(step, data_progress, last=last, stopped=stopped_by > 0)
+    return stopped_by
 
 
 def _await_kernels(kernels: KernelsAhead | None, launch: Launch, interrupt: Interrupt, display: Display, progress: Progress) -> None:

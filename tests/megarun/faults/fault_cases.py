@@ -39,6 +39,7 @@ from fault_hangs import HANGS
 from fault_launch import START_LIMIT_SECONDS, Job, free_port
 from fault_layouts import LAYOUTS
 from fault_outputs import OUTPUTS
+from fault_replicas import REPLICAS
 from fault_storage import STORAGE
 from fault_trust import ODD_RANKS, TRUST
 from torch.distributed.tensor import DTensor
@@ -363,5 +364,6 @@ SLOW: dict[str, Case] = {
     **HANGS,
     **STORAGE,
     **LAYOUTS,
+    **REPLICAS,
 }
 """Not in the fast tests, where tests/megarun/checkpoint and tests/megarun/launch hold the same by unit."""

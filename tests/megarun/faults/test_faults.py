@@ -7,9 +7,10 @@ import pytest
 from fault_bench import Bench
 from fault_cases import KILLS, PROCESSES, QUICK, SLOW, STOPS, RefusedError
 from fault_kills import CELLS, MOST_LOST, kill
+from fault_replicas import REPLICAS
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
-IN_CI = list(KILLS)[:1]
+IN_CI = [*list(KILLS)[:1], *list(REPLICAS)[:1]]
 LAUNCHED = KILLS | STOPS | PROCESSES | SLOW
 
 
