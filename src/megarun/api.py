@@ -58,7 +58,6 @@ def prepare_run(
     evaluation: Evaluation = NO_EVALUATION,
     tensorboard: bool = False,
     compiled: bool = False,
-    check_replicas: int = 0,
     elastic: bool = False,
 ) -> Run:
     """A run with all its settings, checked before torch is loaded.
@@ -73,7 +72,6 @@ def prepare_run(
         evaluation: Settings of evaluation.
         tensorboard: Write the metrics for TensorBoard too.
         compiled: torch.compile each block.
-        check_replicas: Steps between two comparisons of the ranks' copies of state; 0: none.
         elastic: The plan was chosen for the processes; there may be spare ones.
 
     Raises:
@@ -85,15 +83,15 @@ def prepare_run(
         "--save-every": checkpoints.save_every,
         "--keep": checkpoints.keep,
         "--checkpoint-url": checkpoints.url,
-        "--check-replicas": check_replicas,
+        "--check-replicas": checkpoints.check_replicas,
         "--compile": compiled,
     }
     if plans.began is not None:
         report_options(plans.began.options, options)
         options = {**options, **plans.began.options}
-        steps, compiled, check_replicas = options["--steps"], options["--compile"], options["--check-replicas"]
+        steps, compiled = options["--steps"], options["--compile"]
         saving: dict[str, Any] = {"save_every": options["--save-every"], "keep": options["--keep"], "url": options["--checkpoint-url"]}
-        checkpoints = replace(checkpoints, **saving)
+        checkpoints = replace(checkpoints, check_replicas=options["--check-replicas"], **saving)
         planned = planned[0].with_seed(options["--seed"]), planned[1]
     num_processes = planned[0].spec.mesh.world_size if elastic else started_processes()
     run = prepare(planned, data, plans.out, steps, checkpoints, num_processes=num_processes, command=command)
@@ -110,9 +108,7 @@ def prepare_run(
 
         refuse_compile(run.job.spec)
     now = checkpoints_of(run.keeps_in)
-    run = replace(
-        run, tensorboard=tensorboard, compiled=compiled, plans=plans.texts, options=options, before=now, check_replicas=check_replicas
-    )
+    run = replace(run, tensorboard=tensorboard, compiled=compiled, plans=plans.texts, options=options, before=now)
     if plans.began is not None:
         require_data(run, plans.began)
         run = replace(run, before=plans.began.before)
@@ -149,13 +145,10 @@ def train(
 ) -> Trained:
     """Train a plan, as `megarun train` does. Every process of the job calls it, from its main thread; torchrun starts several.
 
-    Progress is on the stderr of rank 0, the metrics of every step in `out/metrics.jsonl`. SIGTERM and SIGINT save and stop all ranks after
-    the same step.
-
     Args:
         plan: A plan file, or a plan: `megaplan.split(...).plan`.
         data: A token file; several as `FILE=WEIGHT` texts, or as a mapping from file to integer weight.
-        out: A new folder, or that of the run to resume.
+        out: A new folder, or that of the run to resume; the metrics of every step are in its `metrics.jsonl`.
         steps: Optimizer steps, instead of the plan's `training.steps`.
         seed: Seed of parameters and data, instead of the plan's `training.seed`.
         save_every: Optimizer steps between checkpoints; 0: only when a signal stops the run.
@@ -178,7 +171,7 @@ def train(
         step_timeout: Seconds that a rank may be in one place of a later step.
 
     Returns:
-        Measurements of every step of this start (`history`), and the signal that ended the run early (`stopped_by`), 0 if none did.
+        Measurements of every step of this start (`history`), and the signal after which all ranks saved and stopped (`stopped_by`), else 0.
 
     Raises:
         MegaplanError: The plan, the processes, the token files or `out` cannot be used, ranks do not train the same, or steps stay bad.
@@ -191,17 +184,17 @@ def train(
         ([1, 2], 0)
     """
     words, plans = _words(data), read_plans(plan, None, seed, out)
+    saving = Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data, checkpoint_url, memory_copies, check_replicas)
     run = prepare_run(
         choose_plan(plans, None, started_processes()),
         plans,
         words,
         command=" ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"]),
         steps=steps,
-        checkpoints=Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data, checkpoint_url, memory_copies),
+        checkpoints=saving,
         evaluation=_evaluation(eval_data, validation_fraction, eval_every, eval_batches),
         tensorboard=tensorboard,
         compiled=compile,
-        check_replicas=check_replicas,
     )
     return _trained(run, compile_jobs, start_timeout, first_step_timeout, step_timeout)
 

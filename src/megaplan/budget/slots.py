@@ -42,11 +42,14 @@ def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: B
     mesh, schedule = spec.mesh, spec.schedule
     vectors = in_flight(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
     per_stage = mesh.world_size // mesh.pp
+    peaks = dict.fromkeys(range(mesh.pp), 0)
+    for found in budget.ranks:  # each rank is in one of them: no search for every rank
+        for stage in {rank // per_stage for rank in found.ranks}:
+            peaks[stage] = max(peaks[stage], found.phases[Phase.FORWARD_BACKWARD])
     curves = []
     for pp_rank, timed in enumerate(step.ranks):
         full, pending = zip(*(kept[slot.index] for slot in layout.of_rank(pp_rank)), strict=True)
-        peak = max(budget.of_rank(pp_rank * per_stage + offset).phases[Phase.FORWARD_BACKWARD] for offset in range(per_stage))
-        held = peak - peak_bytes(vectors[pp_rank], full, pending)
+        held = peaks[pp_rank] - peak_bytes(vectors[pp_rank], full, pending)
         levels: list[Level] = [(0, held)]
         changes: list[tuple[int, int]] = []
         for item in timed:

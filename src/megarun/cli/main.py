@@ -67,9 +67,7 @@ def train(
     ] = None,
     checkpoint_url: Annotated[str, typer.Option("--checkpoint-url", metavar="URL", help="Storage of checkpoints, s3://BUCKET/RUN.")] = "",
     memory_copies: Annotated[bool, typer.Option("--memory-copies", help="Copy each rank's states to the memory of two nodes.")] = False,
-    check_replicas: Annotated[
-        int, typer.Option("--check-replicas", min=0, metavar="N", help="Compare the ranks' copies of state every N steps; 0: never.")
-    ] = 0,
+    check_replicas: Annotated[int, typer.Option(min=0, metavar="N", help="Compare the ranks' copies of state every N steps.")] = 0,
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Load only parameters, and start at step 0.")] = False,
     other_data: Annotated[bool, typer.Option("--other-data", help="Resume with other data than the checkpoint's.")] = False,
     eval_data: Annotated[Path | None, typer.Option("--eval-data", metavar="FILE", help="A held-out token file to evaluate on.")] = None,
@@ -113,11 +111,10 @@ def train(
             data,
             command=shlex.join(["train", plan, *(word for given in data for word in ("--data", given)), "--out", out]),
             steps=steps,
-            checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data, checkpoint_url, memory_copies),
+            checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data, checkpoint_url, memory_copies, check_replicas),
             evaluation=Evaluation(eval_data, validation_fraction, eval_every, eval_batches),
             tensorboard=tensorboard,
             compiled=compiled,
-            check_replicas=check_replicas,
             elastic=plans is not None,
         )
         from megarun.launch.process_group import read_launch  # noqa: PLC0415

@@ -40,7 +40,6 @@ class Run:
         plans: Text of each plan that a start of the job may train, by its name in the command line.
         options: Options that a restart takes from the job's start, by name.
         before: Checkpoints that were there when the job began.
-        check_replicas: Steps between two comparisons of the ranks' copies of state; 0: none.
     """
 
     job: Job
@@ -56,7 +55,6 @@ class Run:
     plans: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     before: tuple[str, ...] = ()
-    check_replicas: int = 0
 
     @property
     def keeps_in(self) -> AnyPath:
@@ -100,6 +98,7 @@ class Checkpoints:
         other_data: True if the token files or their weights may differ from the checkpoint's.
         url: Storage that keeps checkpoints instead of the output folder; empty: none.
         memory_copies: True if every rank's last states are also kept in the memory of its node and of another one.
+        check_replicas: Steps between two comparisons of the ranks' copies of state; 0: none.
     """
 
     save_every: int = 0
@@ -109,6 +108,7 @@ class Checkpoints:
     other_data: bool = False
     url: str = ""
     memory_copies: bool = False
+    check_replicas: int = 0
 
 
 DEFAULT_CHECKPOINTS = Checkpoints()

@@ -127,7 +127,7 @@ def inputs_of(run: Run, device: str) -> ComparedInputs:
         "--weights-only": saved.weights_only,
         "--other-data": saved.other_data,
         "--memory-copies": saved.memory_copies,
-        "--check-replicas": run.check_replicas,
+        "--check-replicas": saved.check_replicas,
         "--compile": run.compiled,
         "--validation-fraction": run.validation_fraction,
         "--eval-every": run.held_out.every if run.held_out else None,

@@ -183,7 +183,7 @@ def train_steps(
     evaluator = Evaluator(job, trainer, held_out.source, held_out.num_batches) if held_out is not None else None
     history: list[StepMetrics] = []
     stopped_by = 0
-    checks = ReplicaChecks(run.check_replicas, keeper, trainer, job)
+    checks = ReplicaChecks(run.checkpoints.check_replicas, keeper, trainer, job)
     ready()
     while step < run.num_steps and not stopped_by:
         began = times.begin()
@@ -232,8 +232,7 @@ def train_steps(
         last = step == run.num_steps
         if held_out is not None and evaluator is not None and (last or step % held_out.every == 0):
             progress.enter("evaluating")
-            evaluated = evaluator.evaluate(step, interrupt, keeper.control)
-            if evaluated is not None:
+            if (evaluated := evaluator.evaluate(step, interrupt, keeper.control)) is not None:
                 metrics_file.write(evaluated)
                 display.show_evaluation(evaluated)
         stopped_by = _between_steps(step, guard.data_progress, keeper, checks, interrupt, progress, last=last)

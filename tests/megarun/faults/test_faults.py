@@ -10,7 +10,7 @@ from fault_kills import CELLS, MOST_LOST, kill
 from fault_replicas import REPLICAS
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
-IN_CI = [*list(KILLS)[:1], *list(REPLICAS)[:1]]
+IN_CI = [*list(KILLS)[:1], *list(REPLICAS)[:2]]
 LAUNCHED = KILLS | STOPS | PROCESSES | SLOW
 
 
