@@ -24,16 +24,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megaplan.terminal.output import note
 from megarun.checkpoint.pieces import Pieces
 from megarun.checkpoint.state import GENERATOR
 from megarun.data.progress import DataProgress
 from megarun.files import read_bounded, write_whole
 from megarun.launch.process import ProcessIdentity
+from megarun.launch.process_group import TORCHRUN_KEEPS_STORE
 
 ROOT = Path("/dev/shm")
 LAUNCHED = "TORCHELASTIC_RUN_ID"
 NODE = "GROUP_RANK"
 PLACES = 2
+SHARED_STORE = "with torchrun's shared store a lost node cannot be replaced: export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
 ALIGNMENT = 64
 PART_BYTES = 1 << 26
 """Size of one message between two ranks."""
@@ -171,6 +174,8 @@ class MemoryCopies:
         nodes = [""] * size
         dist.all_gather_object(nodes, os.environ.get(NODE, "0"), group=control)
         self.peer = peer_of(self._rank, nodes)
+        if self.peer is not None and self._rank == 0 and os.environ.get(TORCHRUN_KEEPS_STORE) == str(True):
+            note([SHARED_STORE])
         self._wards = [rank for rank in range(size) if peer_of(rank, nodes) == self._rank]
         self._sizes: list[int] = []
         self._thread: threading.Thread | None = None

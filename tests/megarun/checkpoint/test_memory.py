@@ -1,5 +1,7 @@
 """Copies in memory: which step every rank can continue from, and what a lost process or node takes with it."""
 
+import contextlib
+import io
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -10,10 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megarun.checkpoint.memory import NODE, MemoryCopies, NamedPieces, NodeMemory, Record, peer_of
+from megarun.checkpoint.memory import NODE, SHARED_STORE, MemoryCopies, NamedPieces, NodeMemory, Record, peer_of
 from megarun.checkpoint.pieces import Pieces
 from megarun.data.progress import DataProgress
 from megarun.launch.process import ProcessIdentity
+from megarun.launch.process_group import TORCHRUN_KEEPS_STORE
 
 pytestmark = pytest.mark.runtime
 PLAN = "sha256:plan"
@@ -117,3 +120,22 @@ def test_a_lost_node_is_filled_from_its_peers(tmp_path: Path) -> None:
     """A state is whole bit by bit; without both copies of one rank there is none."""
     expected = [((3, ((3, 4),)), True), ((2, ((2, 3),)), True), (None, False)]
     assert in_ranks(3, tmp_path, lose_and_load) == [expected] * 3
+
+
+def said_at_the_start(_: int, place: Path) -> str:
+    place.mkdir()
+    plain = dist.group.WORLD
+    assert plain is not None
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        MemoryCopies(NodeMemory(ProcessIdentity.own(), place), PLAN, plain, plain)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(("number", "shared", "named"), [(2, "True", True), (2, "False", False), (1, "True", False)])
+def test_what_keeps_a_node_from_being_replaced_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, shared: str, named: bool
+) -> None:
+    monkeypatch.setenv(TORCHRUN_KEEPS_STORE, shared)
+    first, *rest = in_ranks(number, tmp_path, said_at_the_start)
+    assert (SHARED_STORE.split(":")[0] in first) == named
+    assert not any(rest)
