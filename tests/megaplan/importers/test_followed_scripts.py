@@ -145,6 +145,12 @@ def test_what_a_script_requires_is_read_as_if_it_were_given() -> None:
     assert (found.code, found.hints[0]) == ("MP918", "--env TP=…")
 
 
+def test_an_argument_of_the_script_that_chooses_among_sizes_is_asked_for() -> None:
+    """No size is guessed: the script ends at a name that it does not know."""
+    (found,) = refused(f'if [[ $2 == 8b ]]; then B=4; elif [[ "$2" == 70b ]]; then B=1; else exit 1; fi\n{RUN} $B')
+    assert (found.code, found.hints[0]) == ("MP923", "megaplan import megatron launch.sh -- ARG1 ARG2")
+
+
 def test_a_loop_to_a_number_that_is_not_known() -> None:
     assert taken(f'N=$(nproc)\nfor ((i = 1; i < $N; i++)); do R+=" $i"; done\n{RUN} 4') == 4
     (found,) = refused(f"N=$(nproc)\nB=1\nfor ((i = 1; i < $N; i++)); do B=2; done\n{RUN} $B")

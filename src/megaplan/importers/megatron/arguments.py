@@ -14,7 +14,7 @@ from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind,
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
 from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, RENAMED
-from megaplan.importers.megatron.unset import readable, unset_names
+from megaplan.importers.megatron.unset import readable, remedies, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
 
@@ -122,10 +122,7 @@ class Arguments:
             return self._refuse(
                 key, diagnostic("MP922", said, self.at(key), [f"megaplan import megatron {self.name} -- {flag(key)} …", run])
             )
-        places = [int(name) for name in names if name.isdecimal()]
-        hints = [f"--env {name}=…" for name in names if not name.isdecimal()]
-        hints += [f"megaplan import megatron {self.name} -- {' '.join(f'ARG{at}' for at in range(1, max(places) + 1))}"] if places else []
-        return self._refuse(key, diagnostic("MP918", said, self.at(key), hints))
+        return self._refuse(key, diagnostic("MP918", said, self.at(key), remedies(names, self.name)))
 
     def _refuse(self, key: str, found: Diagnostic) -> None:
         if key not in self._faulty:

@@ -15,7 +15,7 @@ from megaplan.hosts.megatron.argument import Kind, flag
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given
 from megaplan.importers.megatron.script import Field, read_command, read_words
-from megaplan.importers.megatron.unset import unset
+from megaplan.importers.megatron.unset import remedies, unset
 
 if TYPE_CHECKING:
     from megaplan.importers.megatron.recording.rows import Recording, RecordLine
@@ -88,7 +88,7 @@ def _nothing(recording: Recording, name: str, why: str) -> MegaplanError:
     last = [line for line in recording.said.splitlines() if line.strip()][-3:]
     ended = recording.ended or f"it ended with status {recording.status}"
     said = "\n".join([f"{name}: {why}; {ended}", *last, *(note for _, note in _notes(recording, ended=False))])
-    hints = [f"--env {each}=…" for each in unset_names(recording)[:6]]
+    hints = remedies(unset_names(recording)[:6], name)
     return MegaplanError([diagnostic("MP923", said, Location(name), hints)])
 
 

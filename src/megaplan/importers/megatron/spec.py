@@ -16,6 +16,7 @@ from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.recorded import read_recording, unset_names
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_optimizer, read_state, read_training, wholly_sharded
 from megaplan.importers.megatron.stack import read_stack
+from megaplan.importers.megatron.unset import remedies
 from megaplan.importers.structure import Policy
 from megaplan.spec.comments import settings_in_comments
 from megaplan.spec.document import Document, SourceMap
@@ -103,7 +104,7 @@ def import_recording(
         return _imported(Arguments(given, name, _vocab_size(overrides), policy), name, overrides, gpus)
     except MegaplanError as error:
         empty = unset_names(recording)
-        hints = [f"--env {each}=…" for each in empty[:6]]
+        hints = remedies(empty[:6], name)
         note = diagnostic("MP919", f"set nowhere, and empty: {', '.join(empty)}", Location(name), hints, Severity.NOTE)
         raise MegaplanError([*error.diagnostics, *([note] if empty else [])]) from None
 

@@ -7,7 +7,9 @@ empty.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+MOST_PLACES = 32
 UNSET = re.compile("\0([^\0]*)\0")
 PRESENT = ("(", "?")
 """Beginnings of names whose text is not empty."""
@@ -31,6 +33,16 @@ def without_unset(text: str) -> str:
 def unset_names(text: str) -> list[str]:
     """Names of the unset variables in a text."""
     return [name.removeprefix("?") for name in UNSET.findall(text)]
+
+
+def remedies(names: Sequence[str], file: str) -> list[str]:
+    """Options that set variables, and the command with as many arguments as a script lacks."""
+    places = [int(name) for name in names if name.isdecimal()]
+    words = " ".join(f"ARG{place}" for place in range(1, min(max(places, default=0), MOST_PLACES) + 1))
+    return [
+        *(f"--env {name}=…" for name in names if not name.isdecimal()),
+        *([f"megaplan import megatron {file} -- {words}"] if words else []),
+    ]
 
 
 def readable(text: str) -> str:
