@@ -30,6 +30,7 @@ from random_plans.settings import (
     training_section,
 )
 from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
+from random_plans.towers import add_stated
 from random_plans.variants import add_variants
 
 MEGATRON_SHARE = 0.12
@@ -124,7 +125,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     _add_whole_sections(seed, stream, sections)
     add_serving_ranks(stream("serving ranks"), sections.get("serving", {}), mesh, num_layers)
     if seed >= FIRST_RUN:
-        _add_of_later_seeds(stream, sections, mesh)
+        _add_of_later_seeds(stream, sections, mesh, scope)
     drawn = {key: value for key, value in sections.items() if value or key in ("mesh",)}
     add_low_precision(stream, drawn, scope)
     add_lora(stream("lora"), drawn, scope)
@@ -156,11 +157,13 @@ def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:
         sections["sharding"] = {"mode": "ddp", **sections.get("sharding", {})}
 
 
-def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any], mesh: dict[str, Any]) -> None:
+def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any], mesh: dict[str, Any], scope: Scope) -> None:
     if "cp" in mesh and sections["model"].get("attention", {}).get("kind") == "mla" and stream("exchange").chance(0.5):
         mesh["context_exchange"] = "latents"
     limit_experts(stream("capacity"), sections["model"], megatron=sections["host"].get("name") == "megatron")
     _add_post_training(stream("post_training"), sections, mesh)
+    if sections["host"].get("name") != "megatron" and scope is not Scope.RUNTIME:
+        add_stated(stream("stated towers"), sections)
 
 
 def _add_post_training(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:

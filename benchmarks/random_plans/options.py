@@ -14,6 +14,7 @@ from megaplan.spec.models import SIDES, GroupedQueryAttention, LatentAttention, 
 from megaplan.spec.not_built_yet import BUILT_OPTIONS
 from random_plans.choices import Draw
 from random_plans.model import Shape
+from random_plans.towers import add_counted
 
 SHARE, RUNTIME_SHARE, MEGATRON_SHARE = 0.06, 0.4, 0.3
 
@@ -111,17 +112,7 @@ def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Colle
         _add_depth_pattern(stream("depth pattern"), model)
     _add_choices(stream("choices"), model, cuts)
     if towers:
-        _add_towers(stream("towers"), model)
-
-
-TOWERS_SHARE = 0.03
-
-
-def _add_towers(draw: Draw, model: dict[str, Any]) -> None:
-    """Encoders of a drawn model, which no runtime builds."""
-    if draw.chance(TOWERS_SHARE):
-        names = draw.some(["vision", "audio", "projector"]) or ["vision"]
-        model["towers"] = {name: {"parameters": draw.randint(1, 10**6), "trained": draw.chance(0.5)} for name in names}
+        add_counted(stream("towers"), model)
 
 
 ROUTING_SHARE = 0.2

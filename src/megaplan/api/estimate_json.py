@@ -7,6 +7,7 @@ from typing import Any
 
 from megaplan.budget.fit import RoutingRange
 from megaplan.budget.values import RankBudget
+from megaplan.inventory.towers import tower_parameters
 from megaplan.layout.step_time import time_document
 from megaplan.plan.estimates import device_record
 from megaplan.spec.models import Spec
@@ -43,8 +44,14 @@ def estimate_document(found: Any, ranks: Sequence[RankBudget]) -> dict[str, Any]
 
 
 def _towers(spec: Spec) -> dict[str, Any]:
-    """The parts of a multimodal model that are counted and not priced; empty if there are none."""
-    return {} if spec.model.towers is None else {"towers": spec.model.towers.model_dump(exclude_none=True)}
+    """Parameters of the encoders of a multimodal model and of what projects them, by part; empty if there are none."""
+    towers = spec.model.towers
+    if towers is None:
+        return {}
+    priced = towers.stated is not None
+    sizes = tower_parameters(towers).items()
+    parts = {name: {"parameters": size, "trained": towers.trains(name), "priced": priced and name != "audio"} for name, size in sizes}
+    return {"towers": parts}
 
 
 def _rank(rank: RankBudget, found: Any) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def reducing_backward_points(chunk: Chunk, *, later: bool) -> Iterator[Peak]:
         running, experts, after = unit.segments.get(key) or _reducing(unit, chunk.names[index], key)
         own = unit.gathered_bytes if fetches else 0
         yield chunk.peak(index, running, gradients, gathered + own + pending, carried)
-        if index == 0 and (tied := chunk.tied_sum_bytes()):
+        if index == chunk.embedding and (tied := chunk.tied_sum_bytes()):
             yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + own + pending)
         if experts is not None:
             yield chunk.peak(index, experts.point, gradients, gathered + own, carried)

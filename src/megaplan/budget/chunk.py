@@ -97,7 +97,8 @@ class Chunk:
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + stored.largest_reduction_bytes
         """Upper bound on the bytes of a reduction: everything before it, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
-        self.ties = self.head >= 0 and self.units[self.head].storage is None and self.names[0] == "embedding"
+        self.ties = self.head >= 0 and self.units[self.head].storage is None and "embedding" in self.names
+        self.embedding = self.names.index("embedding") if "embedding" in self.names else -1
         """True if a tied head and the embedding are one parameter of this chunk, whose gradient has a part from each."""
         held = policy.pipelined and self.head >= 0
         ends = self.units[self.head].block.part.tensors if held else {}
@@ -246,7 +247,7 @@ class Chunk:
             unit = self.units[first]
             found[first] = sum([unit.block.gradients[name] for name in unit.shared if name.partition(".")[0] in names - {"head"}])
         elif self.ties:
-            found[self.head] = self.units[0].block.gradients.get("weight", 0)  # LoRA may freeze it
+            found[self.head] = self.units[self.embedding].block.gradients.get("weight", 0)  # LoRA may freeze it
         return found
 
     def tied_sum_bytes(self) -> int:
@@ -257,7 +258,7 @@ class Chunk:
         if not self.ties or self.has_mtp:
             return 0
         ops = self.units[self.head].block.part.replay.program.graph.ops
-        return self.units[0].block.gradients["weight"] if any(op.params and op.hands_views for op in ops) else 0
+        return self.units[self.embedding].block.gradients["weight"] if any(op.params and op.hands_views for op in ops) else 0
 
     def _kept(self, count: int, stop: int, activations: int) -> dict[Column, int]:
         """Bytes that `count` microbatches keep, and one more up to a unit, and other activations."""

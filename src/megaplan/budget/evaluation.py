@@ -30,6 +30,7 @@ from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_gra
 from megaplan.hosts.megarun.sizes import Sizes, local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
+from megaplan.hosts.megarun.towers import stream_bytes
 from megaplan.hosts.values import BlockVariant
 from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.ranks import Layout, Slot
@@ -52,13 +53,13 @@ class Evaluated:
         storage: FSDP2's storage of its parameters; None for a tied head, whose parameters are the embedding's.
     """
 
-    __slots__ = ("_arrived", "_boundary_bytes", "_units", "family", "layer", "shared", "splits", "storage", "sums")
+    __slots__ = ("_arrived", "_input_bytes", "_units", "family", "layer", "shared", "splits", "storage", "sums")
 
-    def __init__(self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, boundary_bytes: int) -> None:
+    def __init__(self, block: Block, sums: BlockBytes, storage: BlockStorage | None, *, layer: bool, input_bytes: int) -> None:
         ahead = block.family is Outside.MTP
         self.splits, self.shared = layer and not ahead, shared_names(sums.gradients) if ahead else ()
         self.family, self.layer, self.sums, self.storage = block.family, layer, sums, storage
-        self._boundary_bytes = boundary_bytes
+        self._input_bytes = input_bytes
         self._units: dict[tuple[bool, bool], Unit] = {}
         self._arrived: BlockBytes | None = None
 
@@ -74,7 +75,7 @@ class Evaluated:
         key = owned, sums is self.sums
         unit = self._units.get(key)
         if unit is None:
-            owned_bytes, last_own = self._boundary_bytes if owned else 0, LAST_OWN.get(self.family, "")
+            owned_bytes, last_own = self._input_bytes if owned else 0, LAST_OWN.get(self.family, "")
             has_experts = self.layer and self.storage is not None and self.storage.experts.has_tasks
             unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, has_experts, self.shared)
             if policy.splits_backward and self.splits:
@@ -180,7 +181,7 @@ class Evaluation:
                     sums,
                     storage,
                     layer=has_groups(name),
-                    boundary_bytes=self.boundary_bytes,
+                    input_bytes=stream_bytes(spec, self.dims, name),
                 )
             in_place = in_place and found.sums.in_place
             self.blocks.update(dict.fromkeys(names, found))

@@ -17,6 +17,7 @@ from megaplan.hosts.megarun.sizes import AT_END, Cast, GroupBytes, LastPeak, Mat
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
 from megaplan.inventory.tensors import Inventory, Outside, has_groups
+from megaplan.inventory.towers import PATCHES, PROJECTOR
 from megaplan.layout.ranks import Slot
 from megaplan.spec.models import SIDES
 from megaplan.tuples import new
@@ -24,7 +25,7 @@ from megaplan.tuples import new
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on the last slot others use there: a tied head, the depths of multi-token prediction."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
-ORDER = ("embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head")
+ORDER = ("vision", "projector", "embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head")
 """Modules outside the layers and the prediction depths, in the order of a stage (`megarun.model.stage`)."""
 
 
@@ -217,7 +218,7 @@ class StoredState:
             runs.sort(key=lambda name: (name in behind, name == "head"))
         owned, owns = [], slot.index == 0  # true if the stream so far is a storage of this chunk, not a receive buffer
         for name in runs:
-            owned.append(owns and not reads_other_input(name, has_mtp=has_mtp, normed=normed))
+            owned.append(owns and not reads_other_input(name, has_mtp=has_mtp, normed=normed, merges=PROJECTOR in runs))
             owns = owns or name != "relation_bias"
         return self._summed(slot, runs, owned, blocks, is_last=is_last, has_mtp=has_mtp)
 
@@ -319,14 +320,15 @@ def _by_place(block: tuple[str, GroupBytes]) -> int:
     return fsdp_order(block[0])
 
 
-def reads_other_input(name: str, *, has_mtp: bool, normed: bool) -> bool:
+def reads_other_input(name: str, *, has_mtp: bool, normed: bool, merges: bool) -> bool:
     """True if a block's input is no storage of the chunk, or is counted for another block: if two read one, for the first.
 
     Args:
         name: Name of the block.
         has_mtp: True if MTP depths run in its slot.
         normed: True if the first of them reads the final norm's output, as the head does; else the final norm's input.
+        merges: True if the embedding reads the rows of a projection.
     """
-    if name in ("embedding", "relation_bias"):
-        return True
+    if name in ("embedding", "relation_bias", PATCHES):
+        return not merges or name != "embedding"
     return has_mtp and (name == ("head" if normed else "final_norm") or (name.startswith("mtp.") and name != "mtp.0"))

@@ -92,7 +92,7 @@ class TitanEvaluation(Evaluation):
                 block = blocks.block("embedding" if tied else name)
                 sums = block_bytes(spec, self.dims, name, block, kept_gather_bytes=kept_bytes if name == "head" else 0)
                 storage = None if tied else self.stored.block(name)
-                made[variant] = Evaluated(block, sums, storage, layer=name.startswith("layers."), boundary_bytes=self.boundary_bytes)
+                made[variant] = Evaluated(block, sums, storage, layer=name.startswith("layers."), input_bytes=self.boundary_bytes)
             self.blocks[name] = made[variant]
         self.policy = ChunkPolicy(
             pipelined=pipelined,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megaplan.cli.stages_text import family_counts
-from megaplan.spec.models import Spec
+from megaplan.inventory.towers import tower_parameters
+from megaplan.spec.models import Spec, Towers
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
 
@@ -18,8 +19,7 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
     yield f"  {family_counts(letters)}", ""
     yield f"  {parameters:,} parameters{active}", ""
     if spec.model.towers is not None:
-        parts = [f"{name} {part.parameters:,} {'trained' if part.trained else 'frozen'}" for name, part in spec.model.towers.given.items()]
-        yield f"  towers: {', '.join(parts)}; on the first stage, not priced", ""
+        yield f"  towers: {_towers(spec, spec.model.towers)}", ""
     if spec.lora is not None:
         chosen = ", ".join(spec.lora.families or ("all linears of layers",))
         yield f"  adapters of rank {spec.lora.rank:,}, alpha {spec.lora.alpha:g}, on {chosen}; the rest is frozen", ""
@@ -30,6 +30,17 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
     yield f"  {schedule.kind}, {counted(schedule.num_microbatches, 'microbatch')} of {size}{steps}", ""
     yield f"  {spec.global_batch_tokens:,} tokens per step", ""
     yield from ((line, "") for line in wrap(f"  {_software(spec)}", indent="    "))
+
+
+def _towers(spec: Spec, towers: Towers) -> str:
+    """`vision 303,177,728 frozen, projector 9,437,184 trained; on the first stage, 1 image a sequence, of 576 tokens`."""
+    parts = [f"{name} {size:,} {'trained' if towers.trains(name) else 'frozen'}" for name, size in tower_parameters(towers).items()]
+    how = "not priced"
+    if towers.stated is not None:
+        encoder, projection = towers.stated
+        tokens = counted(encoder.patches // projection.patches_per_token, "token")
+        how = f"{counted(spec.batch.images, 'image')} a sequence, of {encoder.patches:,} patches and {tokens}"
+    return f"{', '.join(parts)}; on the first stage, {how}"
 
 
 def _software(spec: Spec) -> str:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.work import LayerCost, Works, total
 from megaplan.cost.blocks import end_works, layer_works, trained_elements, whole_workload
+from megaplan.cost.towers import tower_works
 from megaplan.dtypes import DType
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
@@ -21,6 +22,7 @@ class ModelCosts(NamedTuple):
         side_embeddings: N-gram, structure and platform embeddings with their projections; all zero without them.
         head: Final norm, logits and loss.
         mtp: One per MTP depth, its own head included.
+        towers: A stated encoder and its projection, per token of text; all zero without them.
     """
 
     layers: tuple[LayerCost, ...]
@@ -28,11 +30,12 @@ class ModelCosts(NamedTuple):
     side_embeddings: LayerCost
     head: LayerCost
     mtp: tuple[LayerCost, ...]
+    towers: LayerCost
 
     @property
     def model_flops(self) -> int:
         """FLOPs per token of forward and backward, repeated work left out: the numerator of MFU."""
-        outside = (self.embedding, self.side_embeddings, self.head, *self.mtp)
+        outside = (self.embedding, self.side_embeddings, self.towers, self.head, *self.mtp)
         return sum(cost.model_flops for cost in (*self.layers, *outside))
 
 
@@ -68,6 +71,7 @@ def model_costs(spec: Spec, inventory: Inventory) -> ModelCosts:
         side_embeddings=_cost(spec, ends.side_embeddings, projections, dtype),
         head=_cost(spec, ends.head, head_elements + spec.model.hidden_size, dtype),
         mtp=mtp,
+        towers=_towers(spec, dtype),
     )
 
 
@@ -77,6 +81,19 @@ def flops_per_token(spec: Spec) -> int:
     Source: PaLM, arXiv:2204.02311, appendix B: rematerialised work is not counted.
     """
     return model_costs(spec, build_inventory(spec)).model_flops
+
+
+def _towers(spec: Spec, dtype: DType) -> LayerCost:
+    """Costs of all images of a microbatch, divided by its tokens of text and rounded up."""
+    tokens = spec.batch.micro_batch_size * spec.batch.seq_length
+    sums, weights = [0] * 5, 0
+    for part in tower_works(spec, dtype):
+        work, rows = total(part.ops), part.load.num_tokens * part.times
+        each = work.forward, work.input_grad, work.weight_grad, work.recomputed, work.moved
+        sums = [before + rows * more for before, more in zip(sums, each, strict=True)]
+        weights += 2 * part.times * (part.elements * dtype.bytes + part.trained * spec.precision.grads.bytes)
+    forward, inputs, weight, again, moved = (-(-each // tokens) for each in sums)
+    return LayerCost(forward, inputs, weight, again, moved, weights, tokens)
 
 
 def _cost(spec: Spec, ops: Works, weight_elements: int, dtype: DType, trained: int | None = None) -> LayerCost:

@@ -244,7 +244,18 @@ class ReplayTimer:
         """One layer under a recompute policy; `scaled` as for `layer_time`."""
         mesh = spec.mesh
         experts = (mesh.ep, mesh.etp) if FAMILIES[block.family].banks else ()
-        key = (id(block), policy, scaled, mesh.tp, mesh.cp, spec.batch.micro_batch_size, spec.host.kernels, experts, _around(spec))
+        key = (
+            id(block),
+            policy,
+            scaled,
+            mesh.tp,
+            mesh.cp,
+            spec.batch.micro_batch_size,
+            spec.host.kernels,
+            experts,
+            _around(spec),
+            _images(spec),
+        )
         found = self._layers.get(key)
         if found is None:
             found = kept(self._layers)[key] = layer_time(
@@ -255,7 +266,17 @@ class ReplayTimer:
     def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, int]:
         mesh = spec.mesh
         experts = (mesh.ep, mesh.etp) if spec.model.features.mtp is not None else ()  # of prediction depths
-        key = (mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1, spec.batch.micro_batch_size, spec.host.kernels, experts, _around(spec))
+        key = (
+            mesh.tp,
+            mesh.cp,
+            mesh.vocab_parallel,
+            mesh.pp > 1,
+            spec.batch.micro_batch_size,
+            spec.host.kernels,
+            experts,
+            _around(spec),
+            _images(spec),
+        )
         found = self._ends.get(key)
         if found is None:
             found = kept(self._ends)[key] = end_times(spec, self.rates(spec), fused=self._fused, seen=self.seen)
@@ -311,6 +332,11 @@ class ReplayTimer:
 def _around(spec: Spec) -> tuple[bool, int, tuple[str, ...]]:
     """True if groups of ranks may span nodes, which decides over which links they exchange; bytes of an accumulated gradient; libraries."""
     return spec.mesh.world_size > fabric_size(spec.device), spec.precision.grads.bytes, spec.host.libraries
+
+
+def _images(spec: Spec) -> tuple[int, str]:
+    """Settings of a stated encoder outside the model."""
+    return spec.batch.images, spec.recompute.towers
 
 
 def kept(known: dict[K, V]) -> dict[K, V]:

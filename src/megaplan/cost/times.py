@@ -26,7 +26,7 @@ it, `selective` the ops that its family names; the model's last layer and MTP ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.cost.blocks import end_works, layer_works, rank_workload
 from megaplan.cost.low_precision import EightBits, saved_by_attention, sharing
 from megaplan.cost.rates import FORWARD, INPUT, WEIGHT, Prices, Rates, Seen, rates_of
+from megaplan.cost.towers import tower_works
 from megaplan.cost.transfers import (
     Transfers,
     block_transfers,
@@ -94,7 +95,7 @@ class ModelTimes:
 
     Attributes:
         layers: One per layer, in model order.
-        first: Added to the first slot: token and side embeddings.
+        first: Added to the first slot: token and side embeddings, a stated encoder with its projection.
         last: Added to the last slot: final norm, head and loss, and every MTP depth.
         boundary_ns: One microbatch's residual stream, sent from one pipeline rank to the next over the slowest of these links; 0 at pp 1.
     """
@@ -181,7 +182,17 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | Non
             depth += _waiting(block_transfers(rates, spec, timer.load, exchanges))
         last = sum([depth] * ends.mtp_depth, start=last)
     first = timer.time((*ends.embedding, *ends.side_embeddings)) + _waiting(looked_up)
+    first = sum(_tower_times(spec, rates, fused=fused, seen=seen), start=first)
     return first, last, boundary_ns(rates, spec, timer.load)
+
+
+def _tower_times(spec: Spec, rates: Rates, *, fused: bool, seen: Seen | None) -> Iterator[LayerTime]:
+    """Times of the blocks of a stated encoder and of its projection."""
+    dtype = spec.precision.params
+    for part in tower_works(spec, dtype):
+        timer = _Timer(spec, rates, dtype, fused=fused, seen=seen)
+        timer.load = part.load
+        yield from [timer.time(part.ops) + timer.again(_repeated(part.ops, part.policy, part.reruns))] * part.times
 
 
 def layer_time(

@@ -1,15 +1,37 @@
-"""Encoders of images and sound as numbers of parameters, by `model_type` of their config.
+"""Encoders of images and sound by `model_type` of their config: the stack that a spec states, and the tensors outside it.
 
-A structure sums the tensors that transformers builds from the fields of a config. Nothing of an encoder is priced but what it stores.
+Together they are the tensors that transformers builds from the fields of a config. An encoder that is no such stack is a number of
+parameters, and the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from megaplan.importers.reader import ConfigReader
 
-Structure = Callable[[ConfigReader], int]
+
+class Found(NamedTuple):
+    """A part of a multimodal model.
+
+    Attributes:
+        more: Parameters outside what is stated.
+        stated: Fields of the section that states it; empty if nothing does.
+        why: Reason that nothing does.
+    """
+
+    more: int
+    stated: Mapping[str, Any] = MappingProxyType({})
+    why: str = ""
+
+
+Structure = Callable[[ConfigReader], Found]
+UNSIZED = 1024
+"""Patches of an image where a config has no size of images."""
+NO_BIAS: dict[str, Any] = {"bias": False, "output_bias": False, "mlp_bias": False}
+PIXTRAL: dict[str, Any] = {"norm": "rmsnorm", "activation": "swiglu"}
 
 
 def linear(inner: int, outer: int, *, bias: bool = True) -> int:
@@ -66,110 +88,127 @@ def _grid(reader: ConfigReader) -> int:
     return (image[0] // patch[0]) * (image[1] // patch[1])
 
 
-def _plain(reader: ConfigReader) -> tuple[int, int, int]:
-    """Width, and the parameters of all layers of LayerNorms, attention and an MLP with biases; inner width."""
-    width, inner = reader.whole("hidden_size"), reader.whole("intermediate_size")
-    layer = 2 * layer_norm(width) + attention(width) + mlp(width, inner)
-    return width, reader.whole("num_hidden_layers") * layer, inner
+def _stack(reader: ConfigReader, patches: int, *, width: str = "hidden_size", **fields: Any) -> dict[str, Any]:
+    """The fields of a stack: LayerNorms, biases and gelu unless others are given."""
+    size, prefix = reader.whole(width), "num_attention_heads" in reader.facts.fields
+    heads = reader.whole("num_attention_heads" if prefix else "num_heads")
+    heads = 1 if size % heads else heads  # which transformers refuses; the number of parameters is the same
+    found = {
+        "num_layers": reader.whole("num_hidden_layers" if prefix else "depth"),
+        "hidden_size": size,
+        "num_heads": heads,
+        "head_dim": size // heads,
+        "patches": patches,
+    }
+    if "ffn_hidden_size" not in fields:
+        found["ffn_hidden_size"] = reader.whole("intermediate_size")
+    if "patch_values" not in fields:
+        found["patch_values"] = _patches(reader)
+    return found | fields
 
 
-def _pooled(reader: ConfigReader, width: int, inner: int) -> int:
+def _pooled(reader: ConfigReader) -> int:
     """A head that attends with one learned query, where the encoder has it."""
     if "vision_use_head" in reader.facts.fields and not reader.flag("vision_use_head"):
         return 0
-    return width + attention(width) + layer_norm(width) + mlp(width, inner)
+    width = reader.whole("hidden_size")
+    return width + attention(width) + layer_norm(width) + mlp(width, reader.whole("intermediate_size"))
 
 
-def siglip(reader: ConfigReader) -> int:
+def siglip(reader: ConfigReader) -> Found:
     """siglip_vision_model: learned positions, a norm at the end, a head unless `vision_use_head` is false."""
-    return _siglip_body(reader) + _pooled(reader, reader.whole("hidden_size"), reader.whole("intermediate_size"))
+    return _siglip_body(reader)._replace(more=_pooled(reader))
 
 
-def _siglip_body(reader: ConfigReader) -> int:
-    width, layers, _ = _plain(reader)
-    return linear(_patches(reader), width) + _grid(reader) * width + layers + layer_norm(width)
+def _siglip_body(reader: ConfigReader) -> Found:
+    grid = _grid(reader)
+    return Found(0, _stack(reader, grid, positions=grid))
 
 
-def siglip2(reader: ConfigReader) -> int:
+def siglip2(reader: ConfigReader) -> Found:
     """siglip2_vision_model: siglip with `num_patches` positions."""
-    width, layers, inner = _plain(reader)
-    positions = reader.whole("num_patches") * width
-    return linear(_patches(reader), width) + positions + layers + layer_norm(width) + _pooled(reader, width, inner)
+    patches = reader.whole("num_patches")
+    return Found(_pooled(reader), _stack(reader, patches, positions=patches))
 
 
-def unplaced(reader: ConfigReader) -> int:
-    """video_llama_3_vision: siglip's body without learned positions."""
-    width, layers, _ = _plain(reader)
-    return linear(_patches(reader), width) + layers + layer_norm(width)
+def paddleocr(reader: ConfigReader) -> Found:
+    """paddleocr_vl_vision: siglip's body with rotary embedding."""
+    grid = _grid(reader)
+    return Found(0, _stack(reader, grid, positions=grid, rotary=True))
 
 
-def clip(reader: ConfigReader) -> int:
-    """clip_vision_model: a class token, learned positions, norms before and after the layers."""
-    width, layers, _ = _plain(reader)
-    places = width + (_grid(reader) + 1) * width
-    return linear(_patches(reader), width, bias=False) + places + layers + 2 * layer_norm(width)
+def unplaced(reader: ConfigReader) -> Found:
+    """video_llama_3_vision: siglip's body with rotary embedding and without learned positions."""
+    return Found(0, _stack(reader, UNSIZED, rotary=True))
 
 
-def minicpm(reader: ConfigReader) -> int:
+def clip(reader: ConfigReader) -> Found:
+    """clip_vision_model: a class token, learned positions, norms before and after the layers, the last one over the class token alone."""
+    width, grid = reader.whole("hidden_size"), _grid(reader)
+    stated = _stack(reader, grid, positions=grid, patch_bias=False, first_norm=True, last_norm=False)
+    return Found(2 * width + layer_norm(width), stated)
+
+
+def minicpm(reader: ConfigReader) -> Found:
     """Minicpmv vision: siglip's body and a merger of windows inside it."""
     width, inner = reader.whole("hidden_size"), reader.whole("intermediate_size")
     rows, columns = pair(reader, "window_kernel_size")
     wide = width * rows * columns
     merger = attention(width) + layer_norm(width) + layer_norm(wide) + mlp(wide, inner * rows * columns, width)
     reader.skip("insert_layer_id")
-    return _siglip_body(reader) + merger
+    return _siglip_body(reader)._replace(more=merger, why="a merger of windows inside its stack")
 
 
-def pixtral(reader: ConfigReader) -> int:
+def pixtral(reader: ConfigReader) -> Found:
     """pixtral: RMSNorms, no biases, an MLP of three matrices."""
-    width, layers = reader.whole("hidden_size"), reader.whole("num_hidden_layers")
-    layer = 2 * width + attention(width, bias=False) + gated(width, reader.whole("intermediate_size"), bias=False)
-    return linear(_patches(reader), width, bias=False) + width + layers * layer
+    fields: dict[str, Any] = {**PIXTRAL, **NO_BIAS, "patch_bias": False, "rotary": True, "first_norm": True, "last_norm": False}
+    return Found(0, _stack(reader, _grid(reader), **fields))
 
 
-def ovis2(reader: ConfigReader) -> int:
+def ovis2(reader: ConfigReader) -> Found:
     """ovis2_vision: RMSNorms, and a head over a vocabulary of visual words."""
-    width, layers, inner = reader.whole("hidden_size"), reader.whole("num_hidden_layers"), reader.whole("intermediate_size")
-    layer = 2 * width + attention(width, bias=reader.flag("qkv_bias")) + gated(width, inner, bias=reader.flag("mlp_bias"))
+    width, bias = reader.whole("hidden_size"), reader.flag("qkv_bias")
     words = reader.whole("vocab_size") - reader.whole("num_visual_indicator_tokens", least=0)
-    stride = reader.whole("hidden_stride") ** 2
-    body = linear(_patches(reader), width) + _grid(reader) * width + width + layers * layer + width
-    return body + linear(width * stride, words, bias=False) + layer_norm(words)
+    wide = width * reader.whole("hidden_stride") ** 2
+    fields: dict[str, Any] = {**PIXTRAL, "bias": bias, "output_bias": bias, "mlp_bias": reader.flag("mlp_bias"), "positions": _grid(reader)}
+    more = linear(wide, words, bias=False) + layer_norm(words)
+    return Found(more, _stack(reader, _grid(reader), first_norm=True, **fields), "a head over visual words")
 
 
-def internvl(reader: ConfigReader) -> int:
+def internvl(reader: ConfigReader) -> Found:
     """internvl_vision: a class token, learned positions, factors of both branches of a layer."""
-    width, inner = reader.whole("hidden_size"), reader.whole("intermediate_size")
-    per_norm = layer_norm(width) if reader.text("norm_type") == "layer_norm" else width
-    projected = 3 * linear(width, width, bias=reader.flag("attention_bias")) + linear(width, width)
-    layer = 2 * per_norm + projected + mlp(width, inner) + 2 * width + (2 * width if reader.flag("use_qk_norm") else 0)
-    places = (_grid(reader) + 1) * width if reader.flag("use_absolute_position_embeddings") else 0
-    mask = width if reader.flag("use_mask_token") else 0
-    last = 0 if reader.flag("use_mean_pooling") else layer_norm(width)
-    embedded = linear(_patches(reader), width) + width + places + mask
-    return embedded + reader.whole("num_hidden_layers") * layer + last
+    width, grid, layers = reader.whole("hidden_size"), _grid(reader), reader.whole("num_hidden_layers")
+    normed, placed = reader.flag("use_qk_norm"), reader.flag("use_absolute_position_embeddings")
+    plain = reader.text("norm_type") == "layer_norm"
+    pooled = reader.flag("use_mean_pooling")
+    more = width + layers * (2 * width + 2 * width * normed) + width * placed + width * reader.flag("use_mask_token")
+    fields: dict[str, Any] = {
+        "norm": "layernorm" if plain else "rmsnorm",
+        "bias": reader.flag("attention_bias"),
+        "last_norm": not pooled and plain,
+    }
+    more += 0 if pooled or plain else layer_norm(width)
+    why = "norms over the queries and keys of all heads" if normed else ""
+    return Found(more, _stack(reader, grid, positions=grid if placed else None, **fields), why)
 
 
-def llama4_vision(reader: ConfigReader) -> int:
-    """llama4_vision_model: a class token, learned positions, and an adapter of two matrices without biases."""
-    width, inner = reader.whole("hidden_size"), reader.whole("intermediate_size")
-    layer = 2 * layer_norm(width) + attention(width) + mlp(width, inner)
-    embedded = linear(_patches(reader), width, bias=False) + width + (_grid(reader) + 1) * width + 2 * layer_norm(width)
-    given, made = reader.whole("projector_input_dim"), reader.whole("projector_output_dim")
-    return embedded + reader.whole("num_hidden_layers") * layer + given * inner + made * given
+def llama4_vision(reader: ConfigReader) -> Found:
+    """llama4_vision_model: a class token, learned positions; its adapter is the projection's."""
+    width, grid = reader.whole("hidden_size"), _grid(reader)
+    return Found(2 * width, _stack(reader, grid, positions=grid, patch_bias=False, rotary=True, first_norm=True))
 
 
-def kimi_k25(reader: ConfigReader) -> int:
+def kimi_k25(reader: ConfigReader) -> Found:
     """kimi_k25_vision: learned positions of a grid."""
-    width, layers, _ = _plain(reader)
     height, columns = pair(reader, "patch_size")
-    places = reader.whole("pos_emb_height") * reader.whole("pos_emb_width") * width
-    return linear(3 * height * columns, width) + places + layers + layer_norm(width)
+    places = reader.whole("pos_emb_height") * reader.whole("pos_emb_width")
+    return Found(0, _stack(reader, places, patch_values=3 * height * columns, positions=places, rotary=True))
 
 
-def qwen_patches(reader: ConfigReader, width: int, *, bias: bool) -> int:
-    """Embedding of patches of some frames."""
-    return linear(_patches(reader, depth=reader.whole("temporal_patch_size"), channels="in_channels"), width, bias=bias)
+def _qwen(reader: ConfigReader, patches: int = UNSIZED, **fields: Any) -> dict[str, Any]:
+    """A stack with rotary embedding over patches of some frames, which a merger's norm ends."""
+    values = _patches(reader, depth=reader.whole("temporal_patch_size"), channels="in_channels")
+    return _stack(reader, patches, **({"rotary": True, "last_norm": False, "patch_values": values} | fields))
 
 
 def merged(reader: ConfigReader) -> int:
@@ -177,57 +216,46 @@ def merged(reader: ConfigReader) -> int:
     return reader.whole("spatial_merge_size") ** 2
 
 
-def qwen2_vl(reader: ConfigReader) -> int:
+def qwen2_vl(reader: ConfigReader) -> Found:
     """qwen2_vl_vision: LayerNorms; its `hidden_size` is the text model's."""
-    width = reader.whole("embed_dim")
     ratio = reader.value("mlp_ratio")
     reader.skip("mlp_ratio")
-    layer = 2 * layer_norm(width) + attention(width) + mlp(width, int(width * ratio))
-    return qwen_patches(reader, width, bias=False) + reader.whole("depth") * layer
+    inner = int(reader.whole("embed_dim") * ratio)
+    return Found(0, _qwen(reader, width="embed_dim", ffn_hidden_size=inner, patch_bias=False))
 
 
-def qwen2_5_vl(reader: ConfigReader) -> int:
-    """qwen2_5_vl_vision: RMSNorms, an MLP of three matrices with biases."""
-    return _qwen2_5_vl(reader, 4)
+def qwen2_5_vl(reader: ConfigReader) -> Found:
+    """qwen2_5_vl_vision and exaone4_5_vision: RMSNorms, an MLP of three matrices with biases, windows; the latter has fewer key heads."""
+    fields: dict[str, Any] = {**PIXTRAL, "patch_bias": False}
+    if "num_key_value_heads" in reader.facts.fields:
+        fields["num_kv_heads"] = reader.whole("num_key_value_heads")
+    side = reader.whole("window_size") // reader.whole("spatial_merge_size") // reader.whole("patch_size")
+    full = [layer for layer in reader.items("fullatt_block_indexes") if isinstance(layer, int) and layer < reader.whole("depth")]
+    if side:
+        fields |= {"window_patches": side**2 * merged(reader), "full_layers": sorted(full)}
+    return Found(0, _qwen(reader, **fields))
 
 
-def exaone4_5(reader: ConfigReader) -> int:
-    """exaone4_5_vision: qwen2_5_vl_vision with fewer key-value heads."""
-    heads = reader.whole("num_heads")
-    return _qwen2_5_vl(reader, 2 + 2 * reader.whole("num_key_value_heads") / heads)
-
-
-def _qwen2_5_vl(reader: ConfigReader, projections: float) -> int:
-    width = reader.whole("hidden_size")
-    layer = 2 * width + int(projections * linear(width, width)) + gated(width, reader.whole("intermediate_size"))
-    return qwen_patches(reader, width, bias=False) + reader.whole("depth") * layer
-
-
-def qwen3_vl(reader: ConfigReader) -> int:
+def qwen3_vl(reader: ConfigReader) -> Found:
     """qwen3_vl_vision: LayerNorms, learned positions."""
-    width, inner = reader.whole("hidden_size"), reader.whole("intermediate_size")
-    layer = 2 * layer_norm(width) + attention(width) + mlp(width, inner)
-    places = reader.whole("num_position_embeddings") * width
-    return qwen_patches(reader, width, bias=True) + places + reader.whole("depth") * layer
+    places = reader.whole("num_position_embeddings")
+    return Found(0, _qwen(reader, places, positions=places))
 
 
-def glm4v(reader: ConfigReader) -> int:
+def glm4v(reader: ConfigReader) -> Found:
     """glm4v_vision: RMSNorms, learned positions; `intermediate_size` is the merger's, and an MLP's is `out_hidden_size`."""
-    width, made, bias = reader.whole("hidden_size"), reader.whole("out_hidden_size"), reader.flag("attention_bias")
-    projected = 3 * linear(width, width, bias=bias) + linear(width, width, bias=False)
-    layer = 2 * width + projected + gated(width, made, bias=False)
-    return qwen_patches(reader, width, bias=True) + _grid(reader) * width + 2 * width + reader.whole("depth") * layer
+    grid, fields = _grid(reader), {**PIXTRAL, **NO_BIAS, "bias": reader.flag("attention_bias")}
+    fields |= {"ffn_hidden_size": reader.whole("out_hidden_size"), "first_norm": True, "last_norm": True}
+    return Found(0, _qwen(reader, grid, positions=grid, **fields))
 
 
-def glm_ocr(reader: ConfigReader) -> int:
+def glm_ocr(reader: ConfigReader) -> Found:
     """glm_ocr_vision: glm4v_vision with norms over query and key heads, biases in its MLP and no learned positions."""
-    width, bias = reader.whole("hidden_size"), reader.flag("attention_bias")
-    head = width // reader.whole("num_heads")
-    layer = 2 * width + attention(width, bias=bias) + gated(width, reader.whole("intermediate_size"), bias=bias) + 2 * head
-    return qwen_patches(reader, width, bias=True) + width + reader.whole("depth") * layer
+    bias = reader.flag("attention_bias")
+    return Found(0, _qwen(reader, **PIXTRAL, bias=bias, output_bias=bias, mlp_bias=bias, qk_norm=True, last_norm=True))
 
 
-def qwen_audio(reader: ConfigReader) -> int:
+def qwen_audio(reader: ConfigReader) -> Found:
     """qwen3_omni_moe_audio_encoder: three convolutions, layers with LayerNorms, two projections."""
     width, inner, channels = reader.whole("d_model"), reader.whole("encoder_ffn_dim"), reader.whole("downsample_hidden_size")
     layer = 2 * layer_norm(width) + attention(width) + mlp(width, inner)
@@ -236,12 +264,12 @@ def qwen_audio(reader: ConfigReader) -> int:
         bins = (bins + 1) // 2
     convolved = linear(9, channels) + 2 * linear(9 * channels, channels) + linear(channels * bins, width, bias=False)
     made = linear(width, width) + linear(width, reader.whole("output_dim"))
-    return convolved + reader.whole("encoder_layers") * layer + layer_norm(width) + made
+    return Found(convolved + reader.whole("encoder_layers") * layer + layer_norm(width) + made)
 
 
 ENCODERS: dict[str, Structure] = {
     "clip_vision_model": clip,
-    "exaone4_5_vision": exaone4_5,
+    "exaone4_5_vision": qwen2_5_vl,
     "glm4v_moe_vision": glm4v,
     "glm4v_vision": glm4v,
     "glm_ocr_vision": glm_ocr,
@@ -253,7 +281,7 @@ ENCODERS: dict[str, Structure] = {
     "minicpmv4_6_vision": minicpm,
     "minicpmv4_7_vision": minicpm,
     "ovis2_vision": ovis2,
-    "paddleocr_vl_vision": _siglip_body,
+    "paddleocr_vl_vision": paddleocr,
     "pixtral": pixtral,
     "qianfan_ocr_vision": internvl,
     "qwen2_5_omni_vision_encoder": qwen2_5_vl,

@@ -1,16 +1,19 @@
-"""Multimodal configs: their text model, and the parameters of their encoders and of the projections from them (MP225)."""
+"""Multimodal configs: their text model, their encoders and the projections from them, stated or counted (MP225)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isqrt, lcm
 from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, MegaplanError
 from megaplan.importers.defaults import class_facts
-from megaplan.importers.encoders import ENCODERS, count, gated, layer_norm, linear, merged, mlp, pair
+from megaplan.importers.encoders import ENCODERS, Found, count, gated, layer_norm, linear, merged, mlp, pair
 from megaplan.importers.reader import ConfigReader
+from megaplan.inventory.towers import encoder_size, projection_tensors
 from megaplan.spec.document import SourceMap
+from megaplan.spec.towers import Encoder, Projection
 
 TEXT, VISION, AUDIO = "text_config", "vision_config", "audio_config"
 NAMES = {VISION: "vision", AUDIO: "audio"}
@@ -31,136 +34,163 @@ class Parts(NamedTuple):
     hidden: int
 
 
-Projection = Callable[[Parts], int]
+Structure = Callable[[Parts], Found]
 
 
-def _gemma3(parts: Parts) -> int:
-    width = parts.vision.whole("hidden_size")
-    return width * parts.hidden + width
+def _stated(*widths: int, more: int = 0, why: str = "", **fields: Any) -> Found:
+    """Linears of these widths, with biases by default, and the norm that `norm` names."""
+    return Found(more, {"widths": [*widths], **fields}, why)
 
 
-def _qwen2(parts: Parts) -> int:
-    width = parts.vision.whole("embed_dim")
-    wide = width * merged(parts.vision)
-    return layer_norm(width) + mlp(wide, wide, parts.vision.whole("hidden_size"))
+def _gemma3(parts: Parts) -> Found:
+    image, patch = pair(parts.vision, "image_size")[0], pair(parts.vision, "patch_size")[0]
+    pooled = (image // patch // isqrt(parts.whole.whole("mm_tokens_per_image"))) ** 2
+    return _stated(parts.vision.whole("hidden_size"), parts.hidden, bias=False, norm="rmsnorm", pooled_patches=max(1, pooled))
 
 
-def _qwen2_5(parts: Parts) -> int:
-    width = parts.vision.whole("hidden_size")
-    wide = width * merged(parts.vision)
-    return width + mlp(wide, wide, parts.vision.whole("out_hidden_size"))
+def _merger(parts: Parts, *made: int, norm: str = "layernorm", width: str = "hidden_size", more: int = 0) -> Found:
+    """A norm over patches, and two linears from joined ones; a third where two widths are made."""
+    joined, size = merged(parts.vision), parts.vision.whole(width)
+    return _stated(size * joined, size * joined, *made, norm=norm, joined_patches=joined, more=more)
 
 
-def _hyperclovax(parts: Parts) -> int:
-    return _qwen2_5(parts) + linear(parts.vision.whole("out_hidden_size"), parts.hidden)
+def _qwen2(parts: Parts) -> Found:
+    return _merger(parts, parts.vision.whole("hidden_size"), width="embed_dim")
 
 
-def _qwen3_5(parts: Parts) -> int:
-    width = parts.vision.whole("hidden_size")
-    wide = width * merged(parts.vision)
-    return layer_norm(width) + mlp(wide, wide, parts.vision.whole("out_hidden_size"))
+def _qwen2_5(parts: Parts) -> Found:
+    return _merger(parts, parts.vision.whole("out_hidden_size"), norm="rmsnorm")
 
 
-def _qwen3(parts: Parts) -> int:
+def _hyperclovax(parts: Parts) -> Found:
+    return _merger(parts, parts.vision.whole("out_hidden_size"), parts.hidden, norm="rmsnorm")
+
+
+def _qwen3_5(parts: Parts) -> Found:
+    return _merger(parts, parts.vision.whole("out_hidden_size"))
+
+
+def _qwen3(parts: Parts) -> Found:
+    """The merger, and those of DeepStack, which read earlier layers and are counted."""
     wide = parts.vision.whole("hidden_size") * merged(parts.vision)
     deep = layer_norm(wide) + mlp(wide, wide, parts.vision.whole("out_hidden_size"))
-    return _qwen3_5(parts) + count(parts.vision, "deepstack_visual_indexes") * deep
+    return _merger(parts, parts.vision.whole("out_hidden_size"), more=count(parts.vision, "deepstack_visual_indexes") * deep)
 
 
-def _glm4v(parts: Parts) -> int:
+def _glm4v(parts: Parts) -> Found:
     return _glm(parts, parts.vision.whole("intermediate_size"))
 
 
-def _glm_ocr(parts: Parts) -> int:
+def _glm_ocr(parts: Parts) -> Found:
     return _glm(parts, parts.vision.whole("out_hidden_size") * parts.vision.whole("in_channels"))
 
 
-def _glm(parts: Parts, inner: int) -> int:
+def _glm(parts: Parts, inner: int) -> Found:
     width, made = parts.vision.whole("hidden_size"), parts.vision.whole("out_hidden_size")
     joined = linear(width * merged(parts.vision), made)
-    return joined + made * made + layer_norm(made) + gated(made, inner, bias=False)
+    return Found(joined + made * made + layer_norm(made) + gated(made, inner, bias=False), why="a projection with a gated MLP")
 
 
-def _joined_pixels(parts: Parts) -> int:
-    ratio = parts.whole.number("downsample_ratio")
-    wide = parts.vision.whole("hidden_size") * int(1 / ratio) ** 2
-    return layer_norm(wide) + mlp(wide, parts.hidden, parts.hidden)
+def _joined_pixels(parts: Parts) -> Found:
+    joined = int(1 / parts.whole.number("downsample_ratio")) ** 2
+    wide = parts.vision.whole("hidden_size") * joined
+    return _stated(wide, parts.hidden, parts.hidden, norm="layernorm", norms_joined=True, joined_patches=joined)
 
 
-def _mistral3(parts: Parts) -> int:
-    width, bias = parts.vision.whole("hidden_size"), _biased(parts)
+def _features(parts: Parts) -> tuple[int, str]:
+    """Layers whose outputs are read side by side, and why a spec cannot state more than one."""
     features = parts.whole.value("vision_feature_layer")
     parts.whole.skip("vision_feature_layer")
-    wide = width * (len(features) if isinstance(features, list) else 1)
-    return width + width * width * merged(parts.whole) + mlp(wide, parts.hidden, parts.hidden, bias=bias)
+    number = len(features) if isinstance(features, list) else 1
+    return number, "a projection that reads several layers" if number > 1 else ""
 
 
-def _lighton(parts: Parts) -> int:
-    width = parts.vision.whole("hidden_size")
-    return width + width * width * merged(parts.whole) + mlp(width, parts.hidden, parts.hidden, bias=False)
+def _reduced(parts: Parts, layers: int, *, bias: bool, why: str) -> Found:
+    """Patches normed, joined and reduced to one of their width by a matrix without a bias, then two linears."""
+    width, joined = parts.vision.whole("hidden_size"), merged(parts.whole)
+    if bias or why:
+        more = width + width * width * joined + mlp(width * layers, parts.hidden, parts.hidden, bias=bias)
+        return Found(more, why=why or "a projection with biases on some of its linears")
+    return _stated(width * joined, width, parts.hidden, parts.hidden, bias=False, norm="rmsnorm", joined_patches=joined)
 
 
-def _llava(parts: Parts) -> int:
-    width, bias = parts.vision.whole("hidden_size"), _biased(parts)
-    features = parts.whole.value("vision_feature_layer")
-    parts.whole.skip("vision_feature_layer")
-    wide = width * (len(features) if isinstance(features, list) else 1)
-    return mlp(wide, parts.hidden, parts.hidden, bias=bias)
+def _mistral3(parts: Parts) -> Found:
+    layers, why = _features(parts)
+    return _reduced(parts, layers, bias=_biased(parts), why=why)
 
 
-def _llava_next(parts: Parts) -> int:
-    return parts.hidden + _llava(parts)
+def _lighton(parts: Parts) -> Found:
+    return _reduced(parts, 1, bias=False, why="")
+
+
+def _llava(parts: Parts) -> Found:
+    layers, why = _features(parts)
+    return _stated(parts.vision.whole("hidden_size") * layers, parts.hidden, parts.hidden, bias=_biased(parts), why=why)
+
+
+def _llava_next(parts: Parts) -> Found:
+    return _llava(parts)._replace(more=parts.hidden)
 
 
 def _biased(parts: Parts) -> bool:
     return parts.whole.flag("multimodal_projector_bias")
 
 
-def _llama4(parts: Parts) -> int:
-    return parts.vision.whole("vision_output_dim") * parts.hidden
+def _llama4(parts: Parts) -> Found:
+    """The encoder's adapter, which shuffles pixels first, and the projection."""
+    width, inner = parts.vision.whole("hidden_size"), parts.vision.whole("intermediate_size")
+    given, made = parts.vision.whole("projector_input_dim"), parts.vision.whole("projector_output_dim")
+    last = parts.vision.whole("vision_output_dim")
+    if inner % width or made != last:
+        return Found(given * inner + made * given + last * parts.hidden, why="an adapter that fits no joined patches")
+    return _stated(inner, given, made, parts.hidden, bias=False, joined_patches=inner // width)
 
 
-def _kimi(parts: Parts) -> int:
+def _kimi(parts: Parts) -> Found:
     rows, columns = pair(parts.vision, "merge_kernel_size")
-    wide = parts.vision.whole("hidden_size") * rows * columns
-    return layer_norm(parts.whole.whole("projection_hidden_size")) + mlp(wide, wide, parts.hidden)
+    width, size = parts.vision.whole("hidden_size"), parts.whole.whole("projection_hidden_size")
+    wide = width * rows * columns
+    if size != width:
+        return Found(layer_norm(size) + mlp(wide, wide, parts.hidden), why="a norm of another width than the encoder's")
+    return _stated(wide, wide, parts.hidden, norm="layernorm", joined_patches=rows * columns)
 
 
-def _ovis2(parts: Parts) -> int:
-    return parts.vision.whole("vocab_size") * parts.whole.whole("hidden_size")
+def _ovis2(parts: Parts) -> Found:
+    return Found(parts.vision.whole("vocab_size") * parts.whole.whole("hidden_size"), why="an embedding of visual words")
 
 
-def _minicpm(parts: Parts) -> int:
+def _minicpm(parts: Parts) -> Found:
     wide = parts.vision.whole("hidden_size") * 4  # whatever merge_kernel_size says
     further = (parts.whole.whole("merger_times") - 1) * (layer_norm(wide) + mlp(wide, wide, parts.vision.whole("hidden_size")))
-    return further + layer_norm(wide) + mlp(wide, wide, parts.hidden)
+    return Found(further + layer_norm(wide) + mlp(wide, wide, parts.hidden), why="a projection in steps")
 
 
-def _lfm2(parts: Parts) -> int:
-    wide = parts.vision.whole("hidden_size") * parts.whole.whole("downsample_factor") ** 2
+def _lfm2(parts: Parts) -> Found:
+    joined = parts.whole.whole("downsample_factor") ** 2
+    wide = parts.vision.whole("hidden_size") * joined
     inner, bias = parts.whole.whole("projector_hidden_size"), parts.whole.flag("projector_bias")
-    return (layer_norm(wide) if parts.whole.flag("projector_use_layernorm") else 0) + mlp(wide, inner, parts.hidden, bias=bias)
+    norm: dict[str, Any] = {"norm": "layernorm", "norms_joined": True} if parts.whole.flag("projector_use_layernorm") else {}
+    return _stated(wide, inner, parts.hidden, bias=bias, joined_patches=joined, **norm)
 
 
-def _idefics3(parts: Parts) -> int:
-    return parts.vision.whole("hidden_size") * parts.whole.whole("scale_factor") ** 2 * parts.hidden
+def _idefics3(parts: Parts) -> Found:
+    joined = parts.whole.whole("scale_factor") ** 2
+    return _stated(parts.vision.whole("hidden_size") * joined, parts.hidden, bias=False, joined_patches=joined)
 
 
-def _paligemma(parts: Parts) -> int:
-    return linear(parts.vision.whole("hidden_size"), parts.whole.whole("projection_dim"))
+def _paligemma(parts: Parts) -> Found:
+    return _stated(parts.vision.whole("hidden_size"), parts.whole.whole("projection_dim"))
 
 
-def _aligned(parts: Parts) -> int:
-    return mlp(parts.vision.whole("hidden_size"), parts.hidden, parts.hidden)
+def _aligned(parts: Parts) -> Found:
+    return _stated(parts.vision.whole("hidden_size"), parts.hidden, parts.hidden)
 
 
-def _paddle(parts: Parts) -> int:
-    width = parts.vision.whole("hidden_size")
-    wide = width * merged(parts.vision)
-    return layer_norm(width) + mlp(wide, wide, parts.hidden)
+def _paddle(parts: Parts) -> Found:
+    return _merger(parts, parts.hidden)
 
 
-MULTIMODAL: dict[str, Projection] = {
+MULTIMODAL: dict[str, Structure] = {
     "cosmos3_omni": _qwen3,
     "deepseek_vl": _aligned,
     "exaone4_5": _qwen2_5,
@@ -199,7 +229,7 @@ MULTIMODAL: dict[str, Projection] = {
     "smolvlm": _idefics3,
     "video_llama_3": _aligned,
 }
-"""Parameters of the projections between encoders and text, by the model type of the whole config."""
+"""Structure of the projections between encoders and text, by the model type of the whole config."""
 
 
 OWN_HEAD = frozenset({"llama4"})
@@ -271,11 +301,39 @@ def towers_of(config: Mapping[str, Any], source: SourceMap, hidden: int) -> tupl
         readers[name] = ConfigReader(fields, inside(source, key), kind, class_facts(kind))
     if errors:
         raise MegaplanError(errors)
-    counted = {name: ENCODERS[reader.family](reader) for name, reader in readers.items()}
-    counted["projector"] = MULTIMODAL[family](Parts(whole, readers.get("vision", whole), hidden))
+    found = {name: ENCODERS[reader.family](reader) for name, reader in readers.items()}
+    found["projector"] = MULTIMODAL[family](Parts(whole, readers.get("vision", whole), hidden))
     for reader in readers.values():
         reader.finish_counting()
     whole.stop_if_wrong()
-    found = {name: {"parameters": size} for name, size in counted.items() if size}
+    parts, why = _written(found, hidden)
+    if why:
+        whole.warn("vision_config", readers["vision"].family if "vision" in readers else None, f"counted and not priced: {why}")
     notes = [note for reader in (*readers.values(), whole) for note in reader.warnings]
-    return found, notes
+    return parts, notes
+
+
+def _written(found: Mapping[str, Found], hidden: int) -> tuple[dict[str, Any], str]:
+    """The sections of the parts, and the reason that an encoder is counted; "" if it is stated."""
+    vision, projector = found.get("vision", Found(0, why="no encoder of images")), found["projector"]
+    sizes, sections = dict.fromkeys(found, 0), dict[str, dict[str, Any]]()
+    why = vision.why or projector.why
+    if vision.stated:
+        stated = dict(vision.stated) | {"patches": max(1, vision.stated["patches"]), "positions": vision.stated.get("positions") or None}
+        encoder = Encoder(**stated)
+        sizes["vision"] = encoder_size(encoder)
+    if projector.stated:
+        projection = Projection(**projector.stated)
+        sizes["projector"] = sum(tensor.elements for tensor in projection_tensors(projection))
+    if not why:
+        step = lcm(projection.patches_per_token, encoder.window_patches or 1)
+        patches = encoder.patches // step * step
+        if projection.widths[-1] != hidden or projection.widths[0] != encoder.hidden_size * projection.joined_patches:
+            why = f"a projection of widths {', '.join(map(str, projection.widths))} between {encoder.hidden_size} and {hidden}"
+        elif not patches or (encoder.rotary and encoder.head_dim % 2):
+            why = f"{encoder.patches:,} patches with heads of {encoder.head_dim}, where a token takes {step}"
+        else:
+            sections = {"vision": {"encoder": {**stated, "patches": patches}}, "projector": {"projection": dict(projector.stated)}}
+    more = {name: part.more + (0 if name in sections else sizes[name]) for name, part in found.items()}
+    counted = {name: {"parameters": size} for name, size in more.items() if size}
+    return {name: counted.get(name, {}) | sections.get(name, {}) for name in found if name in counted or name in sections}, why

@@ -10,8 +10,9 @@ from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import CENTERED, ResidualPath, tensors_of
 from megaplan.inventory.adapters import adapted_block
 from megaplan.inventory.embedding import final_norm_block, vocabulary_block
-from megaplan.inventory.features import mtp_block, relation_bias_block, side_block, towers_block
+from megaplan.inventory.features import mtp_block, relation_bias_block, side_block
 from megaplan.inventory.tensors import Block, Init, Inventory, Outside, make_block
+from megaplan.inventory.towers import STATED, counted_block, stated_blocks
 from megaplan.spec.lora import Lora
 from megaplan.spec.models import Model, Spec
 from megaplan.spec.pattern import parse_pattern
@@ -57,7 +58,7 @@ def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None
         centered = {id(block): _centered(block) for block in made.values()}
         layers = [centered[id(block)] for block in layers]
         outside = tuple([(name, _centered(block)) for name, block in outside])
-    read = [block.elements for _, block in outside if block.family is not Outside.TOWERS]
+    read = [block.elements for _, block in outside if block.family not in (Outside.TOWERS, *STATED)]
     total = sum([block.elements for block in layers]) + sum(read)
     features, mtp = model.features, model.features.mtp
     counts = {letter: letters.count(letter) + (mtp.depth * mtp.letters.count(letter) if mtp is not None else 0) for letter in FAMILIES}
@@ -88,10 +89,11 @@ def _centered(block: Block) -> Block:
 def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, Block], ...]:
     hidden, vocab, features = model.hidden_size, model.vocab_size, model.features
     embedding = vocabulary_block(Outside.EMBEDDING, vocab, hidden, vocab_parallel=vocab_parallel, positions=model.learned_positions)
-    blocks = [("embedding", embedding)]
+    towers = model.towers
+    blocks = [*(() if towers is None else stated_blocks(towers)), ("embedding", embedding)]
     blocks += [(name, side_block(features, name, hidden)) for name in features.sides]
-    if model.towers is not None:
-        blocks.append(("towers", towers_block(model.towers)))
+    if towers is not None and towers.counted:
+        blocks.append(("towers", counted_block(towers)))
     if features.relation_bias is not None:
         heads = (model.attention or _missing("attention")).num_heads
         blocks.append(("relation_bias", relation_bias_block(features.relation_bias, heads)))

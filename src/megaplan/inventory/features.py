@@ -13,7 +13,6 @@ from megaplan.spec.models import (
     Model,
     Ngram,
     RelationBias,
-    Towers,
 )
 from megaplan.spec.pattern import depth_blocks
 
@@ -64,14 +63,6 @@ def side_block(features: Features, name: str, hidden_size: int) -> Block:
     """A configured side embedding, by its name."""
     section: Ngram | CategoryEmbedding = getattr(features, name)
     return ngram_block(section, hidden_size) if isinstance(section, Ngram) else category_block(name, section, hidden_size)
-
-
-def towers_block(towers: Towers) -> Block:
-    """The parameters of encoders, each as one tensor: FSDP2 shards them, and no operation of the stack reads them."""
-    groups = {name: Group.OTHER if part.trained else Group.FROZEN for name, part in towers.given.items()}
-    return make_block(
-        Outside.TOWERS, tuple(replicated(f"{name}.weight", (towers.given[name].parameters,), group) for name, group in groups.items())
-    )
 
 
 def relation_bias_block(relation_bias: RelationBias, num_heads: int) -> Block:

@@ -41,6 +41,8 @@ class Outside(StrEnum):
     RELATION_BIAS = "relation_bias"
     MTP = "mtp"
     TOWERS = "towers"
+    VISION = "vision"
+    PROJECTOR = "projector"
 
 
 class Init(StrEnum):
@@ -175,8 +177,8 @@ class Inventory:
 
     Attributes:
         layers: One `Block` per layer, in model order; full names `layers.{i}.…`.
-        outside: Named blocks outside the stack, in order: `embedding`, `ngram`, `structure`, `platform`, `towers`, `relation_bias`,
-            `final_norm`, `head` (absent when tied), `mtp.0` …
+        outside: Named blocks outside the stack, in order: those of a stated encoder and its projection (`megaplan.inventory.towers`),
+            `embedding`, `ngram`, `structure`, `platform`, `towers`, `relation_bias`, `final_norm`, `head` (absent when tied), `mtp.0` …
         tied: The head reuses `embedding`.
         active_parameters: Parameters that one token uses: all but the routed experts that its router does not choose.
         ahead: Names of the side embeddings that the depths of multi-token prediction use too.

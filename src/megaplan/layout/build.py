@@ -10,6 +10,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.families.attention import ATTENTION
 from megaplan.inventory.features import SIDE_EMBEDDINGS
 from megaplan.inventory.tensors import Inventory, Outside, layer_names
+from megaplan.inventory.towers import STATED
 from megaplan.layout.ranks import Layout, Slot
 from megaplan.schedules.placement import slot_owner
 from megaplan.schedules.registry import placement
@@ -65,6 +66,7 @@ _INPUT_FAMILIES = (
     Outside.EMBEDDING,
     *(family for family, side in SIDE_EMBEDDINGS.items() if side.home == "first"),
     Outside.TOWERS,
+    *STATED,
 )
 
 

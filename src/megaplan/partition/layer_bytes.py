@@ -17,6 +17,7 @@ from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_bytes, block_variants
 from megaplan.hosts.megarun.sizes import local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
+from megaplan.hosts.megarun.towers import stream_bytes, tower_sizes
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.layout.ranks import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
@@ -115,7 +116,7 @@ def _needs(
 ) -> tuple[list[BlockNeeds], BlockNeeds, BlockNeeds]:
     """Needs of each layer, and of the blocks outside the layers on the first and on the last slot."""
     dims, sizes, variants = local_dims(spec), storage_sizes(spec), block_variants(spec, inventory)
-    pipelined, boundary = spec.mesh.is_pipelined, boundary_bytes(dims)
+    pipelined, merges = spec.mesh.is_pipelined, tower_sizes(spec) is not None
     rounds = not spec.host.expands_segments
 
     has_mtp, normed = any(block.family is Outside.MTP for _, block in inventory.outside), inventory.normed_ahead
@@ -127,7 +128,8 @@ def _needs(
         if not runs:
             return BlockNeeds(static, 0, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
         ledger = block_bytes(spec, dims, name, block)
-        kept_input = boundary if ledger.keeps_input and not reads_other_input(name, has_mtp=has_mtp, normed=normed) else 0
+        other = reads_other_input(name, has_mtp=has_mtp, normed=normed, merges=merges)
+        kept_input = stream_bytes(spec, dims, name) if ledger.keeps_input and not other else 0
         saved = ledger.saved_bytes + rounds * ledger.saved_slack_bytes + kept_input
         return BlockNeeds(static, saved, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
 

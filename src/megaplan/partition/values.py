@@ -145,7 +145,7 @@ def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None
         measured: A costs file of as many layers: nanoseconds of one microbatch on one rank.
 
     Without a costs file: executed FLOPs per token, including work that an op itself repeats, without recompute policies. The token
-    embedding costs 0; projections of side embeddings are on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block,
+    embedding costs 0; side embeddings and an encoder are on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block,
     its projection, one more head) on the last.
     """
     if measured is not None:
@@ -153,7 +153,9 @@ def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None
         return StackCosts(tuple(layer.total_ns for layer in times.layers), times.first.total_ns, times.last.total_ns, unit="ns")
     costs = model_costs(spec, inventory)
     last = costs.head.total_flops + sum(depth.total_flops for depth in costs.mtp)
-    return StackCosts(tuple(layer.total_flops for layer in costs.layers), costs.side_embeddings.total_flops, last)
+    return StackCosts(
+        tuple(layer.total_flops for layer in costs.layers), costs.side_embeddings.total_flops + costs.towers.total_flops, last
+    )
 
 
 def objective_of(spec: Spec) -> CutObjective:

@@ -15,6 +15,7 @@ from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.residual import NormKind, NormPlacement, ResidualPath
 from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.scalars import LayerCount, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool, Text
+from megaplan.spec.towers import Towers
 
 
 class Ngram(Section):
@@ -123,38 +124,6 @@ class Features(Section):
         return self.sides if self.mtp is not None and self.mtp.side_embeddings else ()
 
 
-class Tower(Section):
-    """A part of a multimodal model that a spec counts and does not price.
-
-    Attributes:
-        parameters: Number of its parameters.
-        trained: The part has gradients and moments of AdamW; else it is frozen.
-    """
-
-    parameters: PositiveInt
-    trained: StrictBool = False
-
-
-class Towers(Section):
-    """Encoders of a multimodal model, on the first stage: their shards are counted, their activations, gathered copies and FLOPs are not.
-
-    Attributes:
-        vision: Encoder of images and videos.
-        audio: Encoder of sound.
-        projector: Matrices between encoders and the stream of text.
-    """
-
-    vision: Tower | None = None
-    audio: Tower | None = None
-    projector: Tower | None = None
-
-    @property
-    def given(self) -> dict[str, Tower]:
-        """The parts that the model has, by name."""
-        parts = {"vision": self.vision, "audio": self.audio, "projector": self.projector}
-        return {name: part for name, part in parts.items() if part is not None}
-
-
 Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="kind")]
 Mamba = Annotated[Mamba1 | Mamba2 | Mamba3, Field(discriminator="kind")]
 LinearAttention = Annotated[GatedDeltaNet | KimiDeltaAttention, Field(discriminator="kind")]
@@ -188,7 +157,7 @@ class Model(OptionsSection):
         linear_attention: Dimensions of G blocks.
         short_convolution: Dimensions of C blocks.
         features: Optional features.
-        towers: Encoders of a multimodal model, whose parameters are counted; null for none.
+        towers: Encoders of a multimodal model; null for none.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(

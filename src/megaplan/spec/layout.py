@@ -119,13 +119,17 @@ class ScheduleSection(Section):
         return min(self.steps_per_update, 3)
 
 
-class Batch(Section):
+class Batch(OptionsSection):
     """The rows of one microbatch on one data rank.
 
     Attributes:
         micro_batch_size: Sequences of a microbatch.
         seq_length: Tokens of a sequence, before context parallelism.
+        images: Images of a sequence, each of `model.towers.vision.encoder.patches` patches; for a model with a stated encoder.
     """
+
+    options: ClassVar[frozenset[str]] = frozenset({"images"})
 
     micro_batch_size: PositiveInt
     seq_length: PositiveInt
+    images: PositiveInt = 1

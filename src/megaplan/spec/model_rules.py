@@ -10,11 +10,12 @@ from megaplan.families.registry import FAMILIES, families_of
 from megaplan.scalars import GATED
 from megaplan.spec.context import Checked
 from megaplan.spec.models import SIDES, GroupedQueryAttention
+from megaplan.spec.tower_rules import tower_rules, unused_images
 from megaplan.wording import plural
 
 
 def model_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP225, MP332, MP701 … MP715 and MP729."""
+    """Yields MP225, MP226, MP332, MP701 … MP715 and MP729."""
     for family, section in families_of(checked.spec.model):
         yield from family.rules(checked, section)
         yield from _taps(checked, f"model.{family.section}.conv_kernel", getattr(section, "conv_kernel", None))
@@ -27,15 +28,20 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _towers(checked: Checked) -> Iterator[Diagnostic]:
-    """The one note that says what a count of encoders leaves out."""
+    """Rules of encoders, and the one note that says what a count of them leaves out."""
     towers = checked.spec.model.towers
     if towers is None:
+        yield from unused_images(checked)
         return
     parts = towers.given
     if not parts:
         yield checked.error("MP715", "model.towers names no part", "model.towers", "towers: null")
         return
-    listed = "\n".join(f"{name}: {part.parameters:,} parameters, {'trained' if part.trained else 'frozen'}" for name, part in parts.items())
+    yield from tower_rules(checked, towers)
+    counted = towers.counted
+    if not counted:
+        return
+    listed = "\n".join(f"{name}: {size:,} parameters, {'trained' if towers.trains(name) else 'frozen'}" for name, size in counted.items())
     missing = (
         "counted on the first stage, in parameters, gradients and moments; their activations, gathered copies and FLOPs are not priced"
     )

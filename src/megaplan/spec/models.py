@@ -55,8 +55,6 @@ from megaplan.spec.architecture import (
     MultiTokenPrediction,
     Ngram,
     RelationBias,
-    Tower,
-    Towers,
 )
 from megaplan.spec.host import DeviceRef, Host
 from megaplan.spec.later import LaterPostTraining
@@ -64,6 +62,7 @@ from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding
 from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.run import Run
+from megaplan.spec.towers import Encoder, Projection, Projector, Tower, Towers, VisionTower
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
 from megaplan.units import short_count
 
@@ -84,6 +83,7 @@ __all__ = [
     "CosineRate",
     "Data",
     "DeviceRef",
+    "Encoder",
     "Features",
     "FloatType",
     "GatedDeltaNet",
@@ -115,6 +115,8 @@ __all__ = [
     "Optimizer",
     "ParamType",
     "Precision",
+    "Projection",
+    "Projector",
     "RateSchedule",
     "Recompute",
     "RecomputePolicy",
@@ -133,6 +135,7 @@ __all__ = [
     "Tower",
     "Towers",
     "Training",
+    "VisionTower",
     "YarnScaling",
 ]
 
@@ -191,16 +194,20 @@ class Optimizer(Section):
         return self.matrix == "muon"
 
 
-class Recompute(Section):
+class Recompute(OptionsSection):
     """Activation recompute (checkpointing) by family. The last layer is never recomputed.
 
     Attributes:
         default: Policy of all blocks.
         blocks: Policy for the layers of a letter, instead of default.
+        towers: Policy of the blocks of a trained encoder, its last ones included.
     """
+
+    options: ClassVar[frozenset[str]] = frozenset({"towers"})
 
     default: RecomputePolicy = "none"
     blocks: dict[Letter, RecomputePolicy] = Field(default_factory=dict)
+    towers: RecomputePolicy = "none"
 
     def of(self, letter: str) -> RecomputePolicy:
         """The policy of a letter's layers; the model's last layer is an exception."""

@@ -82,8 +82,9 @@ def _shown(value: Any) -> str:
         listed = ", ".join(map(_shown, value[:8]))
         return f"[{listed}{', …' if len(value) > 8 else ''}]"
     if isinstance(value, Section):
-        given = value.model_dump(exclude_defaults=True)
-        return f"{{{', '.join(f'{key}: {_shown(inside)}' for key, inside in given.items())}}}"
+        value = value.model_dump(exclude_defaults=True)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_shown(inside)}' for key, inside in value.items())}}}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

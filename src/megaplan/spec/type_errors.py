@@ -117,9 +117,10 @@ def meant_keys(path: KeyPath, document: Any) -> list[str]:
     if any(name in legal_keys(section, _with_kind(section, kind)) for kind in kinds_of(section)):
         return []
     wanted = {name, plain, *_OTHER_NAMES.get(plain, ())}
-    elsewhere = sorted(dotted(key) for key in all_keys() if key[-1] in wanted)
-    if elsewhere:
-        return elsewhere[:4]
+    elsewhere = [key for key in all_keys() if key[-1] in wanted]
+    if elsewhere:  # without keys that are much deeper than another one, such as an encoder's
+        shallow = min(map(len, elsewhere)) + 1
+        return sorted(dotted(key) for key in elsewhere if len(key) <= shallow)[:4]
     by_name = {str(key[-1]): dotted(key) for key in all_keys()}
     return [by_name[key] for key in get_close_matches(plain, by_name, n=1, cutoff=0.8)]
 

@@ -13,6 +13,7 @@ from megaplan.errors import MegaplanError
 from megaplan.importers.hf import ImportedSpec, import_hf
 from megaplan.importers.towers import MULTIMODAL
 from megaplan.inventory.build import build_inventory
+from megaplan.inventory.towers import tower_parameters
 
 SMALL: dict[str, list[tuple[dict[str, Any], int]]] = json.loads((Path(__file__).parent / "small_towers.json").read_text(encoding="utf-8"))
 """A small config a model type, with transformers' number of parameters."""
@@ -41,7 +42,10 @@ def test_a_flat_config_of_an_earlier_release_is_the_nested_one() -> None:
 
 def test_towers_are_frozen_until_set_and_named_in_one_note() -> None:
     found = imported(GEMMA)
-    assert found.document["model"]["towers"] == {"vision": {"parameters": 92_884_224}, "projector": {"parameters": 49_920}}
+    towers = found.loaded.spec.model.towers
+    assert towers is not None
+    assert tower_parameters(towers) == {"vision": 92_884_224, "projector": 49_920}
+    assert towers.counted == {"vision": 7_087_872}  # the head that pools, which no token of text reads
     (note,) = [item for item in found.loaded.diagnostics if item.code == "MP225"]
     assert note.hints[:-1] == ("--set model.towers.vision.trained=true", "--set model.towers.projector.trained=true")
     (trained,) = [item for item in imported(GEMMA, "model.towers.projector.trained=true").loaded.diagnostics if item.code == "MP225"]
@@ -60,7 +64,9 @@ def test_fields_of_an_earlier_release_that_repeat_what_the_class_builds() -> Non
     ((fields, _),) = SMALL["kimi_k25"]
     old = {"vt_hidden_size": 1152, "vt_num_hidden_layers": 27, "vt_intermediate_size": 4304, "text_hidden_size": 7168}
     found = imported({**fields, "projection_hidden_size": 1152, "vision_config": old})
-    assert found.document["model"]["towers"]["vision"] == {"parameters": 416_866_032}
+    towers = found.loaded.spec.model.towers
+    assert towers is not None
+    assert tower_parameters(towers)["vision"] == 416_866_032
     with pytest.raises(MegaplanError) as refused:
         imported({**fields, "vision_config": {**old, "vt_hidden_size": 128}})
     assert [(item.code, item.location.key) for item in refused.value.diagnostics] == [("MP806", "vt_hidden_size")]
@@ -96,7 +102,7 @@ def test_towers_are_state_of_the_first_stage() -> None:
     assert not any(more(True, 7).values())
     assert changed[False].parameters == plain.parameters + size
     assert changed[True].active_parameters == plain.active_parameters
-    assert changed[True].to_dict()["totals"]["towers"] == {"vision": {"parameters": size, "trained": True}}
+    assert changed[True].to_dict()["totals"]["towers"] == {"vision": {"parameters": size, "trained": True, "priced": False}}
 
 
 def _of(ranks: tuple[RankBudget, ...], rank: int) -> dict[Column, int]:

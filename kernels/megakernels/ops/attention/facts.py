@@ -1,4 +1,4 @@
-"""Facts of causal attention: heads of width D for queries and keys, Dv for values, an optional window, shared key heads.
+"""Facts of attention, causal unless said: heads of width D for queries and keys, Dv for values, an optional window, shared key heads.
 
 Source: FlashAttention-2, arXiv:2307.08691, section 3.1 (two products forward, five backward).
 """
@@ -94,6 +94,7 @@ class AttentionSizes(NamedTuple):
         index_heads: Heads of the indexer that runs in the same operation; 0 without one.
         masked: True if the kernels read a mask of the keys that each query chose, or queries in pieces.
         library: True if FlashAttention-4 runs what it takes (`host.libraries`).
+        causal: True if a query sees no key after its own; else torch runs it, over all keys of the sequence.
     """
 
     batch: int
@@ -114,6 +115,7 @@ class AttentionSizes(NamedTuple):
     index_heads: int = 0
     masked: bool = False
     library: bool = False
+    causal: bool = True
 
     @property
     def refusal(self) -> str | None:
@@ -126,7 +128,7 @@ class AttentionSizes(NamedTuple):
             whole=self.queries == self.keys > 1,
             packed=self.packed,
             relations=self.relations,
-            masked=self.masked or self.most_keys is not None,
+            masked=self.masked or self.most_keys is not None or not self.causal,
         )
 
     @property
@@ -155,7 +157,7 @@ class AttentionSizes(NamedTuple):
     def accepted(self) -> bool:
         """True if the Triton kernels take these widths."""
         narrowest, widest = sorted((self.width, self.value_width))
-        return narrowest > 0 and widest <= largest_width(self.itemsize, bent=self.capped and self.relations)
+        return self.causal and narrowest > 0 and widest <= largest_width(self.itemsize, bent=self.capped and self.relations)
 
     @property
     def is_wide(self) -> bool:
@@ -175,7 +177,8 @@ class AttentionSizes(NamedTuple):
 
         Source: FlashAttention-2, arXiv:2307.08691, section 3.1.
         """
-        pairs = pairs_before(self.keys, min(self.most_keys or self.keys, self.window or self.keys)) * self.heads
+        seen = pairs_before(self.keys, min(self.most_keys or self.keys, self.window or self.keys)) if self.causal else self.keys**2
+        pairs = seen * self.heads
         forward = ceil_div(2 * pairs * (self.width + self.value_width), self.keys)
         scores = ceil_div(2 * pairs * self.width, self.keys)
         query, out = self.heads * self.width, self.heads * self.value_width
@@ -264,15 +267,17 @@ class AttentionSizes(NamedTuple):
             3 + 3 * windowed + 2 * self.packed,
         )
 
-    def plain(self, _work: Work, _tokens: int) -> Passes:
+    def plain(self, _work: Work, _tokens: int) -> Passes | None:
         """A loop over blocks of queries, each with the keys that any of them sees.
 
         A kernel of a block reads and writes scores of its queries and keys for all heads, or its keys of all heads; the rest moves rows of
         queries and keys once. Products count with their FLOPs alone: what they read and write is not counted here. torch copies operands
         whose batch dims do not have one stride. Forward: scores, their largest and their sum, weights, outputs; backward weights
         again, then gradients of values, scores, queries and keys. Keys' and values' gradients of a block are added to those of all blocks
-        before it.
+        before it. None where torch's own kernel attends to all keys.
         """
+        if not self.causal:
+            return None
         loop, item = self.loop(), self.itemsize
         width, value, capped, added = self.width, self.value_width, self.capped, self.relations
         both, scores, copied = width + value, loop.pairs * self.heads, loop.copies_keys or loop.shares

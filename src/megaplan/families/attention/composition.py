@@ -72,7 +72,7 @@ def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttenti
 def _core(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> AttentionSizes:
     """Sizes of the core of a layer without an indexer of its own."""
     sizes = _of_rank(dims, variant.section(attention))
-    return sizes._replace(window=variant.window, packed=dims.packed, masked=variant.shares, library=dims.flash4)
+    return sizes._replace(window=variant.window, packed=dims.packed, masked=variant.shares, library=dims.flash4, causal=variant.causal)
 
 
 def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, returns_choice: bool = False) -> KernelScratch | None:
@@ -107,7 +107,7 @@ def attention_work(
     first, attention = residual_work(load, PART, hidden_size), variant.section(attention)
     sequence = load.sequences, load.positions, load.seq_length
     core = core_sizes(attention, *sequence, load.itemsize, tp=load.tp, relations=load.relations)
-    core = core._replace(window=variant.window, packed=load.packed, library=load.flash4)
+    core = core._replace(window=variant.window, packed=load.packed, library=load.flash4, causal=variant.causal)
     if isinstance(attention, GroupedQueryAttention):
         return (first, *_grouped_query(load, attention, hidden_size, core, attention.rotated(variant.window)))
     indexer = attention.indexer

@@ -330,12 +330,14 @@ class AttentionVariant(NamedTuple):
         window: Positions that a token sees; None for all before it.
         shares: True if the layer attends to the choice of an earlier layer's indexer.
         heads: Place of its heads in `layer_heads`; None for the section's own.
+        causal: True if a token sees none after it.
     """
 
     indexed: bool = False
     window: int | None = None
     shares: bool = False
     heads: int | None = None
+    causal: bool = True
 
     def section(self, attention: GroupedQueryAttention | LatentAttention) -> GroupedQueryAttention | LatentAttention:
         """The section with the layer's own heads."""

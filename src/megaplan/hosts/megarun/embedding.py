@@ -20,6 +20,7 @@ from megaplan.families.registry import families_of
 from megaplan.families.residual import NormKind, norm_op
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
+from megaplan.hosts.megarun.towers import tower_input_bytes
 from megaplan.inventory.tensors import Outside
 from megaplan.spec.models import Features, GroupedQueryAttention, Ngram, Spec
 from megaplan.spec.pattern import depth_families
@@ -104,8 +105,8 @@ def token_bytes(spec: Spec) -> int:
 
 
 def input_bytes(spec: Spec) -> int:
-    """Inputs of the first slot, in the same way: ids, for n-grams the ids before each token, one byte each for a class and a platform."""
-    return token_bytes(spec) + _side_bytes(spec)
+    """Inputs of the first slot, in the same way: ids, for n-grams those before, a byte for a class or platform, patches."""
+    return token_bytes(spec) + _side_bytes(spec) + spec.schedule.microbatches_per_update * tower_input_bytes(spec)
 
 
 def label_bytes(spec: Spec) -> int:

@@ -19,8 +19,10 @@ from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
 from megaplan.hosts.megarun.scaled_experts import keeps_copy
 from megaplan.hosts.megarun.sizes import gradient_dtype, local_dims, local_shape
+from megaplan.hosts.megarun.towers import merged_part, tower_part, tower_sizes
 from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
+from megaplan.inventory.towers import STATED
 from megaplan.low_precision import TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host import device_of
@@ -52,7 +54,7 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     """The sums of a block's ledger; `dims` are the spec's, computed once for all its blocks."""
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
-    if spec.lora is not None and not block_name.startswith("layers."):
+    if spec.lora is not None and not block_name.startswith("layers.") and block.family not in STATED:
         part = frozen_part(part, embeds=block_name in ENDS)
     if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
         part = splittable_part(part, dims)
@@ -74,7 +76,12 @@ def block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
 
 def named_variants(spec: Spec, inventory: Inventory) -> dict[BlockVariant, list[str]]:
     """The names of the blocks of each variant: a stack evaluates each once. Not to be changed: the inventory keeps it."""
-    key = (spec.precision.recipe, *[spec.recompute.of(family.letter) for family, _ in families_of(spec.model)])
+    key = (
+        spec.precision.recipe,
+        spec.batch.images,
+        spec.recompute.towers,
+        *[spec.recompute.of(family.letter) for family, _ in families_of(spec.model)],
+    )
     found: dict[BlockVariant, list[str]] | None = inventory.variants.get(key)
     if found is None:
         found = inventory.variants[key] = {}
@@ -99,7 +106,10 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
     for name, block in inventory.outside:
         if block.family is Outside.TOWERS:  # which no operation of the stack reads
             continue
-        made[name] = id(block), None, name if block.family is Outside.MTP else "head" if name == "head" else "none"
+        own = name if block.family is Outside.MTP else "head" if name == "head" else "none"
+        if block.family in (*STATED, Outside.EMBEDDING):
+            own = f"{spec.recompute.towers}, {spec.batch.images} images"
+        made[name] = id(block), None, own
     if inventory.tied:
         made["head"] = id(inventory.block("embedding")), None, "head"
     return made
@@ -134,7 +144,9 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
 def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> BlockReplay:
     if name.startswith("layers."):
         return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
-    model, features, vocab_parallel = spec.model, spec.model.features, spec.mesh.vocab_parallel
+    model, features, vocab_parallel, images = spec.model, spec.model.features, spec.mesh.vocab_parallel, tower_sizes(spec)
+    if images is not None and block.family in STATED:
+        return tower_part(spec, images, dims, name, parameters)
     joined = model.joins_loss(kernels=spec.host.uses_triton)
     if name == "head":
         return head_part(
@@ -150,6 +162,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
         case Outside.EMBEDDING:
             scaled = model.embedding_multiplier != 1
             part = embedding_part(dims, vocab_parallel=vocab_parallel, positions=model.learned_positions is not None, scaled=scaled)
+            part = part if images is None else merged_part(spec, images, dims, part)
         case Outside.FINAL_NORM:
             part = final_norm_part(dims, model.norm, scaled=model.logits_multiplier != 1)
         case Outside.NGRAM | Outside.STRUCTURE | Outside.PLATFORM:

@@ -33,6 +33,7 @@ from megaplan.hosts.megarun.sizes import (
     together,
 )
 from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block, matrix_round
+from megaplan.inventory.towers import STATED
 from megaplan.tuples import new
 
 EXPERT_PARALLEL, REPLICATED, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX, Group.FROZEN
@@ -106,6 +107,8 @@ def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
     if block.family is Outside.TOWERS:
         return _without_copies(_mixed_storage(sizes._replace(frozen=sizes.frozen or sizes.params, padded=False), block))
+    if block.family in STATED:
+        sizes = sizes._replace(frozen=sizes.frozen or sizes.params)
     return _trained_storage(sizes, block) if sizes.frozen is None else _mixed_storage(sizes, block)
 
 

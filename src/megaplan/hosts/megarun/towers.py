@@ -1,0 +1,244 @@
+"""A stated encoder and its projection on the first stage: sizes, and the operations of each block.
+
+Images are the rows of the encoder's batch, so that attention inside an image needs no mask. A part that is frozen, with nothing trained
+before it, runs without a graph: it keeps nothing, and has no backward. The stage puts the projection's rows in the place of the embedded
+placeholders of the stream of text; that belongs to the embedding's operations.
+
+Source: `megarun.model.vision`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Flow, Op, linear, reshape
+from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.residual import ResidualPath, norm_op, program_of, shapes_of
+from megaplan.hosts.megarun.adapters import adapted_op, frozen_part
+from megaplan.hosts.megarun.parts import BlockReplay, replay_of
+from megaplan.hosts.megarun.program import Replay, replay
+from megaplan.inventory.towers import FIRST_NORM, LAST_NORM, PATCHES, PROJECTOR, block_of
+from megaplan.spec.models import Spec
+from megaplan.spec.towers import Encoder, Projection
+
+NOTHING = "nothing"
+"""Source of the gradient of a part that no gradient reaches."""
+
+
+class TowerSizes(NamedTuple):
+    """Sizes of a stated encoder, per microbatch.
+
+    Attributes:
+        encoder: The encoder.
+        projection: The projection of its features.
+        images: Images.
+        tokens: Tokens of the stream of text that an image takes.
+    """
+
+    encoder: Encoder
+    projection: Projection
+    images: int
+    tokens: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the projection's output."""
+        return self.images * self.tokens
+
+    def dims(self, whole: Dims) -> Dims:
+        """Local sizes of the encoder's blocks; `whole` are the spec's."""
+        found = whole._replace(batch=self.images, tokens=self.encoder.patches, residual_tokens=self.encoder.patches)
+        found = found._replace(hidden=self.encoder.hidden_size, tp=1, cp=1, ep=1, etp=1)
+        return found._replace(packed=False, is_last_cp_rank=True, kernels=False, frozen=False, relations=0, flash4=False)
+
+
+def tower_sizes(spec: Spec) -> TowerSizes | None:
+    """Sizes of the spec's stated encoder; None without one."""
+    stated = None if spec.model.towers is None else spec.model.towers.stated
+    if stated is None:
+        return None
+    encoder, projection = stated
+    return TowerSizes(encoder, projection, spec.batch.micro_batch_size * spec.batch.images, encoder.patches // projection.patches_per_token)
+
+
+def tower_input_bytes(spec: Spec) -> int:
+    """Values of the patches of a microbatch, and the places of their tokens in the stream of text, int64; 0 without a stated encoder."""
+    sizes = tower_sizes(spec)
+    if sizes is None:
+        return 0
+    values = sizes.images * sizes.encoder.patches * sizes.encoder.patch_values * spec.precision.activations.bytes
+    return values + sizes.rows * DType.INT64.bytes
+
+
+def stream_bytes(spec: Spec, dims: Dims, name: str) -> int:
+    """Bytes of the stream that a block reads: the encoder's, the projection's rows at the embedding, else that of text."""
+    sizes = tower_sizes(spec)
+    if sizes is not None and name == "embedding":
+        return sizes.rows * dims.hidden * dims.dtype.bytes
+    if sizes is not None and name.partition(".")[0] in ("vision", PROJECTOR):
+        dims = sizes.dims(dims)
+    batch, tokens, hidden = dims.residual
+    return batch * tokens * hidden * dims.dtype.bytes
+
+
+class Trained(NamedTuple):
+    """The parts of a spec's towers that have gradients of their parameters."""
+
+    vision: bool
+    projector: bool
+
+
+def trained_parts(spec: Spec) -> Trained:
+    """The trained parts; none with `lora`."""
+    towers = spec.model.towers
+    if towers is None or spec.lora is not None:
+        return Trained(vision=False, projector=False)
+    return Trained(towers.trains("vision"), towers.trains(PROJECTOR))
+
+
+def tower_part(spec: Spec, sizes: TowerSizes, whole: Dims, name: str, parameters: DType) -> BlockReplay:
+    """The replay of a block of the towers.
+
+    Args:
+        spec: The spec.
+        sizes: Sizes of its encoder.
+        whole: Local sizes of the spec.
+        name: Name of the block.
+        parameters: Dtype of the parameters' gradients.
+    """
+    dims, trained, encoder = sizes.dims(whole), trained_parts(spec), sizes.encoder
+    if name == PROJECTOR:
+        part = _projector(sizes, dims, whole.hidden)
+        if trained.vision:
+            return part if trained.projector else frozen_part(part, embeds=False)
+        return _without_input(part) if trained.projector else _detached(part)
+    block = block_of(encoder, name)
+    if block is not None:
+        program, tensors = block.family.program(dims, block.section, block.variant, block.operations, parameters)
+        path = ResidualPath(encoder.norm)
+        policy = spec.recompute.towers if trained.vision else "none"
+        part = BlockReplay(replay_of(program_of(path, program), policy), shapes_of(path, tensors, dims))
+    elif name in (FIRST_NORM, LAST_NORM):
+        ops = (norm_op("norm", encoder.norm, INPUT, OUTPUT, params=("weight", "bias")),)
+        part = BlockReplay(_replayed(ops), residual(_statistics(dims, dims.residual[:2]) | _rows(dims, {OUTPUT: dims.residual})))
+    else:
+        assert name == PATCHES
+        part = _patches(encoder, dims)
+    return part if trained.vision else _detached(part)
+
+
+@cache
+def _replayed(ops: tuple[Op, ...]) -> Replay:
+    return replay(ops)
+
+
+def _rows(dims: Dims, shapes: dict[str, tuple[int, ...]]) -> Shapes:
+    return storages(dims.dtype, Column.ACTIVATIONS, shapes)
+
+
+def _statistics(dims: Dims, rows: tuple[int, ...]) -> Shapes:
+    return storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), rows))
+
+
+def _patches(encoder: Encoder, dims: Dims) -> BlockReplay:
+    """The linear of the patches, and their positions: a view of the table's first rows, or all of them, that is added."""
+    made = OUTPUT if encoder.positions is None else "projected"
+    ops: tuple[Op, ...] = (linear("proj", INPUT, made, "proj.weight", bias="proj.bias" if encoder.patch_bias else None)._replace(grads=()),)
+    if encoder.positions is not None:
+        ops += (
+            Op("positions", (), ("places",), params=("positions",), grads=()),
+            Op("add positions", (made, "places"), (OUTPUT,), flow=Flow.ADD),
+        )
+    shapes = _rows(dims, {OUTPUT: dims.residual, "projected": dims.residual, "places": (0,)})
+    return BlockReplay(_replayed(ops), residual(shapes) | _rows(dims, {INPUT: dims.wide(encoder.patch_values)}))
+
+
+def _projector(sizes: TowerSizes, dims: Dims, hidden: int) -> BlockReplay:
+    """Features averaged, normed, joined and projected."""
+    projection, rows = sizes.projection, sizes.rows
+    pooled = (dims.batch, dims.tokens // projection.pooled_patches)
+    shapes: dict[str, tuple[int, ...]] = {"pooled": (*pooled, dims.hidden), "normed": (*pooled, dims.hidden)}
+    statistics = (rows,) if projection.norms_joined else pooled
+    read = INPUT
+    ops: list[Op] = []
+    if projection.pooled_patches > 1:
+        ops.append(Op("pool", (read,), ("pooled",)))
+        read = "pooled"
+    join = reshape("join", read, "joined")
+    if projection.norms_joined and projection.joined_patches > 1:
+        ops, read = [*ops, join], "joined"
+    if projection.norm is not None:
+        ops.append(norm_op("norm", projection.norm, read, "normed"))
+        read = "normed"
+    if not projection.norms_joined and projection.joined_patches > 1:
+        ops, read = [*ops, reshape("join", read, "joined")], "joined"
+    last = len(projection.widths) - 2
+    for index, width in enumerate(projection.widths[1:]):
+        made = OUTPUT if index == last else f"wide.{index}"
+        bias = f"linears.{index}.bias" if projection.bias else None
+        ops.append(linear(f"linears.{index}", read, made, f"linears.{index}.weight", bias=bias))
+        read = f"bent.{index}"
+        if index < last:
+            ops.append(Op(f"gelu.{index}", (made,), (read,), keeps=(made,)))
+            shapes |= {made: (rows, width), read: (rows, width)}
+    tensors = residual(_rows(dims, {**shapes, "joined": (0,)}) | _statistics(dims, statistics) | _rows(dims, {OUTPUT: (rows, hidden)}))
+    return BlockReplay(_replayed(tuple(ops)), tensors | _rows(dims, {INPUT: dims.residual}))
+
+
+def _detached(part: BlockReplay) -> BlockReplay:
+    """A part without a graph."""
+    return BlockReplay(_forward_alone(part.replay), part.tensors | storages(DType.FP32, Column.ACTIVATIONS, {NOTHING: (0,)}))
+
+
+@cache
+def _forward_alone(run: Replay) -> Replay:
+    ops = tuple(_unreached(adapted_op(op, frozenset()))._replace(keeps=(), fetches=()) for op in run.program.graph.ops)
+    return replay(ops, run.program.graph.held, arrives=NOTHING)
+
+
+def _unreached(op: Op) -> Op:
+    return op._replace(grads=(), flow=Flow.VIEW if op.is_view else Flow.COMPUTE)
+
+
+def _without_input(part: BlockReplay) -> BlockReplay:
+    """A part with gradients of its parameters alone."""
+    return BlockReplay(_from_parameters(part.replay), part.tensors)
+
+
+@cache
+def _from_parameters(run: Replay) -> Replay:
+    found, reached = list[Op](), set[str]()
+    for op in run.program.graph.ops:
+        own = tuple(name for name in op.reads if name in reached)
+        if op.params or own:
+            reached |= set(op.makes)
+            found.append(op._replace(grads=own))
+        else:
+            found.append(_unreached(op)._replace(keeps=()))
+    return replay(tuple(found))
+
+
+def merged_part(spec: Spec, sizes: TowerSizes, dims: Dims, part: BlockReplay) -> BlockReplay:
+    """The embedding's part, whose input is the projection's rows, which take the places of placeholders in the stream.
+
+    The stream with these rows is a new storage. Backward makes two gradients: the stream's, with zeros in these places, and the rows'.
+    """
+    tensors = part.tensors | storages(dims.dtype, Column.ACTIVATIONS, {INPUT: (sizes.rows, dims.hidden), UNMERGED: dims.residual})
+    return BlockReplay(_merged(part.replay, any(trained_parts(spec))), tensors)
+
+
+UNMERGED = "unmerged"
+
+
+@cache
+def _merged(run: Replay, reached: bool) -> Replay:
+    ops = [
+        op._replace(
+            reads=tuple(name for name in op.reads if name != INPUT), makes=tuple(UNMERGED if name == OUTPUT else name for name in op.makes)
+        )
+        for op in run.program.graph.ops
+    ]
+    return replay((*ops, Op("merge", (UNMERGED, INPUT), (OUTPUT,), grads=(UNMERGED, INPUT) if reached else (UNMERGED,))))

@@ -1,0 +1,176 @@
+"""The section `model.towers`: encoders of a multimodal model on its first stage."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from megaplan.families.residual import NormKind
+from megaplan.scalars import Activation, LayerCount, NaturalInt, OptionsSection, PositiveInt, Section, StrictBool
+
+
+class Encoder(OptionsSection):
+    """A stack over the patches of an image: attention to all of them, then an MLP, in every layer (ViT, arXiv:2010.11929).
+
+    Attributes:
+        num_layers: Layers, of one attention block and one MLP each.
+        hidden_size: Width of the encoder's residual stream.
+        num_heads: Heads of queries.
+        num_kv_heads: Heads of keys and values; null for as many.
+        head_dim: Width of a head.
+        ffn_hidden_size: Inner width of the MLP.
+        activation: swiglu or geglu (three matrices), relu2 or gelu (two).
+        norm: The norm before each block and around the stack.
+        bias: Bias on the query, key and value projections.
+        output_bias: Bias on the output projection of attention.
+        mlp_bias: Bias on the projections of the MLP.
+        qk_norm: RMSNorm over each query and key head.
+        rotary: Queries and keys have rotary embedding.
+        window_patches: Patches of a window, in which a layer attends; null for the whole image.
+        full_layers: Layers of the encoder without the window, rising.
+        patch_values: Values of a patch, which one linear projects: channels · frames · height · width.
+        patch_bias: Bias on that linear.
+        patches: Patches of an image.
+        positions: Rows of a learned embedding of positions, of which `patches` are added; null for none.
+        first_norm: A norm before the first layer.
+        last_norm: A norm after the last layer.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset({"num_kv_heads", "window_patches", "full_layers", "first_norm"})
+
+    num_layers: LayerCount
+    hidden_size: PositiveInt
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt
+    ffn_hidden_size: PositiveInt
+    activation: Activation = "gelu"
+    norm: NormKind = "layernorm"
+    bias: StrictBool = True
+    output_bias: StrictBool = True
+    mlp_bias: StrictBool = True
+    qk_norm: StrictBool = False
+    rotary: StrictBool = False
+    window_patches: PositiveInt | None = None
+    full_layers: tuple[NaturalInt, ...] = ()
+    patch_values: PositiveInt
+    patch_bias: StrictBool = True
+    patches: PositiveInt
+    positions: PositiveInt | None = None
+    first_norm: StrictBool = False
+    last_norm: StrictBool = True
+
+    def window(self, layer: int) -> int | None:
+        """Patches to which a layer's queries attend; None for all of the image."""
+        return None if layer in self.full_layers else self.window_patches
+
+
+class Projection(OptionsSection):
+    """Linears from the encoder's stream into the stream of text, with gelu between them.
+
+    Attributes:
+        widths: Width of the first linear's input, then of each linear's output; the last is the model's hidden_size.
+        bias: Bias on every linear.
+        pooled_patches: Patches whose features are averaged.
+        joined_patches: Patches, after that, whose features are one row.
+        norm: Norm of the features; null for none.
+        norms_joined: That norm is over a joined row, not over a patch's features.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset({"pooled_patches", "joined_patches", "norms_joined"})
+
+    widths: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=8)]
+    bias: StrictBool = True
+    pooled_patches: PositiveInt = 1
+    joined_patches: PositiveInt = 1
+    norm: NormKind | None = None
+    norms_joined: StrictBool = False
+
+    @property
+    def patches_per_token(self) -> int:
+        """Patches that become one token of the stream of text."""
+        return self.pooled_patches * self.joined_patches
+
+
+class Tower(Section):
+    """A part of a multimodal model that a spec counts and does not price.
+
+    Attributes:
+        parameters: Number of its parameters.
+        trained: The part has gradients and moments of AdamW; else it is frozen.
+    """
+
+    parameters: PositiveInt
+    trained: StrictBool = False
+
+
+class VisionTower(OptionsSection):
+    """An encoder of images, stated or counted.
+
+    Attributes:
+        parameters: Number of its parameters; with `encoder` of those that this does not state, which are counted and not priced.
+        trained: The part has gradients and optimizer state; else it is frozen.
+        encoder: The stack, which is priced with `projector.projection`; null for a part that is counted.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset({"parameters", "encoder"})
+
+    parameters: PositiveInt | None = None
+    trained: StrictBool = False
+    encoder: Encoder | None = None
+
+
+class Projector(OptionsSection):
+    """Matrices between encoders and the stream of text, stated or counted.
+
+    Attributes:
+        parameters: Number of its parameters; with `projection` of those that this does not state, which are counted and not priced.
+        trained: The part has gradients and optimizer state; else it is frozen.
+        projection: The linears, which are priced with `vision.encoder`; null for a part that is counted.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset({"parameters", "projection"})
+
+    parameters: PositiveInt | None = None
+    trained: StrictBool = False
+    projection: Projection | None = None
+
+
+class Towers(Section):
+    """Encoders of a multimodal model, on the first stage.
+
+    Of a counted part, shards are counted, and activations, gathered copies and FLOPs are not. A stated encoder and its projection
+    belong to the group of the stage's own parameters; every rank of a tensor or context group has and runs them whole.
+
+    Attributes:
+        vision: Encoder of images and videos.
+        audio: Encoder of sound.
+        projector: Matrices between encoders and the stream of text.
+    """
+
+    vision: VisionTower | None = None
+    audio: Tower | None = None
+    projector: Projector | None = None
+
+    @property
+    def given(self) -> dict[str, Tower | VisionTower | Projector]:
+        """The parts that the model has, by name."""
+        parts = {"vision": self.vision, "audio": self.audio, "projector": self.projector}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def stated(self) -> tuple[Encoder, Projection] | None:
+        """The encoder and its projection; None if either is counted."""
+        encoder = None if self.vision is None else self.vision.encoder
+        projection = None if self.projector is None else self.projector.projection
+        return None if encoder is None or projection is None else (encoder, projection)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Parameters that are counted and not priced, by part."""
+        return {name: part.parameters for name, part in self.given.items() if part.parameters is not None}
+
+    def trains(self, part: str) -> bool:
+        """True if a part has gradients of its parameters."""
+        return part in self.given and self.given[part].trained
