@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from megaplan.cost.step.frameworks import framework
+from megaplan.cost.step.gemm import ELEMENT_BYTES
 from megaplan.cost.step.grouped import busiest, padding
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.workload import TimedStep
@@ -31,12 +33,19 @@ def transfer_seconds(moved: Any, calls: Any, bandwidth: Any, latency: Any, expos
 def tensor(ledger: Ledger, work: TimedStep, again: float = 0.0) -> None:
     """Add the transfers of a sharded block: a gather of its input and a scatter of its output; backward reverses both and gathers again.
 
-    Source: arXiv:2205.05198, section 4.2.2.
+    Source: arXiv:2205.05198, section 4.2.2; what is gathered in low precision: `gather_along_first_dim` of
+    `transformer_engine/pytorch/distributed.py` at d0067d0d, and `grad_output_preprocess` of `module/base.py`.
     """
-    moved = _ring(work)
+    moved, gathered = _ring(work), _gathered_share(work)
     if moved:
-        ledger.transfer(FORWARD, "tensor", 2 * moved, 2)
-        ledger.transfer(BACKWARD, "tensor", (3 + 2 * again) * moved, 3 + 2 * again)
+        ledger.transfer(FORWARD, "tensor", (1 + gathered) * moved, 2)
+        ledger.transfer(BACKWARD, "tensor", (1 + 2 * gathered + (1 + gathered) * again) * moved, 3 + 2 * again)
+
+
+def _gathered_share(work: TimedStep) -> float:
+    """Bytes of a gathered element relative to bf16: Transformer Engine casts what a product reads before it is gathered."""
+    dtype = work.software.linear_dtype or work.software.dtype
+    return ELEMENT_BYTES[dtype] / ELEMENT_BYTES["bf16"] if framework(work.software.name).kernels == "te" else 1.0
 
 
 def tensor_head(ledger: Ledger, work: TimedStep) -> None:
