@@ -20,6 +20,10 @@ EXAMPLES = {
         "megarun data tokenize src -o code.tokens --vocab-size 32000",
     ),
     "data inspect": ("megarun data inspect corpus.tokens",),
+    "sample": (
+        "megarun sample runs/my 'Once there was' --tokenizer corpus.tokens",
+        "megarun sample runs/my 'def main' --tokenizer tokenizer.json --tokens 40 --temperature 0",
+    ),
     "checkpoint list": ("megarun checkpoint list runs/my",),
     "checkpoint inspect": ("megarun checkpoint inspect runs/my/checkpoints/step-00000500",),
     "checkpoint verify": ("megarun checkpoint verify runs/my",),

@@ -184,6 +184,29 @@ def compile_command(
     return _answered(lambda: compile_plan(plan, device=device, cache=cache, jobs=jobs, as_json=as_json), as_json, with_traceback)
 
 
+@app.command(epilog=epilog("sample"), rich_help_panel=FILES)
+def sample(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or URL, or one checkpoint of it.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The prompt.")],
+    *,
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, or the token file that it made.")],
+    tokens: Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="Most tokens to write.")] = 100,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, metavar="T", help="0: always the most probable token.")] = 0.8,
+    top_p: Annotated[float, typer.Option("--top-p", min=1e-9, max=1, metavar="P", help="Draw from the fewest tokens of this sum.")] = 0.95,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the choices.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Also print Python's traceback of an error.")] = False,
+) -> int:
+    """Continue TEXT with the newest checkpoint of RUN, of any layout, in one process.
+
+    Keys, values and states of earlier tokens are kept, so that a token costs one forward of one position.
+    """
+    from megarun.cli.sample import Wanted, write_sample  # noqa: PLC0415  (help needs no model)
+
+    wanted = Wanted(text, tokens, temperature, top_p, seed)
+    return _answered(lambda: write_sample(run, tokenizer, wanted, as_json=as_json), as_json, with_traceback)
+
+
 @app.command(epilog=epilog("doctor"), rich_help_panel=MACHINE)
 def doctor(
     plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file: also look at what it needs.")] = None,

@@ -141,7 +141,7 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
     if out.exists():
         raise refusal("MP608", f"{out} exists", hints=(f"-o {out}-2",), file=str(out))
     manifest = read_manifest(checkpoint)
-    job = Job.from_plan(_plan(checkpoint, manifest))
+    job = Job.from_plan(plan_of(checkpoint, manifest))
     rules, imported = _rules(job, config, config_path)
     saved = read_index(checkpoint, manifest.files.get(INDEX))
     adapters = Adapters.of(checkpoint, job, saved)
@@ -168,7 +168,8 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
     return Moved(out, len(sizes), sum(sizes), (), _not_carried(imported))
 
 
-def _plan(checkpoint: AnyPath, manifest: Manifest) -> PlanDocument:
+def plan_of(checkpoint: AnyPath, manifest: Manifest) -> PlanDocument:
+    """The plan of a checkpoint."""
     loaded = parse_plan(read_listed(checkpoint, manifest, PLAN, MAX_PLAN_BYTES), str(checkpoint / PLAN))
     if loaded.tampered:
         raise MegaplanError(loaded.tampered)

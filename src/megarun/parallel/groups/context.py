@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megakernels import attention, attention_pieces, attention_pieces_backward
+from megarun.parallel.groups.continued import Continued
 from megarun.parallel.groups.mesh import RankMesh
 
 
@@ -49,12 +50,14 @@ class ContextParallel:
         index: Rank within the group.
         group: Process group; None if the degree is one.
         gathers_latents: True if latent attention gathers latents (`mesh.context_exchange`).
+        continued: Earlier positions of a block whose text grows; None in training.
     """
 
     degree: int
     index: int
     group: dist.ProcessGroup | None
     gathers_latents: bool = False
+    continued: Continued | None = None
 
     @property
     def pieces(self) -> tuple[int, ...]:
@@ -99,6 +102,8 @@ class ContextParallel:
         cap: float | None = None,
     ) -> Tensor:
         """`megakernels.attention` over the whole sequence, for local queries and local keys [B, T / cp, ...]."""
+        if self.continued is not None:
+            return self.continued.attention(q, k, v, scale, window, sinks, cap)
         classes, table = (None, None) if relations is None else (relations.classes, relations.table())
         if self.degree == 1:
             return attention(q, k, v, scale, window, starts, sinks, classes, table, cap)

@@ -34,6 +34,8 @@ FORWARD, BACKWARD = (0, 1), (1, 0)
 
 def convolve(cp: ContextParallel, x: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None) -> Tensor:
     """silu(causal convolution) of local tokens, [B, T / cp, C] in and out."""
+    if cp.continued is not None:
+        return cp.continued.convolve(x, weight, bias)
     if cp.degree == 1:
         return causal_conv1d(x, weight, bias, True, starts)
     y: Tensor = _Convolution.apply(cp, x, weight, bias, starts)  # type: ignore[no-untyped-call]

@@ -25,6 +25,8 @@ def convolve_gated(
     starts: Tensor | None,
 ) -> Tensor:
     """output_gate · causal convolution(input_gate · value) of local tokens, [B, T / cp, C] in and out."""
+    if cp.continued is not None:
+        return cp.continued.convolve_gated(input_gate, output_gate, value, weight, bias)
     if cp.degree == 1:
         return gated_conv1d(input_gate, output_gate, value, weight, bias, starts)
     y: Tensor = _GatedConvolution.apply(cp, input_gate, output_gate, value, weight, bias, starts)  # type: ignore[no-untyped-call]

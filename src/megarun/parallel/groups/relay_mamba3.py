@@ -60,6 +60,8 @@ def trapezoidal_scan(
     Returns:
         [B, T / cp, H, P].
     """
+    if cp.continued is not None:
+        return cp.continued.trapezoidal_scan(settings, (*tokens, angles, *weights, *mimo))
     if cp.degree == 1:
         every, heavy_tail = settings.save_every, settings.heavy_tail
         return mamba3(*tokens, angles, *weights, *mimo, settings.chunk_size, starts, save_every=every, heavy_tail=heavy_tail)

@@ -111,7 +111,7 @@ DELTA = RelayedScan(gated_delta_piece, gated_delta_piece_backward, (0, 1, 2, 3, 
 
 def scan(cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], starts: Tensor | None, *inputs: Tensor) -> Tensor:
     """Mamba-2's scan; `inputs` are x, dt, A_log, B, C, D and dt_bias of `megakernels.ssd`, local tokens each."""
-    if cp.degree == 1:
+    if cp.degree == 1 and cp.continued is None:
         x, dt, A_log, B, C, D, dt_bias = inputs
         return ssd(x, dt, A_log, B, C, D, dt_bias, chunk_size, starts, dt_limits=dt_limits)
     limited = SSD._replace(piece=partial(ssd_piece, dt_limits=dt_limits), piece_backward=partial(ssd_piece_backward, dt_limits=dt_limits))
@@ -120,7 +120,7 @@ def scan(cp: ContextParallel, chunk_size: int, dt_limits: tuple[float, float], s
 
 def scan_channels(cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
     """Mamba-1's scan; `inputs` are x, dt, A_log, B, C, D and dt_bias of `megakernels.selective_scan`, local tokens each."""
-    if cp.degree == 1:
+    if cp.degree == 1 and cp.continued is None:
         x, dt, A_log, B, C, D, dt_bias = inputs
         return selective_scan(x, dt, A_log, B, C, D, dt_bias, save_every, starts)
     return _relayed(cp, SELECTIVE, save_every, save_every, starts, inputs)
@@ -128,7 +128,7 @@ def scan_channels(cp: ContextParallel, save_every: int, starts: Tensor | None, *
 
 def recur(cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: Tensor) -> Tensor:
     """The M²RNN recurrence; `inputs` are q, k, v, f, state_map, D, dt_bias and A_log of `megakernels.m2rnn`, local tokens each."""
-    if cp.degree == 1:
+    if cp.degree == 1 and cp.continued is None:
         q, k, v, f, state_map, D, dt_bias, A_log = inputs
         return m2rnn(q, k, v, f, state_map, D, dt_bias, A_log, save_every, starts)
     return _relayed(cp, M2RNN, save_every, save_every, starts, inputs)
@@ -136,7 +136,7 @@ def recur(cp: ContextParallel, save_every: int, starts: Tensor | None, *inputs: 
 
 def delta_rule(cp: ContextParallel, settings: DeltaSettings, starts: Tensor | None, *inputs: Tensor) -> Tensor:
     """The gated delta rule; `inputs` are q, k, v, decay, beta, A_log and dt_bias of `megakernels.gated_delta`, local tokens each."""
-    if cp.degree == 1:
+    if cp.degree == 1 and cp.continued is None:
         chunk_size, save_every, beta_limit = settings
         q, k, v, decay, beta, A_log, dt_bias = inputs
         return gated_delta(q, k, v, decay, beta, A_log, dt_bias, chunk_size, save_every, starts, beta_limit=beta_limit)
@@ -144,6 +144,8 @@ def delta_rule(cp: ContextParallel, settings: DeltaSettings, starts: Tensor | No
 
 
 def _relayed(cp: ContextParallel, given: RelayedScan, every: int, setting: Any, starts: Tensor | None, inputs: Sequence[Tensor]) -> Tensor:
+    if cp.continued is not None:
+        return cp.continued.scan(given, every, setting, inputs)
     y: Tensor = _Relayed.apply(cp, given, every, setting, starts, *inputs)  # type: ignore[no-untyped-call]
     return y
 
