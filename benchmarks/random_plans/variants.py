@@ -27,6 +27,12 @@ def _add_heads(draw: Draw, model: dict[str, Any], attention: dict[str, Any]) -> 
     draw.maybe(attention, 0.5, value_head_dim=lambda: max(1, width + draw.randint(-2, 3)))
     if draw.chance(0.5):
         attention |= {"gate": True, "gate_width": "head"}
+    takes = draw.chance(0.6)
+    attention |= {"value_norm": True} if takes else {}
+    if takes and "value_head_dim" not in attention:
+        attention |= {"qk_norm": True, "qk_norm_width": "head"}
+        attention["values_from_keys"] = draw.chance(0.5)
+    takes = takes and "value_head_dim" not in attention
     if attention.get("window_size") and width >= 2 and width % 2 == 0 and draw.chance(0.5):
         attention["window_rope_theta"] = 500.0
         attention["window_rotary_dim"] = 2 * draw.randint(1, width // 2)
@@ -39,5 +45,8 @@ def _add_heads(draw: Draw, model: dict[str, Any], attention: dict[str, Any]) -> 
     if "relation_bias" not in model.get("features", {}):
         own |= {"num_kv_heads": 2 * groups, "num_heads": 2 * groups * draw.randint(1, 3)} if draw.chance(0.6) else {}
     draw.maybe(own, 0.5, head_dim=width + 2, sinks=lambda: draw.chance(0.5))
-    draw.maybe(own, 0.3, value_head_dim=lambda: width + draw.randint(1, 4))
+    if takes:
+        own["values_from_keys"] = draw.chance(0.6)
+    else:
+        draw.maybe(own, 0.3, value_head_dim=lambda: width + draw.randint(1, 4))
     attention["layer_heads"] = [own]

@@ -41,12 +41,13 @@ def _heads(draw: random.Random, heads: dict[str, int], window: int | None) -> di
     if window is not None:
         found |= {"window_rope_theta": 300.0, "window_rotary_dim": 2}
     groups = draw.randint(1, 3)
-    own = {
+    own: dict[str, Any] = {
         "num_heads": groups * draw.randint(1, 3),
         "num_kv_heads": groups,
         "head_dim": heads["head_dim"] + 2,
         "sinks": draw.random() < 0.5,
     }
+    found["value_norm"] = draw.random() < 0.6
     return found | {"layer_heads": [{"layers": [1], **own}]}
 
 
@@ -77,6 +78,8 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             flags["sinks"] = random.Random(f"{heads} {hidden}").random() < 0.4
             flags["score_cap"] = 2.0 if random.Random(f"cap {heads} {hidden}").random() < 0.3 else None
             more = _heads(random.Random(f"heads {heads} {hidden}"), heads, window)
+            if more.get("value_norm") and flags["qk_norm"]:
+                more["layer_heads"][0] |= {"values_from_keys": True, "value_head_dim": heads["head_dim"] + 2}
             return {"attention": {"kind": "gqa", **heads, **flags, "window_size": window, "nope_layers": nope, **more}}
         case "mla" | "indexed":
             ranks = {"q_lora_rank": draw.choice([None, 7]), "kv_lora_rank": draw.randint(3, 12)}

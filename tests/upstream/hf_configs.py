@@ -440,6 +440,17 @@ def _minicpm3(draw: Random) -> Config:
     return _latent_dense(draw) | {"mlp_bias": _flag(draw), "v_head_dim": draw.choice([None, draw.randint(4, 12)]), **factors}
 
 
+def _gemma4(draw: Random, config: Config) -> Config:
+    same, groups = _flag(draw), config["num_key_value_heads"]
+    own = {"global_head_dim": 8 * draw.randint(4, 6)} if _flag(draw) else {}  # a saved config without a difference loads as 512
+    own |= {"num_global_key_value_heads": draw.choice([1, groups])} if _flag(draw) else {}
+    return {"head_dim": 8 * draw.randint(2, 3), "attention_k_eq_v": same, "sliding_window": 16, **own}
+
+
+def _gemma4_plain(draw: Random, config: Config) -> Config:
+    return _gemma4(draw, config) | {"hidden_size_per_layer_input": 0}
+
+
 _MOE = ("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 _DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 
@@ -471,6 +482,8 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "cohere2_moe": _and(
         _windowed(_routed("num_experts", None, "num_experts_per_tok", "attention_bias", "norm_topk_prob", head_dim=True)), _cohere_moe
     ),
+    "gemma4_text": _windowed(_and(_dense("attention_bias"), _gemma4_plain)),
+    "gemma4_unified_text": _windowed(_and(_dense("attention_bias"), _gemma4)),
     "cohere_compass_text": _and(_dense("attention_bias"), _by_kind),
     "lfm3": _lfm3,
     "minicpm3": _minicpm3,

@@ -316,6 +316,7 @@ def decoder(
     score: str | None = None,
     parallel: bool = False,
     head_dim: str | None = "head_dim",
+    rotates: bool = True,
 ) -> dict[str, Any]:
     """The section `model` of one of these decoders.
 
@@ -332,10 +333,12 @@ def decoder(
         score: Field of a scale of scores, given as the width whose inverse root it is.
         parallel: Attention and MLP read one norm.
         head_dim: Field of a head's width; None for a class that derives it.
+        rotates: False if `attention` has the rotary angles.
     """
     keys, layers = common(reader, eps), reader.layers(2)
     section = heads(reader, keys["hidden_size"], head_dim=head_dim) | attention
-    section |= rope(reader, section["head_dim"], partial=partial, by_window="window_rope_theta" in section)
+    if rotates:
+        section |= rope(reader, section["head_dim"], partial=partial, by_window="window_rope_theta" in section)
     letters = "AD" * layers
     kinds = windowed if isinstance(windowed, tuple) else layer_kinds(reader, (windowed,) * layers)
     section |= windows(reader, kinds, letters)

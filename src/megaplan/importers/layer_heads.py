@@ -95,7 +95,7 @@ _STEP_OTHER = (
 
 
 def by_window(
-    reader: ConfigReader, head_dim: int, full: tuple[float, float], window: tuple[float, float], flat: str | None = None
+    reader: ConfigReader, head_dim: int, full: tuple[float, float], window: tuple[float, float], flat: str | None = None, wide: int = 0
 ) -> dict[str, Any]:
     """Bases and rotated widths of layers without and with a window, from `rope_parameters` by kind of layer, or from flat fields.
 
@@ -105,6 +105,7 @@ def by_window(
         full: Base and rotated share of layers without a window, if the config does not say.
         window: Those of layers with a window.
         flat: Field of the base of layers with a window, of releases before `rope_parameters`; None for a class that reads no flat field.
+        wide: Width of a head in layers without a window; 0 for that of all.
     """
     given = reader.mapping("rope_parameters")
     by_kind = {kind: one for kind in (FULL, SLIDING) if isinstance(one := given.get(kind), dict)}
@@ -112,16 +113,16 @@ def by_window(
     inner = {"rope_theta": reader.value("rope_theta") if flat else None, "partial_rotary_factor": share} | by_kind.get(FULL, {})
     outer = {"rope_theta": reader.value(flat) if flat else None, "partial_rotary_factor": share} | by_kind.get(SLIDING, {})
     reader.skip("rope_theta", "partial_rotary_factor", *([flat] if flat else []))
-    return _bases(reader, head_dim, (inner, full), (outer, window))
+    return _bases(reader, head_dim, (inner, full), (outer, window), wide or head_dim)
 
 
 Side: TypeAlias = tuple[dict[str, Any], tuple[float, float]]
 """Rotary parameters of layers of one kind, and their base and rotated share without them."""
 
 
-def _bases(reader: ConfigReader, head_dim: int, full: Side, window: Side) -> dict[str, Any]:
+def _bases(reader: ConfigReader, head_dim: int, full: Side, window: Side, wide: int) -> dict[str, Any]:
     (inner, (theta, share)), (outer, (window_theta, window_share)) = full, window
-    rotated = rotary_width(head_dim, inner.get("partial_rotary_factor") or share)
+    rotated = rotary_width(wide, inner.get("partial_rotary_factor") or share)
     turned = rotary_width(head_dim, outer.get("partial_rotary_factor") or window_share)
     found: dict[str, Any] = {"rope_theta": float(inner.get("rope_theta") or theta)}
     found |= {"rotary_dim": rotated} if rotated != head_dim else {}
@@ -145,7 +146,7 @@ def _by_layer(reader: ConfigReader, kinds: Sequence[str], head_dim: int) -> dict
     )
     scaling = reader.mapping("rope_scaling")
     reader.skip("rope_theta", "partial_rotary_factors", "partial_rotary_factor")
-    return _bases(reader, head_dim, (inner | dict(scaling), (10_000.0, 1.0)), (outer, (10_000.0, 1.0)))
+    return _bases(reader, head_dim, (inner | dict(scaling), (10_000.0, 1.0)), (outer, (10_000.0, 1.0)), head_dim)
 
 
 def _kinds(reader: ConfigReader, key: str, derived: Sequence[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megaplan.importers import cohere, decoders, experts, hybrids, latent, layer_heads, linear_attention, mamba1, short_convolution
+from megaplan.importers import cohere, decoders, experts, gemma4, hybrids, latent, layer_heads, linear_attention, mamba1, short_convolution
 from megaplan.importers.reader import ConfigReader
 
 ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
@@ -34,6 +34,8 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "gemma": decoders.gemma,
     "gemma2": decoders.gemma2,
     "gemma3_text": decoders.gemma3,
+    "gemma4_text": gemma4.gemma4,
+    "gemma4_unified_text": gemma4.gemma4_unified,
     "glm": decoders.glm,
     "glm4": decoders.glm4,
     "glm4_moe": experts.glm4_moe,
@@ -130,12 +132,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "dots3_note_text": ("kv_lora_rank", "the gate of latent attention has one value a head (g_proj), and the rotated key a norm"),
     "gemma3n": ("text_config", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma3n_text": ("hidden_size_per_layer_input", "embeddings by layer, several streams (altup), shared keys and values"),
-    "gemma4": ("text_config", "values have a norm without a weight, and layers without a window take values from keys"),
+    "gemma4": ("text_config", "the tensors of its encoders are not known; write text_config as a config of its own"),
     "gemma4_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model, and a projection joins them"),
-    "gemma4_text": ("global_head_dim", "values have a norm without a weight, and layers without a window take values from keys"),
-    "gemma4_unified": ("text_config", "values have a norm without a weight, and layers without a window take values from keys"),
+    "gemma4_unified": ("text_config", "the tensors of its encoders are not known; write text_config as a config of its own"),
     "gemma4_unified_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model"),
-    "gemma4_unified_text": ("global_head_dim", "values have a norm without a weight, and layers without a window take values from keys"),
     "hrm_text": ("num_layers_per_stack", "two stacks run in turn several times, and norms have no weight"),
     "hy_v4": ("hc_mult", "hyper-connections keep several streams, and latent attention has a gate and sinks"),
     "inkling2_loop_text": ("loop_num_passes", "layers run several times, and attend to the outputs of earlier ones"),

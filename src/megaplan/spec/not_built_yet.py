@@ -130,6 +130,8 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.attention.gate_width",
         "model.attention.layer_heads",
         "model.attention.value_head_dim",
+        "model.attention.value_norm",
+        "model.attention.values_from_keys",
         "model.attention.window_rotary_dim",
         "model.attention.indexer.shared_layers",
         "model.attention.output_bias",

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from megakernels import mla_kv, rope
+from megakernels import mla_kv, rms_norm, rope
 from megaplan.spec import models as spec
 from megarun.model.indexer import Indexer
 from megarun.model.norm import Block, RMSNorm, RowLinear, gated, linear
@@ -55,7 +55,8 @@ class GroupedQueryAttention(Block):
         self.norm = RMSNorm(hidden_size, eps)
         self.q_proj = linear(hidden_size, query, config.bias)
         self.k_proj = linear(hidden_size, key_value, config.bias)
-        self.v_proj = linear(hidden_size, groups * config.value_width, config.bias)
+        self.norms_values, self.eps = config.value_norm, eps
+        self.v_proj = None if config.values_from_keys else linear(hidden_size, groups * config.value_width, config.bias)
         self.gate_proj = linear(hidden_size, heads * config.gate_values) if config.gate else None
         self.o_proj = RowLinear(made, hidden_size, config.output_bias, tp)
         self.norms_rows = config.qk_norm_width == "all_heads"
@@ -67,13 +68,17 @@ class GroupedQueryAttention(Block):
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
         normed = self.norm(x)
         gates = () if self.gate_proj is None else (self.gate_proj,)
-        q, k, v, *gate = self.tp.project(normed, self.q_proj, self.k_proj, self.v_proj, *gates)
+        values = () if self.v_proj is None else (self.v_proj,)
+        q, k, *gate = self.tp.project(normed, self.q_proj, self.k_proj, *values, *gates)
+        v = gate.pop(0) if values else k
         if self.norms_rows and self.q_norm is not None and self.k_norm is not None:
             q, k = (row_rms_norm(self.tp, flat, norm.weight, norm.eps) for flat, norm in ((q, self.q_norm), (k, self.k_norm)))
         q, k = (torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in (q, k))
         v = torch.unflatten(v, -1, (-1, self.value_dim))
         if not self.norms_rows and self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.norms_values:
+            v = rms_norm(v, torch.ones(self.value_dim, dtype=v.dtype, device=v.device), self.eps)
         if self.rotates:
             cos, sin = rotary.of(self.window)
             q, k = rope(q, cos, sin), rope(k, cos, sin)

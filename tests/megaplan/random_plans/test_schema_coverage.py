@@ -16,7 +16,7 @@ from megaplan.spec.load import spec_from_document
 from megaplan.spec.models import Spec
 
 pytestmark = pytest.mark.random_seeds
-NUM_DRAWS = 2000
+NUM_DRAWS = 4000
 NEVER_DRAWN = {
     "training.rate_schedule[constant].kind": "one word",
     "optimizer.other": "one word",

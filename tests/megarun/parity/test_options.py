@@ -73,11 +73,16 @@ GPT_OSS: dict[str, Any] = {
         "window_size": 5,
         "full_layers": [2],
         "value_head_dim": 6,
+        "value_norm": True,
+        "qk_norm": True,
         "gate": True,
         "gate_width": "head",
         "window_rope_theta": 300.0,
         "window_rotary_dim": 4,
-        "layer_heads": [{"layers": [0], "num_heads": 8, "num_kv_heads": 4, "sinks": False}],
+        "layer_heads": [
+            {"layers": [0], "num_heads": 8, "num_kv_heads": 4, "sinks": False},
+            {"layers": [2], "value_head_dim": 8, "values_from_keys": True},
+        ],
     },
     "model.moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 24, "bias": True, "router_bias": True, "swiglu_limit": 0.02},
 }

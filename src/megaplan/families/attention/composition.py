@@ -143,9 +143,10 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
     return (
         linear_work(load, "q_proj", PART, hidden_size, query),
         linear_work(load, "k_proj", PART, hidden_size, num_kv_heads * width),
-        linear_work(load, "v_proj", PART, hidden_size, num_kv_heads * value),
+        *(() if attention.values_from_keys else (linear_work(load, "v_proj", PART, hidden_size, num_kv_heads * value),)),
         *gate,
         *_qk_norms(load, attention, heads, num_kv_heads),
+        *((norm_work(load, "v_norm", PART, value, times=num_kv_heads),) if attention.value_norm else ()),
         OpWork("rope", PART, rope((heads + num_kv_heads) * rotated, load.itemsize), ROPE),
         OpWork("attention", "attention", core._replace(groups=num_kv_heads).work(), core),
         *gated,

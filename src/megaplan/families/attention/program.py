@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from megakernels.ops.indexed_attention.facts import num_words
 from megaplan.blocks.ops import (
@@ -60,6 +60,7 @@ class AttentionKey(NamedTuple):
         sinks: True if heads have sinks.
         relations: True if scores have a relation bias; every layer adds to its gradient.
         gates_heads: True if the gate has one value a head.
+        values: Source of values: a projection, its norm, or the norm of the keys' projection.
     """
 
     kind: str
@@ -70,6 +71,7 @@ class AttentionKey(NamedTuple):
     sinks: bool = False
     relations: bool = False
     gates_heads: bool = False
+    values: Literal["projection", "normed", "keys"] = "projection"
 
 
 RELATIONS = "relations part"
@@ -114,7 +116,8 @@ def attention_key(attention: GroupedQueryAttention | LatentAttention) -> Attenti
     if isinstance(attention, GroupedQueryAttention):
         by_head = attention.gate_width == "head"
         own = attention.bias, attention.output_bias, attention.gate, attention.sinks
-        return AttentionKey("gqa", attention.qk_norm, *own, gates_heads=by_head)
+        values: Literal["projection", "normed", "keys"] = "keys" if attention.values_from_keys else "normed"
+        return AttentionKey("gqa", attention.qk_norm, *own, gates_heads=by_head, values=values if attention.value_norm else "projection")
     return AttentionKey("mla", attention.q_lora_rank is not None, attention.bias, attention.bias)
 
 
@@ -147,7 +150,8 @@ def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, 
     q, k = ("q", "k") if not (qk_norm or rotates) else ("q_proj", "k_proj")
     linears = [
         Projection(f"{name}_proj", made, f"{name}_proj.weight", f"{name}_proj.bias" if bias else None)
-        for name, made in (("q", q), ("k", k), ("v", "v"))
+        for name, made in (("q", q), ("k", k), ("v", "v" if key.values == "projection" else "v_proj"))
+        if name != "v" or key.values != "keys"
     ]
     if key.gate:
         linears.append(Projection("gate_proj", "gate", "gate_proj.weight"))
@@ -159,6 +163,10 @@ def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, 
             norm("k_norm", k, after[1], "k_rstd", "k_norm.weight"),
         ]
         q, k = after
+    if key.values != "projection":
+        flat = "k_proj" if key.values == "keys" else "v_proj"
+        reads = (flat, "v_ones")
+        ops += [Op("v ones", (), ("v_ones",)), Op("v_norm", reads, ("v", "v_rstd"), keeps=(*reads, "v_rstd"), grads=(flat,))]
     if rotates:
         # q and k are rebound together, so the unrotated q lives until k is rotated
         ops += [Op("rope q", (q,), ("q",)), Op("rope k", (k, q), ("k",), grads=(k,))]
@@ -171,14 +179,16 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     wide, (width, value) = dims.wide, head_widths(attention)
     shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed")}
     shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed")}
-    shapes |= {"attention": wide(query, value), "v": wide(key, value)}
+    shapes |= {"attention": wide(query, value), "v": wide(key, value), "v_proj": wide(key, value), "v_ones": (value,)}
     if attention.gate:
         shapes |= dict.fromkeys(("gate", "gate_sigmoid"), wide(query, attention.gate_values))
         shapes |= dict.fromkeys(("gated", "gate_product"), wide(query, value))
     whole = attention.qk_norm_width == "all_heads"
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, "normed": dims.residual, "o": dims.residual, "out": dims.residual}),
-        **_statistics(dims, query, {"q_rstd": wide() if whole else wide(query), "k_rstd": wide() if whole else wide(key)}),
+        **_statistics(
+            dims, query, {"q_rstd": wide() if whole else wide(query), "k_rstd": wide() if whole else wide(key), "v_rstd": wide(key)}
+        ),
         **_communicated(dims, {"k_gathered": (key, width), "v_gathered": (key, value)}),
     }
 

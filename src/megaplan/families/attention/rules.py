@@ -45,6 +45,7 @@ def _options(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator
     if attention.gate_width != "channel" and not attention.gate:
         yield checked.error("MP715", "attention.gate_width = head, attention.gate = false", "model.attention.gate_width", "gate: true")
     yield from _layer_heads(checked, attention)
+    yield from _values(checked, attention)
     if attention.qk_norm_width != "head" and not attention.qk_norm:
         detail = f"attention.qk_norm_width = {attention.qk_norm_width}, attention.qk_norm = false"
         yield checked.error("MP715", detail, "model.attention.qk_norm_width", "qk_norm: true")
@@ -86,6 +87,18 @@ def _layer_heads(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iter
             detail = f"layer {layer} turns {turned} dims of a head, and its head_dim is {own.head_dim}"
             hint = "give attention.rotary_dim, or attention.window_rotary_dim with window_rope_theta"
             yield checked.error("MP715", detail, key, hint)
+            return
+
+
+def _values(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
+    """Checks that values that come from keys have the keys' width, and norms of their own."""
+    for own in (attention, *(attention.with_heads(place) for place in range(len(attention.layer_heads)))):
+        needed = {"value_norm": own.value_norm, "qk_norm": own.qk_norm, "qk_norm_width = head": own.qk_norm_width == "head"}
+        needed["value_head_dim as head_dim"] = own.value_width == own.head_dim
+        if own.values_from_keys and not all(needed.values()):
+            missing = next(name for name, holds in needed.items() if not holds)
+            detail = f"attention.values_from_keys = true, and not {missing}: values are the keys before their norm"
+            yield checked.error("MP715", detail, "model.attention.values_from_keys", f"give attention.{missing}")
             return
 
 

@@ -140,6 +140,7 @@ class LayerHeads(Section):
         head_dim: Width of a head of queries and keys.
         value_head_dim: Width of a head of values.
         sinks: A learned score per head in the denominator of its softmax.
+        values_from_keys: Values are what the keys' projection makes.
     """
 
     layers: tuple[NaturalInt, ...]
@@ -148,6 +149,7 @@ class LayerHeads(Section):
     head_dim: PositiveInt | None = None
     value_head_dim: PositiveInt | None = None
     sinks: StrictBool | None = None
+    values_from_keys: StrictBool | None = None
 
 
 class GroupedQueryAttention(OptionsSection):
@@ -163,6 +165,8 @@ class GroupedQueryAttention(OptionsSection):
         bias: Bias on the query, key and value projections.
         output_bias: Bias on the output projection.
         value_head_dim: Width of a head of values; null for head_dim.
+        value_norm: RMSNorm without a weight over each head of values.
+        values_from_keys: Values are what the keys' projection makes, before its norm; needs qk_norm over heads and value_norm.
         layer_heads: Other heads of some layers.
         gate: The output of the heads is multiplied by the sigmoid of a projection as wide as the heads' output.
         gate_width: Values of the gate: one a channel, or one a head.
@@ -184,7 +188,7 @@ class GroupedQueryAttention(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset(
         {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
         | {"window_rope_theta", "output_multiplier", "score_cap", "windows", "value_head_dim", "layer_heads", "gate_width"}
-        | {"window_rotary_dim"}
+        | {"window_rotary_dim", "value_norm", "values_from_keys"}
     )
 
     kind: Literal["gqa"]
@@ -196,6 +200,8 @@ class GroupedQueryAttention(OptionsSection):
     bias: StrictBool = False
     output_bias: StrictBool = False
     value_head_dim: PositiveInt | None = None
+    value_norm: StrictBool = False
+    values_from_keys: StrictBool = False
     layer_heads: tuple[LayerHeads, ...] = ()
     gate: StrictBool = False
     gate_width: Literal["channel", "head"] = "channel"

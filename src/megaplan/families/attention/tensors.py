@@ -34,7 +34,8 @@ def _grouped_query(attention: GroupedQueryAttention, hidden_size: int) -> list[P
     """
     heads, groups = attention.num_heads, attention.num_kv_heads
     made = heads * attention.value_width
-    widths = {"q_proj": heads * attention.head_dim, "k_proj": groups * attention.head_dim, "v_proj": groups * attention.value_width}
+    widths = {"q_proj": heads * attention.head_dim, "k_proj": groups * attention.head_dim}
+    widths |= {} if attention.values_from_keys else {"v_proj": groups * attention.value_width}
     tensors = [column(f"{name}.weight", width, hidden_size, num_matrices=groups) for name, width in widths.items()]
     tensors.append(row("o_proj.weight", hidden_size, made))
     if attention.bias:
