@@ -18,6 +18,7 @@ from random_plans.settings import (
     add_framework,
     add_libraries,
     add_serving_ranks,
+    add_used_dtypes,
     device_section,
     host_section,
     megatron_section,
@@ -54,7 +55,10 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
 
     if scope is Scope.ANY and stream("torchtitan").chance(TORCHTITAN_SHARE):
         return torchtitan_document(stream("torchtitan spec"), f"random-{seed}")
-    return _of_blocks(seed, scope, size, stream)
+    document = _of_blocks(seed, scope, size, stream)
+    if seed >= FIRST_RUN and document.get("host", {}).get("name") != "megatron":
+        add_used_dtypes(stream("used dtypes"), document)
+    return document
 
 
 def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw]) -> dict[str, Any]:

@@ -103,37 +103,38 @@ class Accumulating(NamedTuple):
     first: bool
 
 
-def _settings(policy: ChunkPolicy, state: ChunkState) -> Accumulating:
+def _settings(policy: ChunkPolicy, state: ChunkState, *, in_place: bool) -> Accumulating:
     first, frees = state <= FORWARDED, not policy.pipelined
     fetches = policy.reshard and (frees or state is not BACKWARDED)  # under a pipeline a backward leaves every layer gathered
-    return Accumulating(policy.in_place and not first, fetches, frees or not policy.in_place, first and not policy.in_place, first)
+    return Accumulating(in_place and not first, fetches, frees or not in_place, first and not in_place, first)
 
 
 def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     """The largest point of a backward where whole gradients accumulate: under a pipeline, and without FSDP2."""
     policy, frees = chunk.policy, not chunk.policy.pipelined
-    settings = _settings(policy, state)
+    cast, summed = _settings(policy, state, in_place=False), _settings(policy, state, in_place=True)
+    settings = summed if policy.in_place else cast
     units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
     lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, _received(chunk)
     gradients = 0 if settings.first else chunk.unsharded_bytes
     gathered = chunk.root.gathered_bytes + (0 if settings.fetches else chunk.layers_gathered_bytes)
-    ahead, key = NOTHING_AHEAD, (settings, NOTHING_AHEAD)
+    ahead = NOTHING_AHEAD
     best = -1
     found: tuple[int, Point, int, int, int] | None = None
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
         if settings.fetches:
             ahead = chunk.ahead[index]
-            key = settings, ahead
             gathered += unit.gathered_bytes
-        running, cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key, policy)
+        key = summed if unit.block.in_place else cast, ahead
+        running, of_cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key, policy)
         level = before[index] + gradients + gathered
         if level + carried[index] + running.size > best:
             best, found = level + carried[index] + running.size, (index, running, gradients, gathered, carried[index])
         gathered -= unit.gathered_bytes if frees else 0
-        if cast >= 0:
+        if of_cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + waiting[index]
-            held = gradients + chunk.waiting_sums(index) + cast
+            held = gradients + chunk.waiting_sums(index) + of_cast
             total = before[index] + held + gathered + ahead.flat_bytes + activations
             if total > best:
                 point = Point(0, "cast of {}", None, (), 0, 0, 0)

@@ -32,7 +32,7 @@ class ChunkPolicy(NamedTuple):
         pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
         reshard: Gathered parameters of layers are freed after forward.
         splits_backward: The schedule computes weight gradients in an action of their own.
-        in_place: Gradients accumulate in the dtype autograd makes them in.
+        in_place: Gradients of the slot's own parameters accumulate in the dtype autograd makes them in; a layer's own is its block's.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
@@ -216,6 +216,11 @@ class Chunk:
         """Sums of shared parameters' gradients that wait after a prediction depth, until the depth before adds to them."""
         name = self.names[index]
         return depth_sums(self.units[index - 1].block.part) if name.startswith("mtp.") and name != "mtp.0" else 0
+
+    @cached_property
+    def sums_in_place(self) -> bool:
+        """True if some of its gradients are added in place to earlier ones."""
+        return self.policy.in_place or any(unit.block.in_place for unit in self.units)
 
     @cached_property
     def lasting(self) -> list[int]:

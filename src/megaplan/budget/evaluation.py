@@ -79,7 +79,7 @@ class Evaluated:
             has_experts = self.layer and self.storage is not None and self.storage.experts.has_tasks
             unit = make_unit(sums, self.storage, self.layer, owned_bytes, last_own, has_experts, self.shared)
             if policy.splits_backward and self.splits:
-                unit = split_unit(unit, in_place=policy.in_place, owns_input=owned)
+                unit = split_unit(unit, owns_input=owned)
             self._units[key] = unit
         return unit
 
@@ -164,7 +164,7 @@ class Evaluation:
         self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
         self.replays, self.replays_update, self.graph_bytes = replays_graphs(spec), replays_update(spec), graph_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon
-        sizes, in_place = storage_sizes(spec, padded=padded), True
+        sizes = storage_sizes(spec, padded=padded)
         if shards is ShardsPool.REDUCE_SCATTER:  # of a version in which FSDP2 wrapped stages of one data rank, too
             sizes = sizes._replace(whole_state=False)
         self.stored = stored(sizes, inventory)
@@ -183,14 +183,13 @@ class Evaluation:
                     layer=has_groups(name),
                     input_bytes=stream_bytes(spec, self.dims, name),
                 )
-            in_place = in_place and found.sums.in_place
             self.blocks.update(dict.fromkeys(names, found))
         mesh = spec.mesh
         self.policy = ChunkPolicy(
             pipelined=mesh.is_pipelined,
             reshard=spec.sharding.reshard_after_forward,
             splits_backward=spec.schedule.kind in SPLIT_BACKWARD and mesh.is_pipelined,
-            in_place=in_place,
+            in_place=spec.precision.activations is spec.precision.grads,
             replicated=mesh.dp_replicate > 1,
             gathers_ahead=mesh.ep > 1,
             boundary_bytes=self.boundary_bytes,

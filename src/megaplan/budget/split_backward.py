@@ -67,7 +67,7 @@ class SplitBackwardChunk(Chunk):
         self.waiting_slack_bytes = slack_bytes(kept)
         self.input_half = self._make_input_half(everything - self._received)
         first = self.units[0]
-        self._owning = weigh_halves(first.block, in_place=policy.in_place) if receives_locally and first.split is not None else None
+        self._owning = weigh_halves(first.block) if receives_locally and first.split is not None else None
         if self._owning is not None and INPUT_NAME in self._owning.pending.storages:
             self.kept_input_bytes = policy.boundary_bytes
 
@@ -96,7 +96,7 @@ class SplitBackwardChunk(Chunk):
             for point, size in (owning or half.halves).weights:
                 made = sum([gradients_of[name] for name in point.params])
                 kept = made * half.late_bytes // half.halves.late_bytes
-                gradients = there if weight_grads else there + done + (0 if self.policy.in_place else kept)
+                gradients = there if weight_grads else there + done + (0 if self.units[index].block.in_place else kept)
                 received = self._in_receive_buffer if index == last and OUTPUT in point.gradients else 0
                 total = before + size - received + gradients
                 if total > best.total:
@@ -150,15 +150,14 @@ class SplitBackwardChunk(Chunk):
         return chunk
 
 
-def split_unit(unit: Unit, *, in_place: bool, owns_input: bool) -> Unit:
+def split_unit(unit: Unit, *, owns_input: bool) -> Unit:
     """A layer with the two halves of its backward.
 
     Args:
         unit: The layer.
-        in_place: True if gradients accumulate in the dtype in which autograd makes them.
         owns_input: True if its input is a storage of its chunk; one that arrived is in a receive buffer, which W does not keep alive.
     """
-    halves, storage = weigh_halves(unit.block, in_place=in_place, owns_input=owns_input), unit.storage
+    halves, storage = weigh_halves(unit.block, owns_input=owns_input), unit.storage
     late = 0
     if storage is not None and halves.late_bytes:
         late = halves.late_bytes * storage.both.unsharded_bytes // storage.both.made_bytes

@@ -158,7 +158,7 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
         others = _others(chunks, point) + held.at(kind, state)
         if kind in (FORWARD, REDUCE) and _bound(chunk, kind, state) + others <= most:
             continue
-        if state is FORWARDED and kind is BACKWARD and not chunk.policy.in_place:
+        if state is FORWARDED and kind is BACKWARD and not chunk.sums_in_place:
             # a later one has everything of a first one, and earlier gradients
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
             if later is not None and later.total + others <= most:

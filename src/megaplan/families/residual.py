@@ -7,15 +7,17 @@ addition is `residual`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Literal, NamedTuple
 
 from megakernels.facts import SUMS_BYTES, Work
 from megakernels.ops.rms_norm.facts import norm as norm_work
-from megaplan.blocks.ops import INPUT, SHARED, BlockProgram, Dims, Op, reshape
+from megaplan.blocks.ops import INPUT, OUTPUT, SHARED, BlockProgram, Dims, Op, reshape
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.columns import Column
+from megaplan.dtypes import DType
 from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.tensors import Group, Init, ParamTensor
 
@@ -113,6 +115,37 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
         held |= {NORMED}
     after = program.after if path.placement == "pre" else program.after | {POST_NORM}
     return BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
+
+
+CAST_IN, CAST_INPUT, CAST_OUTPUT = "cast in", "cast_input", "cast_output"
+"""First operation of a block that computes in another dtype than the stream's (`precision.families`), the stream in it, and the result."""
+
+
+@cache
+def cast_program(program: BlockProgram) -> BlockProgram:
+    """A program between two casts of the residual stream; neither keeps anything."""
+
+    def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple({INPUT: CAST_INPUT, OUTPUT: CAST_OUTPUT}.get(name, name) for name in names)
+
+    ops = [
+        op._replace(
+            reads=renamed(op.reads),
+            makes=renamed(op.makes),
+            keeps=renamed(op.keeps),
+            grads=None if op.grads is None else renamed(op.grads),
+            holds=renamed(op.holds),
+        )
+        for op in program.ops
+    ]
+    casts = Op(CAST_IN, (INPUT,), (CAST_INPUT,)), Op("cast out", (CAST_OUTPUT,), (OUTPUT,))
+    return replace(program, ops=(casts[0], *ops, casts[1]))
+
+
+def cast_shapes(shapes: Shapes, stream: DType) -> Shapes:
+    """The storages of such a block, whose stream has the dtype `stream`."""
+    ends = storages(stream, Column.ACTIVATIONS, dict.fromkeys((INPUT, OUTPUT), shapes[OUTPUT][2]))
+    return shapes | {CAST_INPUT: shapes[OUTPUT], CAST_OUTPUT: shapes[OUTPUT]} | ends
 
 
 def shared_by(program: BlockProgram, policy: str) -> SharedNorm:

@@ -168,6 +168,11 @@ class Precision(OptionsSection):
         return self.families.get(letter, self.params) if self.families else self.params
 
     @property
+    def scales_losses(self) -> bool:
+        """True if some gradients are made in fp16, whose range is too small for those of a loss that is not scaled."""
+        return DType.FP16 in (self.params, *self.families.values())
+
+    @property
     def activations(self) -> DType:
         """Dtype of the activations of a letter's layers."""
         return self.params.of_products

@@ -22,6 +22,7 @@ from megaplan.spec.settings import ROUTING, SCALES, given_options
 
 Found = Callable[[Spec], object | None]
 _BUILT_DTYPES = (DType.FP32, DType.BF16)
+_USED_DTYPES = (*_BUILT_DTYPES, DType.FP16)
 
 
 def _above_one(axis: str) -> Found:
@@ -39,6 +40,11 @@ def _dtype(role: str) -> Found:
     return lambda spec: getattr(spec.precision, role) if getattr(spec.precision, role) not in _BUILT_DTYPES else None
 
 
+def _params(spec: Spec) -> object | None:
+    precision = spec.precision
+    return precision.params if precision.params not in (_USED_DTYPES if precision.recipe is None else _BUILT_DTYPES) else None
+
+
 def _plain_inner_norm(spec: Spec) -> object | None:
     """Norms without a scale over Mamba-1's steps, as in falcon_mamba."""
     mamba = spec.model.mamba
@@ -46,7 +52,11 @@ def _plain_inner_norm(spec: Spec) -> object | None:
 
 
 def _families(spec: Spec) -> object | None:
-    return ", ".join(f"{letter}: {dtype}" for letter, dtype in spec.precision.families.items()) or None
+    precision = spec.precision
+    wrong = {letter: dtype for letter, dtype in precision.families.items() if dtype not in _USED_DTYPES}
+    if spec.model.parallel_layers or precision.recipe is not None:
+        wrong = {letter: dtype for letter, dtype in precision.families.items() if dtype is not precision.params}
+    return ", ".join(f"{letter}: {dtype}" for letter, dtype in wrong.items()) or None
 
 
 def _recipe(spec: Spec) -> object | None:
@@ -108,9 +118,10 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("mesh.etp", _above_one("etp"), "1"),
     ("mesh.context_exchange", _latents, "heads, or without these"),
-    *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("params", "grads", "master", "moments", "reduce")),
+    ("precision.params", _params, "fp32, bf16 or, without a recipe, fp16"),
+    *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("grads", "master", "moments", "reduce")),
     ("precision.reduce", _other_reduction, "precision.grads"),
-    ("precision.families", _families, "{}"),
+    ("precision.families", _families, "fp32, bf16 or fp16, without a recipe or model.parallel_layers"),
     ("precision.recipe.name", _recipe, " or ".join(sorted(TRAINED))),
     ("precision.recipe.param_gather", _recipe_gather, "false"),
     ("schedule.kind", _recipe_split, "a recipe under a schedule whose backward is whole"),

@@ -48,12 +48,17 @@ def _null_experts(spec: Spec) -> str | None:
     return f"model.moe.null_experts = {moe.null_experts}" if moe is not None and moe.null_experts and moe.capacity is None else None
 
 
+def _scaled_loss(spec: Spec) -> str | None:
+    return "gradients in fp16" if spec.precision.scales_losses else None
+
+
 WHY_EAGER: tuple[tuple[Reason, str], ...] = (
     (_other_host, "only megarun records them by microbatch"),
     (_switched_off, "they are switched off"),
     (_several_ranks, "collectives and sends between ranks are not recorded"),
     (_plain_torch, "products of experts read the rows of each on the host"),
     (_null_experts, "the host reads how many rows are left to experts"),
+    (_scaled_loss, "the loss has another scale after an overflow"),
     (_eight_bit_experts, "weight gradients of experts in eight bits read the rows of each on the host"),
 )
 """A setting, and why a plan with it is not replayed."""

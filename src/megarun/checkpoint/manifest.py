@@ -25,7 +25,7 @@ from megarun.checkpoint.index import INDEX, check_name, count, file_ends, read_i
 from megarun.checkpoint.lines import FIRST_LINE, Finished, Line, Place, by_line, check_line
 from megarun.checkpoint.sums import ChangedFileError, FileRecord, read_summed, record_of
 from megarun.data.identity import DataFile, DataFiles
-from megarun.data.progress import DataProgress
+from megarun.data.progress import START, DataProgress
 from megarun.errors import refusal
 from megarun.files import entries, read_bounded, size_of
 from megarun.remote import AnyPath, RemotePath, StorageError
@@ -203,7 +203,10 @@ def _data_progress(document: dict[str, Any]) -> DataProgress:
     losses = tuple(document["losses"])
     if not all(type(loss) is float and math.isfinite(loss) for loss in losses):
         raise ValueError(f"course.losses = {document['losses']} is not a list of losses")
-    return DataProgress(skipped, losses)
+    scale = float(document.get("loss_scale", START.loss_scale))  # older versions scaled no losses
+    if math.frexp(scale)[0] != 0.5 or scale < 1:
+        raise ValueError(f"course.loss_scale = {scale} is not a power of two")
+    return DataProgress(skipped, losses, scale, count(document.get("num_scaled", 0)))
 
 
 def _text(value: Any) -> str:

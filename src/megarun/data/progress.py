@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+GROWTH_STEPS = 2000
+
 
 @dataclass(frozen=True, slots=True)
 class DataProgress:
@@ -16,10 +18,14 @@ class DataProgress:
     Attributes:
         skipped: Skipped batches, as increasing half-open ranges that do not touch.
         losses: Losses of the latest steps, newest last, for spike detection (`training.bad_steps.spike`).
+        loss_scale: Factor of the next step's loss if gradients are in fp16.
+        num_scaled: Consecutive good steps at this scale.
     """
 
     skipped: tuple[tuple[int, int], ...] = ()
     losses: tuple[float, ...] = ()
+    loss_scale: float = 65536.0
+    num_scaled: int = 0
 
     def batch(self, step: int) -> int:
         """The batch of 0-based `step`."""
@@ -43,6 +49,16 @@ class DataProgress:
     def after(self, loss: float, num_losses: int) -> DataProgress:
         """A copy with one more loss; the last `num_losses` are kept."""
         return replace(self, losses=(*self.losses, loss)[-num_losses:] if num_losses else ())
+
+    def scaled(self, *, overflows: bool) -> DataProgress:
+        """A copy after one more step with scaled losses: half the scale if gradients overflow, twice after 2,000 steps in which none did.
+
+        Source: torch/amp/grad_scaler.py (`GradScaler`), whose defaults these are.
+        """
+        if overflows:
+            return replace(self, loss_scale=self.loss_scale / 2, num_scaled=0)
+        grows = self.num_scaled + 1 == GROWTH_STEPS
+        return replace(self, loss_scale=self.loss_scale * (2 if grows else 1), num_scaled=0 if grows else self.num_scaled + 1)
 
 
 START = DataProgress()

@@ -14,6 +14,7 @@ from megaplan.inventory.tensors import Inventory, Outside, Owner
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import depth_blocks
 from megarun.data.batches import Batch
+from megarun.data.progress import START
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
 from megarun.errors import refusal
@@ -116,6 +117,8 @@ class Trainer:
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
         self._routers = router_modules(spec, job.inventory)
         self._sums: list[list[float]] = []
+        self.scales_losses, self._scale = spec.precision.scales_losses, 1.0
+        self.scale_losses(START.loss_scale)
         self._norm = 0.0  # of gradients that were measured and not yet applied
         self._owned: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []
@@ -149,6 +152,14 @@ class Trainer:
         """A message for the log that has not been taken yet; None if there is none."""
         return self._runner.take_note() if isinstance(self._runner, GraphedRunner) else None
 
+    def scale_losses(self, scale: float) -> None:
+        """Multiply losses by a power of two where gradients are in fp16; what is measured and what is applied is divided by it."""
+        if self.scales_losses:
+            self._scale = scale
+            for module in (self._runner.loss, *(module for stage in self.stages for module in stage.modules())):
+                if hasattr(module, "loss_scale"):
+                    module.loss_scale = scale  # type: ignore[assignment]  # no module
+
     def read_all(self, values: Tensor) -> list[float]:
         """The values of a vector [n] on the host: the one device synchronisation of a step outside E blocks."""
         found: list[float] = values.tolist()
@@ -157,6 +168,8 @@ class Trainer:
     def accumulate_gradients(self, batch: Batch) -> Tensor:
         """Forward and backward of this rank's microbatches; returns its part of the loss, fp64. Gradients are reduced into the shards."""
         partial = self._runner.forward_backward(batch)
+        if self._scale != 1:
+            partial /= self._scale
         self._shared.reduce(self.stages)
         sum_replicated(self._replicated, self._tp)
         sum_replicated(self._dense, self._cp)
@@ -187,12 +200,13 @@ class Trainer:
         wanted.append(self.reduced_loss(partial).reshape(1))
         table = self._routing()
         values = self.read_all(torch.cat(wanted if table is None else [*wanted, table.flatten()]))
-        (self._norm, *losses), sums = values[: len(wanted)], values[len(wanted) :]
+        (norm, *losses), sums = values[: len(wanted)], values[len(wanted) :]
+        self._norm = norm / self._scale
         return StepResult(losses[-1], self._norm, self._routed(sums), losses[0] if len(losses) > 1 else 0.0)
 
     def update(self, step: int) -> None:
         """Clip the measured gradients, update by them, free them, and move the experts' biases by the step's rows; `step` is 0-based."""
-        factor, self._norm = clip_factor(self._norm, self._spec.training.gradient_clip), 0.0
+        factor, self._norm = clip_factor(self._norm, self._spec.training.gradient_clip) / self._scale, 0.0
         if isinstance(self._runner, GraphedRunner):
             self._runner.update(self.optimizers.update, self.optimizers.numbers(step, factor))
         else:

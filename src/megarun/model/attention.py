@@ -207,7 +207,7 @@ class LatentAttention(Block):
         """Run `core` over the keys that the indexer selects from its outputs and the rotary table; return the keys too, if sent."""
         if self.indexer is None:
             raise RuntimeError("a layer without an indexer attends to all keys")
-        choice = IndexerSettings(self.scale, self.indexer.top_k, self.indexer.loss_factor, self.eps, self.window)
+        choice = IndexerSettings(self.scale, self.indexer.top_k, self.indexer.loss_factor * self.indexer.loss_scale, self.eps, self.window)
         attend = context_indexed_attention_choice if self.sends_choice else context_indexed_attention
         norm = self.indexer.k_norm
         # avoid locals that extend lifetimes: what attention makes is taken out of the list

@@ -29,6 +29,7 @@ class Indexer(nn.Module):
     Attributes:
         top_k: Number of keys that a query attends to.
         loss_factor: Coefficient of the loss over tokens of the batch and heads of all ranks.
+        loss_scale: Factor of all losses, for gradients in fp16.
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1.
     """
@@ -36,6 +37,7 @@ class Indexer(nn.Module):
     def __init__(self, config: spec.Indexer, q_lora_rank: int, hidden_size: int, loss_factor: float, tp: TensorParallel = ALONE) -> None:
         super().__init__()
         self.tp, self.head_dim, self.top_k, self.loss_factor = tp, config.head_dim, config.top_k, loss_factor
+        self.loss_scale = 1.0
         self.q_up = linear(q_lora_rank, config.num_heads * config.head_dim)
         self.k_proj = linear(hidden_size, config.head_dim)
         self.k_norm = LayerNormWeights(config.head_dim)

@@ -131,6 +131,7 @@ class ExpertBlock(Block):
     ) -> None:
         super().__init__()
         self.tp, self.ep, self.cp, self.factors, self.config = tp, ep, cp, factors, config
+        self.loss_scale = 1.0
         self.num_choices, self.slots = config.num_choices, config.slots
         self.normalize = config.normalize_top_k and not config.expert_choice
         self.has_bias, self.bias_rate = config.expert_bias, config.expert_bias_rate
@@ -187,9 +188,11 @@ class ExpertBlock(Block):
         weights, indices, probs, log_sums, load = route_scored(
             tokens, router.weight, *common, num_sequences, bias=bias, correction=correction, **self.choice
         )
-        weights, values = router_losses(weights, probs, log_sums, self.cp.sum(self.tp.sum(load)), self.factors.balance, self.factors.z)
+        scale = self.loss_scale
+        factors = self.factors.balance * scale, self.factors.z * scale
+        weights, values = router_losses(weights, probs, log_sums, self.cp.sum(self.tp.sum(load)), *factors)
         if torch.is_grad_enabled():
-            self.sums[self.num_choices + 1 :] += values
+            self.sums[self.num_choices + 1 :] += values if scale == 1 else values / scale
         return weights, indices, probs
 
     def record(self, probs: Tensor, counts: Tensor) -> None:

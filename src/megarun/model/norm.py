@@ -13,6 +13,8 @@ from torch.nn.functional import linear as linear_op
 
 from megakernels import rms_norm
 from megaplan.families.residual import CENTERED, NormKind, ResidualPath
+from megaplan.spec.models import Precision
+from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
@@ -80,6 +82,7 @@ class Block(nn.Module):
         norm: Norm of the block's input; the identity if the only norm is `post_norm`.
         post_norm: Norm of the block's output before it is added; None for none.
         multiplier: Factor of what it adds.
+        letter: Letter of its family in the pattern; empty in a prediction depth.
         sends_choice: True if it returns the keys that it chose too, for later layers.
         takes_choice: True if it reads those of an earlier layer.
     """
@@ -90,7 +93,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.post_norm, self.multiplier = None, 1.0
+        self.post_norm, self.multiplier, self.letter = None, 1.0, ""
         self._normed: Tensor | None = None
 
     def place_norms(self, path: ResidualPath, width: int, eps: float) -> None:
@@ -115,6 +118,18 @@ class Block(nn.Module):
         if reads or passes_on:
             self.forward = partial(self._with_pairs, self.forward, reads, passes_on)
 
+    def compute_in(self, letter: str, precision: Precision) -> None:
+        """Compute in the dtype of a letter: a stream of another dtype is cast on the way in and on the way out."""
+        self.letter, own, stream = letter, TORCH_DTYPES[precision.of(letter)], TORCH_DTYPES[precision.params]
+        if own is not stream:
+            self.forward = partial(self._with_casts, self.forward, own, stream)
+
+    def _with_casts(self, inner: Callable[..., Any], own: torch.dtype, stream: torch.dtype, x: Tensor, *rest: Any) -> Any:
+        if self.sends_choice:
+            out, choice = inner(x.to(own), *rest)
+            return out.to(stream), choice
+        return inner(x.to(own), *rest).to(stream)
+
     def _note(self, _norm: nn.Module, _inputs: tuple[Tensor, ...], normed: Tensor) -> None:
         self._normed = normed
 
@@ -128,6 +143,11 @@ class Block(nn.Module):
         if normed is None:
             raise RuntimeError("a block that hands its normed input on has not normed it")
         return ((out[0], normed), out[1]) if self.sends_choice else (out, normed)
+
+
+def used_dtype(module: nn.Module, precision: Precision) -> torch.dtype:
+    """Dtype in which the parameters of a layer, of a prediction depth, or of a stage outside of them are used."""
+    return TORCH_DTYPES[precision.of(module.letter if isinstance(module, Block) else "")]
 
 
 def gated(made: Tensor, gate: Tensor | None, *, by_head: bool = False) -> Tensor:

@@ -339,6 +339,7 @@ def build_block(
     module.place_norms(model.path_of(layer), model.hidden_size, model.norm_eps)
     module.share_norm(reads=layer in model.parallel_layers, passes_on=layer + 1 in model.parallel_layers)
     module.multiplier = getattr(section, "output_multiplier", 1.0)
+    module.compute_in(letter, whole.precision)
     return module
 
 

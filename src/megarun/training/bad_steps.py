@@ -21,7 +21,14 @@ from megarun.engine.trainer import StepResult, Trainer
 from megarun.errors import refusal
 from megarun.metrics.records import Decision
 
-REASONS = ("", "the loss is a spike", "the gradient norm is not finite", "the loss is not finite")
+REASONS = (
+    "",
+    "the loss is a spike",
+    "gradients overflow fp16, so the scale of the loss is halved",
+    "the gradient norm is not finite",
+    "the loss is not finite",
+)
+OVERFLOWS = 2
 
 
 class StepGuard:
@@ -41,6 +48,7 @@ class StepGuard:
     def start(self) -> int:
         """Load the checkpoint that was found, if any; returns the number of steps done."""
         step, self.data_progress = self._keeper.start(self._trainer)
+        self._trainer.scale_losses(self.data_progress.loss_scale)
         return step
 
     def judge(self, step: int, result: StepResult) -> Decision | None:
@@ -51,8 +59,12 @@ class StepGuard:
             self._row.clear()
             spike = self._rules.spike
             self.data_progress = self.data_progress.after(result.loss, spike.steps if spike else 0)
+            self._scale(overflows=False)
             return None
         bad = self.data_progress.batch(step)
+        if reason == OVERFLOWS:
+            self._scale(overflows=True)
+            return self._decision("skip", step, result, OVERFLOWS, (bad, bad + 1), step)
         self._row.append(bad)
         if len(self._row) <= self._rules.skips:
             return self._decision("skip", step, result, int(reason), (bad, bad + 1), step)
@@ -80,15 +92,21 @@ class StepGuard:
             _, self.data_progress = self._keeper.go_back(self._trainer, self._back)
             self._back, self._num_rewinds = None, self._num_rewinds + 1
             self._row.clear()
+            self._trainer.scale_losses(self.data_progress.loss_scale)
         self.data_progress = self.data_progress.without(*left_out)
         return decision.next_step - 1
+
+    def _scale(self, *, overflows: bool) -> None:
+        if self._trainer.scales_losses:
+            self.data_progress = self.data_progress.scaled(overflows=overflows)
+            self._trainer.scale_losses(self.data_progress.loss_scale)
 
     def _reason(self, result: StepResult) -> int:
         """Index of `REASONS`."""
         if not math.isfinite(result.loss):
-            return 3
+            return 4
         if not math.isfinite(result.gradient_norm):
-            return 2
+            return OVERFLOWS if self._trainer.scales_losses and self.data_progress.loss_scale > 1 else 3
         spike, losses = self._rules.spike, self.data_progress.losses
         return int(spike is not None and len(losses) == spike.steps and result.loss > spike.factor * median(losses))
 

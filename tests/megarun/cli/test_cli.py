@@ -187,7 +187,7 @@ def test_refusals(tmp_path: Path, token_file: Path, plan_file: Any, capsys: pyte
     assert f"vocab_size = {TokenFile(token_file).vocab_size}, model.vocab_size = 100" in said
     long_rows = plan_file({"batch": {"micro_batch_size": 1, "seq_length": 2**26}})
     assert "MP615" in refused(capsys, "train", long_rows, *tail)
-    assert "MP790" in refused(capsys, "train", plan_file({"precision.families": {"E": "bf16"}}), *tail)
+    assert "MP790" in refused(capsys, "train", plan_file({"precision.families": {"E": "fp8"}}), *tail)
     assert "MP607" in refused(capsys, "train", plan_file({"training.learning_rate": 1e30, "training.gradient_clip": None}), *tail)
     assert "MP608" in refused(capsys, "train", plan_file({}), *tail)  # the run that was not finite left its metrics
     assert "--data" in refused(capsys, "train", plan)

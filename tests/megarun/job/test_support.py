@@ -28,7 +28,9 @@ PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
             "model.parallel_layers = given, with whole-block recompute of the layer before",
         ),
         ({"precision.params": "fp8"}, "precision.params = fp8"),
-        ({"precision.families": {"E": "bf16"}}, "precision.families"),
+        ({"precision.families": {"E": "fp8"}}, "precision.families = E: fp8"),
+        ({"precision.families": {"E": "bf16"}, "model.parallel_layers": [1]}, "precision.families = E: bf16"),
+        ({"precision.params": "fp16", "precision.recipe": {"name": "fp8_current", "families": ["A"]}}, "precision.params = fp16"),
     ],
 )
 def test_unbuilt_is_an_error(overrides: dict[str, Any], key: str, spec_with: Any) -> None:

@@ -52,6 +52,12 @@ from megarun.training.loop import train_steps
 CPU = torch.device("cpu")
 
 
+def small_scale(trainer: Trainer) -> Trainer:
+    """The trainer with a scale of fp16's losses at which no gradient overflows: a job would skip such a step."""
+    trainer.scale_losses(2.0**8)
+    return trainer
+
+
 class LateLines(MetricsFile):
     """Reports a decision some time after the other ranks."""
 
@@ -73,7 +79,7 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
     with adapters_started():
-        trainer = Trainer(job, mesh)
+        trainer = small_scale(Trainer(job, mesh))
     rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size, case.get("reversed_parts", 0))
     batches = Batches(rows, job.spec, mesh)
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
@@ -110,7 +116,7 @@ def course_case(case: dict[str, Any]) -> dict[str, Any]:
     mesh = build_mesh(job.spec.mesh, CPU)
     rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size, case.get("reversed_parts", 0))
     with adapters_started():
-        trainer = Trainer(job, mesh)
+        trainer = small_scale(Trainer(job, mesh))
     if "perturbed" in case:
         perturb(trainer, case["perturbed"])
     return course(job, trainer, Batches(rows, job.spec, mesh), functools.partial(_by_name, job.inventory))
@@ -120,7 +126,7 @@ def resume_case(case: dict[str, Any]) -> dict[str, Any]:
     """Start from step 0 or from the newest checkpoint of `from`, save immediately to `to`, train; the losses of these steps."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
-    trainer = Trainer(job, mesh)
+    trainer = small_scale(Trainer(job, mesh))
     text = json.dumps({"inputs": inputs_record(job.spec)})
     plan = SavedPlan(text, model_digest(job.spec, "".join(block.family for block in job.inventory.layers)), "sha256:")
     rows = CountingRows(job.spec.model.vocab_size)
@@ -162,7 +168,7 @@ def batches_case(case: dict[str, Any]) -> dict[str, Any]:
     """Losses of steps that are made on the batches of these numbers."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
-    trainer, batches = Trainer(job, mesh), Batches(CountingRows(job.spec.model.vocab_size), job.spec, mesh)
+    trainer, batches = small_scale(Trainer(job, mesh)), Batches(CountingRows(job.spec.model.vocab_size), job.spec, mesh)
     return {"losses": [trainer.step(step, batches.at(number)).loss for step, number in enumerate(case["batches"])]}
 
 
@@ -269,7 +275,7 @@ def compare_separate(case: dict[str, Any]) -> dict[str, Any]:
     """Loss and gradients of a layout's packed rows; on rank 0 also those of one stage that takes the documents one by one."""
     job = build_job(case)
     mesh = build_mesh(job.spec.mesh, CPU)
-    trainer, rows = Trainer(job, mesh), CountingRows(job.spec.model.vocab_size)
+    trainer, rows = small_scale(Trainer(job, mesh)), CountingRows(job.spec.model.vocab_size)
     partial = trainer.accumulate_gradients(Batches(rows, job.spec, mesh).at(0))
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
     record = {"loss": float(partial), "gradients": _by_name(job.inventory, parameters, lambda p: p.grad)}

@@ -8,6 +8,7 @@ from block_cells import BLOCK_CELLS
 from choice_cells import CHOICE_CELLS
 from context_cells import CONTEXT_CELLS
 from copied_cells import COPIED_CELLS
+from dtype_cells import DTYPE_CELLS
 from feature_cells import FEATURE_CELLS
 from linear_cells import LINEAR_CELLS
 from lora_cells import LORA_CELLS
@@ -29,6 +30,7 @@ ALL_CELLS = (
     *LORA_CELLS,
     *LOW_PRECISION_CELLS,
     *COPIED_CELLS,
+    *DTYPE_CELLS,
 )
 
 

@@ -30,9 +30,9 @@ def test_steps_count_the_batches_that_are_left(ranges: list[tuple[int, int]]) ->
     assert all(one[1] < two[0] for one, two in zip(progress.skipped, progress.skipped[1:], strict=False))
 
 
-def guard_of(rules: BadSteps) -> Any:
+def guard_of(rules: BadSteps, trainer: Any = None) -> Any:
     keeper = SimpleNamespace(control=dist.group.WORLD, last=lambda: None)
-    return StepGuard(rules, keeper, SimpleNamespace(drop_gradients=lambda: None))  # type: ignore[arg-type]
+    return StepGuard(rules, keeper, trainer or SimpleNamespace(drop_gradients=lambda: None, scales_losses=False))  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("one_process")
@@ -56,3 +56,21 @@ def test_without_a_rule_only_what_is_not_finite_is_bad(result: StepResult) -> No
     assert guard.judge(1, StepResult(1e9, 1.0)) is None
     assert guard.data_progress.losses == ()
     assert guard.judge(2, result).decision == "skip"
+
+
+@pytest.mark.usefixtures("one_process")
+def test_an_overflow_halves_the_scale_and_is_no_bad_step() -> None:
+    """The batch is skipped; after 2,000 steps without an overflow the scale doubles. At scale 1 a gradient that is not finite is bad."""
+    set_to: list[float] = []
+    trainer = SimpleNamespace(drop_gradients=lambda: None, scales_losses=True, scale_losses=set_to.append)
+    guard = guard_of(BadSteps(skips=0), trainer)
+    for step in range(16):
+        found = guard.judge(0, StepResult(1.0, math.inf))
+        assert (found.decision, found.next_step, found.batches) == ("skip", 1, (step, step + 1))
+        assert guard.follow(found) == 0
+    assert set_to == [2.0**power for power in range(15, -1, -1)]
+    assert guard.data_progress.loss_scale == 1
+    for step in range(2000):
+        assert guard.judge(step, StepResult(1.0, 1.0)) is None
+    assert (guard.data_progress.loss_scale, guard.data_progress.num_scaled, set_to[-1]) == (2.0, 0, 2.0)
+    assert guard.judge(2000, StepResult(math.nan, 1.0)).decision == "stop"

@@ -105,14 +105,14 @@ class HalvedBytes(NamedTuple):
     weights: tuple[tuple[LiveSet, int], ...]
 
 
-def weigh_halves(block: BlockBytes, *, in_place: bool, owns_input: bool = True) -> HalvedBytes:
-    """Sums of a block's halves; `in_place` as for `weigh`.
+def weigh_halves(block: BlockBytes, *, owns_input: bool = True) -> HalvedBytes:
+    """Sums of a block's halves.
 
     `owns_input` is true if the block's input, where W needs it, is counted here; else it is a receive buffer.
     """
     split, tensors = halves(block.part.replay, owns_input=owns_input), block.part.tensors
     return HalvedBytes(
-        inputs=weigh(BlockReplay(split.inputs, tensors), block.gradients, in_place=in_place),
+        inputs=weigh(BlockReplay(split.inputs, tensors), block.gradients, in_place=block.in_place),
         late_bytes=sum([block.gradients[name] for name in split.late]),
         pending=split.pending,
         pending_bytes=block.point_bytes(split.pending, ()),

@@ -9,7 +9,7 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES, families_of
-from megaplan.families.residual import SharedNorm, path_in, program_of, shapes_of, shared_by
+from megaplan.families.residual import SharedNorm, cast_program, cast_shapes, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
 from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part, relation_bias_part, side_part
@@ -53,6 +53,7 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
 def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
     """The sums of a block's ledger; `dims` are the spec's, computed once for all its blocks."""
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
+    dims = dims._replace(dtype=dtype) if block_name.startswith("layers.") else dims
     size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
     if spec.lora is not None and not block_name.startswith("layers.") and block.family not in STATED:
         part = frozen_part(part, embeds=block_name in ENDS)
@@ -218,6 +219,8 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
+    if spec.precision.activations is not dims.dtype:
+        program, tensors = cast_program(program), cast_shapes(tensors, spec.precision.activations)
     return BlockReplay(replay_of(program, policy), tensors)
 
 

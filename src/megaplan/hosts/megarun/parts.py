@@ -10,7 +10,7 @@ from typing import NamedTuple
 from megaplan.blocks.ops import INPUT, OUTPUT, TAKE_CHOICE, BlockProgram, Flow
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
-from megaplan.families.residual import PASS_ON
+from megaplan.families.residual import CAST_IN, PASS_ON
 from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.program import CALLER, LiveSet, Replay, replay, with_backward
 from megaplan.hosts.values import BlockLedger, LedgerTensor
@@ -162,7 +162,7 @@ def _adds_at_its_end(part: BlockReplay) -> bool:
     """
     ops, tensors = part.replay.program.graph.ops, part.tensors
     readers = [op for op in ops if INPUT in op.reads and op.flow is not Flow.ADD]
-    if readers != [ops[0]]:
+    if readers != [ops[0]] or ops[0].name == CAST_IN:
         return False
     first = ops[0]
     return first.flow is Flow.COMPUTE and not first.late and tensors[first.makes[0]][0] >= tensors[OUTPUT][0]

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.moe import banks_of
+from megarun.model.norm import used_dtype
 from megarun.model.stage import Stage
 from megarun.parallel.apply.shards import reuse_freed_activations
 from megarun.parallel.apply.whole import WholeState
@@ -35,21 +37,24 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     if spec.has_whole_state:
         WholeState(stage, spec, mesh)
         return
-    precision = spec.precision
-    policy = MixedPrecisionPolicy(
-        param_dtype=TORCH_DTYPES[precision.params],
-        reduce_dtype=TORCH_DTYPES[precision.reduce],
-        cast_forward_inputs=False,  # it would cast the fp32 rotary tables to param_dtype; activations already have it
-    )
     where, reshard = mesh.state_mesh, spec.sharding.reshard_after_forward
     for block in stage.wrapped():
+        policy = _policy(spec, block)
         for bank in banks_of(block):
             _sum_gradients(fully_shard(bank, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard), mesh.bank_mesh)
         _sum_gradients(fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard), where)
-    _sum_gradients(fully_shard(stage, mesh=where, mp_policy=policy, reshard_after_forward=False), where)
+    _sum_gradients(fully_shard(stage, mesh=where, mp_policy=_policy(spec, stage), reshard_after_forward=False), where)
     reuse_freed_activations(stage)
     if spec.mesh.ep > 1:
         _gather_ahead(stage)
+
+
+def _policy(spec: Spec, module: nn.Module) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        param_dtype=used_dtype(module, spec.precision),
+        reduce_dtype=TORCH_DTYPES[spec.precision.reduce],
+        cast_forward_inputs=False,  # it would cast the fp32 rotary tables to param_dtype; activations already have it
+    )
 
 
 def _sum_gradients(module: FSDPModule, mesh: DeviceMesh) -> None:

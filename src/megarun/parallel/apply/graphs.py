@@ -28,7 +28,7 @@ from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import NUMBERS, replays_update, why_eager
 from megarun.data.batches import Batch
 from megarun.parallel.apply.compile import is_compiled
-from megarun.parallel.apply.pipeline import AccumulatingRunner, Runner
+from megarun.parallel.apply.pipeline import AccumulatingRunner, BatchLoss, Runner
 from megarun.parallel.apply.whole import whole_state
 
 WARM_UP_STEPS = 2
@@ -104,6 +104,11 @@ class GraphedRunner:
         self._numbers: Tensor | None = None
         self._update: Replay | None = None
         self.note = ""
+
+    @property
+    def loss(self) -> BatchLoss:
+        """Criterion of a microbatch."""
+        return self._eager.loss
 
     def take_note(self) -> str | None:
         """The message for the log, once."""

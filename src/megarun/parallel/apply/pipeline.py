@@ -28,6 +28,11 @@ from megarun.parallel.groups.tensor_vocabulary import summed_cross_entropy
 class Runner(Protocol):
     """Runs the microbatches of one step and accumulates their gradients in the parameters."""
 
+    @property
+    def loss(self) -> BatchLoss:
+        """Criterion of a microbatch."""
+        ...
+
     def forward_backward(self, batch: Batch) -> Tensor:
         """The loss of this rank's microbatches, fp64, 0 on a stage without the head."""
         ...
@@ -54,12 +59,17 @@ def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
 
 
 class BatchLoss(nn.Module):
-    """Summed cross-entropy of a microbatch divided by the tokens of the global batch, so that microbatches and ranks are summed."""
+    """Summed cross-entropy of a microbatch divided by the tokens of the global batch, so that microbatches and ranks are summed.
+
+    Attributes:
+        num_tokens: The divisor.
+        loss_scale: Factor of the result, a power of two.
+    """
 
     def __init__(self, num_tokens: int, slices: TensorParallel | None = None) -> None:
         """Args: tokens of the global batch, and the TP group if the vocabulary is sharded."""
         super().__init__()
-        self.num_tokens, self._slices = num_tokens, slices
+        self.num_tokens, self._slices, self.loss_scale = num_tokens, slices, 1.0
         self._held: Tensor | None = None
 
     def forward(self, output: Tensor | tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
@@ -99,7 +109,8 @@ class BatchLoss(nn.Module):
 
     def _divided(self, loss: Tensor) -> Tensor:
         if self._held is None:
-            return loss / self.num_tokens
+            divided = loss / self.num_tokens
+            return divided if self.loss_scale == 1 else divided * self.loss_scale
         return loss * self._held if self._held.is_cuda else loss / self._held
 
 
@@ -162,9 +173,9 @@ class PipelineRunner:
         several = issubclass(kind, PipelineScheduleMulti)
         self._stages, self._num_steps = [pipeline_stage(stage, spec, mesh) for stage in stages], spec.schedule.steps_per_update
         torch_stages: Any = self._stages
-        self._loss = batch_loss(spec, mesh)
+        self.loss = batch_loss(spec, mesh)
         self._schedule = kind(
-            torch_stages if several else torch_stages[0], spec.schedule.num_microbatches, loss_fn=self._loss, scale_grads=False
+            torch_stages if several else torch_stages[0], spec.schedule.num_microbatches, loss_fn=self.loss, scale_grads=False
         )
         if several:
             leave_gathering_to_fsdp(self._schedule)
@@ -173,7 +184,7 @@ class PipelineRunner:
         """See `Runner`."""
         start_sums(self._modules)
         if batch.packed is not None:
-            self._loss.num_tokens = batch.packed.num_targets
+            self.loss.num_tokens = batch.packed.num_targets
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for step in range(self._num_steps):
             for stage in self._stages:

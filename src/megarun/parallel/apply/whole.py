@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.moe import banks_of
+from megarun.model.norm import used_dtype
 from megarun.model.stage import Stage
 from megarun.parallel.groups.mesh import RankMesh
 
@@ -92,12 +93,12 @@ class WholeGroup:
         due: True if the next backward's end sums the gradients over the ranks with copies of the parameters.
     """
 
-    def __init__(self, names: list[tuple[nn.Module, str]], spec: Spec, copies: dist.ProcessGroup | None) -> None:
+    def __init__(self, names: list[tuple[nn.Module, str]], spec: Spec, used: torch.dtype, copies: dist.ProcessGroup | None) -> None:
         """Start without copies: parameters have no storage yet."""
         self.due, self._copies = False, copies
         self._work: dist.Work | None = None
         self._names = names
-        self._used, self._made = (TORCH_DTYPES[dtype] for dtype in (spec.precision.params, spec.precision.grads))
+        self._used, self._made = used, TORCH_DTYPES[spec.precision.grads]
         self._frees_after_forward, self._keeps = spec.sharding.reshard_after_forward, spec.mesh.is_pipelined
         self._members: list[Lent] | None = None
         self._running = False
@@ -209,19 +210,23 @@ class WholeState:
         dense, banked = (mesh.copies_group(bank=bank) if spec.sharding.copies else None for bank in (False, True))
         for block in stage.wrapped():
             for bank in banks_of(block):
-                self._watch(bank, self._group(bank, taken, spec, banked))
-            self._watch(block, self._group(block, taken, spec, dense))
-        self._root = self._group(stage, taken, spec, dense)
+                self._watch(bank, self._group(bank, taken, spec, used_dtype(block, spec.precision), banked))
+            self._watch(block, self._group(block, taken, spec, used_dtype(block, spec.precision), dense))
+        self._root = self._group(stage, taken, spec, used_dtype(stage, spec.precision), dense)
         self._root._frees_after_forward = False  # its backward follows at once
         self._watch(stage, self._root)
         self._awaited = False
         self._lent: dict[Tensor, Lent] = {}
         stage.whole_state = self  # type: ignore[assignment]  # no module
 
-    def _group(self, module: nn.Module, taken: set[nn.Module], spec: Spec, copies: dist.ProcessGroup | None) -> WholeGroup:
+    def _group(
+        self, module: nn.Module, taken: set[nn.Module], spec: Spec, used: torch.dtype, copies: dist.ProcessGroup | None
+    ) -> WholeGroup:
         own = [each for each in module.modules() if each not in taken]
         taken.update(own)
-        self.groups.append(WholeGroup([(each, name) for each in own for name, _ in each.named_parameters(recurse=False)], spec, copies))
+        self.groups.append(
+            WholeGroup([(each, name) for each in own for name, _ in each.named_parameters(recurse=False)], spec, used, copies)
+        )
         return self.groups[-1]
 
     def _watch(self, module: nn.Module, group: WholeGroup) -> None:

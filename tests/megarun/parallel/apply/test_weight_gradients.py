@@ -175,5 +175,5 @@ def test_what_waits_is_the_ledgers(policy: str, attention: str, one_process: Any
     for name, block in job.inventory.blocks():
         if name.startswith("layers."):
             sums = block_bytes(splitting, local_dims(job.spec), name, block)
-            half = weigh_halves(sums, in_place=True)
+            half = weigh_halves(sums)
             assert sorted(found[name].values()) == sorted(sums.part.tensors[tensor][0] for tensor in half.pending.tensors), name

@@ -1,0 +1,31 @@
+"""Layers in dtypes of their own, and fp16: the trace counts what the estimate does, with the casts of the stream."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from trace_checks import compare_distinct_ranks
+
+pytestmark = pytest.mark.runtime
+BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
+WIDE = {"precision": BF16 | {"families": {"M": "fp32", "E": "fp32"}}}
+NARROW = {"precision": BF16 | {"params": "fp32", "families": {"A": "bf16", "E": "bf16"}}}
+FP16 = {"precision": BF16 | {"params": "fp16"}}
+SMALL = {"model.pattern": "AEMD", "model.num_layers": 4}
+PIPELINED = {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"kind": "1f1b", "num_microbatches": 3}}
+IN_V = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", "num_microbatches": 3}}
+CASES: dict[str, dict[str, Any]] = {
+    "wide-pp": WIDE | PIPELINED,
+    "wide-zbv": WIDE | IN_V,
+    "narrow-zbv": NARROW | IN_V,
+    "narrow-dp-reshard": NARROW | {"mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True},
+    "fp16-router-losses": FP16 | PIPELINED | {"model.moe.balance_loss_coefficient": 0.01},
+    "wide-tp-recompute": WIDE | {"mesh": {"tp": 2}, "recompute": {"default": "selective"}},
+    "wide-one": WIDE | {"schedule.num_microbatches": 2},
+}
+SLOW = ("wide-tp-recompute", "wide-one", "narrow-zbv", "wide-pp")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
+def test_traces_have_the_estimated_bytes(name: str, job_with: Callable[..., Any]) -> None:
+    compare_distinct_ranks(job_with({**SMALL, **CASES[name]}))
