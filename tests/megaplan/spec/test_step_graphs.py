@@ -24,6 +24,7 @@ EAGER: dict[str, tuple[str, ...]] = {
     "mesh.pp = 2, mesh.cp = 2": ("mesh.pp=2", "mesh.cp=2", "schedule.num_microbatches=2"),
     "host.kernels = reference": ("host.kernels=reference",),
     "model.moe.null_experts = 2": ("model.moe.null_experts=2",),
+    "gradients in fp16": ("precision.params=fp16",),
     "precision.recipe.name = fp8_rowwise with model.moe": ("precision.recipe.name=fp8_rowwise",),
 }
 
