@@ -146,7 +146,7 @@ def load_decoder(checkpoint: AnyPath, length: int, device: torch.device) -> Deco
     own = stage.state_dict()
     with torch.no_grad():
         for name, tensor in full_tensors(checkpoint, own):
-            own[name].copy_(adapters.merged(name, tensor))
+            own[name].copy_(adapters.merged(name, tensor).reshape(own[name].shape))  # a bank's rows
     stage.add_buffers(device)
     return Decoder(stage.eval().requires_grad_(False), job.spec)
 

@@ -110,7 +110,7 @@ def test_a_toy_familys_ledger_and_rules_are_its_own(copy: Path) -> None:
             ledger = block_ledger(spec, "layers.0", build_inventory(spec).layers[0])
             print(",".join(tensor.name for tensor in ledger.saved))
     """
-    assert run(copy, "-c", script).stdout.split() == ["normed,rstd", "normed,rstd,narrow"]
+    assert run(copy, "-c", script).stdout.split() == ["cast_input,normed,rstd", "cast_input,normed,rstd,narrow"]
     assert "priced without toy" in run(copy, "estimate", "toy.yaml", "--set", "host.name=megatron").stderr
     exported = {host: run(copy, "export", "toy.yaml", "--to", host) for host in EXPORTERS}
     assert {host for host, done in exported.items() if done.returncode == 0} == {"torchtitan", "fsdp2", "deepspeed"}
