@@ -113,7 +113,7 @@ def attention_work(
     indexer = attention.indexer
     if indexer is not None and (variant.indexed or variant.shares):
         core = core._replace(most_keys=indexer.top_k)
-    ops = (first, *_latent(load, attention, hidden_size, core, late=load.gathers_latents and not (variant.indexed or variant.shares)))
+    ops = (first, *_latent(load, attention, hidden_size, core, late=load.gathers_latents and not variant.chooses))
     if indexer is not None and variant.indexed:
         rotated = core._replace(index_heads=indexer.num_heads), attention.qk_rope_head_dim
         ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, *rotated)
@@ -131,7 +131,7 @@ def attention_exchanges(
         return Exchanges(context_width=attention.num_kv_heads * sum(head_widths(attention)))
     gathered = (attention.q_lora_rank or hidden_size) + attention.kv_lora_rank + attention.qk_rope_head_dim
     widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
-    latents = 0 if variant is not None and (variant.indexed or variant.shares) else attention.kv_lora_rank + attention.qk_rope_head_dim
+    latents = 0 if variant is not None and variant.chooses else attention.kv_lora_rank + attention.qk_rope_head_dim
     return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths, latent_width=latents)
 
 

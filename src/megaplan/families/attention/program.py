@@ -89,8 +89,8 @@ def attention_program(
 ) -> tuple[BlockProgram, Shapes]:
     """One A block."""
     attention = variant.section(attention)
-    if dims.gathers_latents and isinstance(attention, LatentAttention) and not (variant.indexed or variant.shares):
-        return _expanding_program(dims, attention, variant._replace(heads=None), place)
+    if dims.gathers_latents and isinstance(attention, LatentAttention) and not variant.chooses:
+        return _expanding_program(dims, attention, variant, place, parameters)
     role: Role = "first" if place.role == "later" else place.role  # later ones differ only in the owner of the choice
     if variant.indexed and isinstance(attention, LatentAttention):
         inside = indexed_inside(dims, attention, parameters, returns_choice=role == "source")
@@ -247,7 +247,7 @@ QUERY_GRADIENT, UP_GRADIENT, LATENT_SUMS = "q_gradient", "kv_up_gradient", "late
 
 
 def _expanding_program(
-    dims: Dims, attention: LatentAttention, variant: AttentionVariant, place: AttentionPlace
+    dims: Dims, attention: LatentAttention, variant: AttentionVariant, place: AttentionPlace, parameters: DType
 ) -> tuple[BlockProgram, Shapes]:
     """MLA under `mesh.context_exchange: latents`: the core makes keys and values of a group of heads from gathered latents."""
     latent, rope, heads = attention.kv_lora_rank, attention.qk_rope_head_dim, attention.num_heads // dims.tp
@@ -264,7 +264,7 @@ def _expanding_program(
         **storages(dims.dtype, Column.COMMUNICATION, {GATHERED_LATENTS: (*wide, latent + rope)}),
         **storages(dims.stat_dtype, summed, {LATENT_SUMS: (*wide, latent + rope)}),
         **inside_storages(dims, held.inside),
-        **(_relations(dims, attention, dims.dtype) if key.relations else {}),
+        **(_relations(dims, attention, parameters) if key.relations else {}),
     }
     return _expanding(key, place.rotates, dims.tp > 1), residual(tensors)
 

@@ -345,6 +345,11 @@ class AttentionVariant(NamedTuple):
     heads: int | None = None
     causal: bool = True
 
+    @property
+    def chooses(self) -> bool:
+        """True if the layer attends to chosen keys, by its own indexer or an earlier layer's."""
+        return self.indexed or self.shares
+
     def section(self, attention: GroupedQueryAttention | LatentAttention) -> GroupedQueryAttention | LatentAttention:
         """The section with the layer's own heads."""
         return attention.with_heads(self.heads) if isinstance(attention, GroupedQueryAttention) else attention
