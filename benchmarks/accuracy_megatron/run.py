@@ -35,7 +35,7 @@ OFFLOADED = "how many inputs are on the device at once is approximate: the last 
 GRAPHED = "torch counts what the pool of graphs holds between replays as free, and it is what the device must have"
 ROUTING = "routing: the rows that reached the measured rank are not published"
 CAUSES = {
-    "7b": "this platform's fused attention keeps one more copy of the queries: 32 MiB in each of 32 layers",
+    "zp_z3": "Megatron-FSDP's gathered parameters at the loss: as much as all layers but two have",
     "tp4_pp": "perhaps blocks up to 1 MiB larger than their tensors, which torch's allocator does not split: tensors of 1 to 4 MiB",
     "a2a_ovlp": "buffers of overlapped expert communication; routing",
     "lightning": ROUTING,

@@ -159,7 +159,7 @@ class Host(Section):
         libraries: Optional packages that run in place of own kernels what they take, on Hopper; memory and time are then theirs.
         expandable_segments: torch's allocator grows a stream's memory in place; null for the host's default: on, for Megatron off.
         model: hybrid is Megatron's HybridModel, one operator per letter; gpt its GPTModel, whose layer is an A and the D or E after it.
-        attention_backend: flash keeps a log-sum-exp per row and head, fused (cuDNN) under GQA also the queries, unfused the probabilities.
+        attention_backend: Kernel of attention: fused is cuDNN's, unfused keeps the probabilities; auto is Transformer Engine's choice.
         cross_entropy: unfused (Megatron's default), native, te (Transformer Engine before 2.18) or te_fp32 (2.18, fp32 gradient).
         wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy gradient per weight shape.
         attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
@@ -220,7 +220,7 @@ class Host(Section):
     libraries: tuple[LibraryName, ...] = ()
     expandable_segments: StrictBool | None = None
     model: Literal["hybrid", "gpt"] = "hybrid"
-    attention_backend: Literal["flash", "fused", "unfused"] = "flash"
+    attention_backend: Literal["auto", "flash", "fused", "unfused"] = "auto"
     cross_entropy: Literal["unfused", "native", "te", "te_fp32"] = "unfused"
     wgrad_fusion: StrictBool = True
     attention_mask: StrictBool = True

@@ -11,7 +11,7 @@ from megaplan.hosts.megatron.setting import COMMON, Names, is_latent, recomputed
 from megaplan.spec.models import Spec
 
 RECOMPUTED = {
-    "core_attn": ("*", {"softmax", "softmax.mask", "softmax.dropped", "lse"}),
+    "core_attn": ("*", {"softmax", "softmax.mask", "softmax.dropped", "lse", "context.reordered", "context.transposed"}),
     "mla_up_proj": ("*", {"q", "k", "v", "q_latent.norm", "kv_latent.norm"}),
     "mlp": ("-", {"fc1.output", "activation.output"}),
     "moe_act": ("E", {"routed.activation.output", "routed.activation.unscaled"}),
@@ -20,7 +20,7 @@ RECOMPUTED = {
 OFFLOADED = {
     "attn_norm": ("*", {"norm.input"}),
     "qkv_linear": ("*", {"norm.output"}),
-    "core_attn": ("*", {"qkv", "q", "k", "v", "softmax", "softmax.mask", "softmax.dropped"}),
+    "core_attn": ("*", {"qkv", "q", "k", "v", "softmax", "softmax.mask", "softmax.dropped", "context.transposed"}),
     "attn_proj": ("*", {"context"}),
     "mlp_norm": ("-E", {"norm.input"}),
     "expert_fc1": ("E", {"routed.fc1.input"}),

@@ -15,6 +15,7 @@ from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.pattern import LETTERS
+from megaplan.hosts.megatron.setting import attention_kernel
 from megaplan.hosts.megatron.sparse import sparse_limits
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES, adam_problems
 from megaplan.hosts.values import Limit
@@ -217,7 +218,7 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
             yield Limit(
                 "model.attention.window_size", f"model.attention.window_size = {attention.window_size}, and latent attention has none"
             )
-    elif isinstance(attention, GroupedQueryAttention) and attention.window_size is not None and spec.host.attention_backend == "unfused":
+    elif isinstance(attention, GroupedQueryAttention) and attention.window_size is not None and attention_kernel(spec) == "unfused":
         yield Limit("model.attention.window_size", "unfused attention takes no window", "host: {attention_backend: flash}")
 
 
@@ -285,7 +286,7 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
         if moe is not None and host.moe_grouped_gemm:
             detail = "host.transformer_impl = local, host.moe_grouped_gemm = true: tensors of grouped experts outside Transformer Engine"
             yield Limit("host.moe_grouped_gemm", detail, "moe_grouped_gemm: false")
-        if host.attention_backend != "unfused":
+        if attention_kernel(spec) != "unfused":
             detail = f"host.transformer_impl = local, host.attention_backend = {host.attention_backend}: its attention is not fused"
             yield Limit("host.attention_backend", detail, "attention_backend: unfused")
         if spec.precision.recipe is not None:

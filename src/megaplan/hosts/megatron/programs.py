@@ -24,6 +24,7 @@ from megaplan.hosts.megatron.setting import (
     SHARE,
     Names,
     Setting,
+    attention_kernel,
     is_latent,
     num_statistics,
     of_bytes,
@@ -44,7 +45,7 @@ def attention_shapes(at: Setting) -> Sized:
     attention, dims, host = at.spec.model.attention, at.dims, at.spec.host
     if attention is None:
         raise ValueError("a pattern with * has no attention")
-    heads, gated = attention.num_heads // dims.tp, False
+    heads, gated, kernel = attention.num_heads // dims.tp, False, attention_kernel(at.spec)
     if isinstance(attention, LatentAttention):
         kept, width = _latent_shapes(at, attention), attention.v_head_dim
         columns = heads * (2 * (attention.qk_nope_head_dim + attention.qk_rope_head_dim) + width)
@@ -56,14 +57,16 @@ def attention_shapes(at: Setting) -> Sized:
         kept |= at.narrow({"context.reordered": dims.wide(heads, width)})
     if at.copies_inputs and not gated:  # attention itself keeps its output in 16 bits
         kept |= of_bytes({"context.copy": at.input_bytes(at.tokens, heads * width)})
+    elif kernel == "flash" and dims.batch > 1:  # its output has sequences first, and the projection keeps one with positions first
+        kept |= at.narrow({"context.transposed": dims.wide(heads, width)})
     scores = {"scores": scores_shape(at)}
-    if host.attention_backend != "unfused":
+    if kernel != "unfused":
         kept |= at.wide({"lse": (dims.batch, heads, dims.tokens)})
     else:
         kept |= at.narrow({"softmax": scores["scores"]})
         if host.attention_dropout:
             kept |= {**of_bytes({"softmax.mask": num_scores(at)}), **at.narrow({"softmax.dropped": scores["scores"]})}
-    accumulates = host.attention_backend == "flash"  # it adds up the queries' gradient in fp32
+    accumulates = kernel != "unfused"  # it adds up the queries' gradient in fp32
     copies = {"proj.copies": at.gradient_copies_bytes(at.tokens, dims.hidden), "qkv.copies": at.gradient_copies_bytes(at.tokens, columns)}
     return kept, {**at.narrow(scores), **at.wide({"accumulated": dims.wide(heads, width) if accumulates else (0,)}), **of_bytes(copies)}
 
@@ -81,12 +84,10 @@ def num_scores(at: Setting) -> int:
 
 
 def _grouped_shapes(at: Setting, attention: GroupedQueryAttention) -> Shapes:
-    dims, width, backend = at.dims, attention.head_dim, at.spec.host.attention_backend
+    dims, width = at.dims, attention.head_dim
     heads, groups = attention.num_heads // dims.tp, max(1, attention.num_kv_heads // dims.tp)
     found = at.narrow({"qkv": dims.wide(heads + 2 * groups, width)})
-    if groups < heads and backend == "fused":
-        found |= at.narrow({"q.copy": dims.wide(heads, width)})
-    if groups < heads and backend == "unfused":
+    if groups < heads and attention_kernel(at.spec) == "unfused":
         found |= at.narrow({"kv.expanded": dims.wide(2 * heads, width)})
     if attention.qk_norm:
         found |= at.narrow({"qk.normed": dims.wide(heads + groups, width)})
@@ -117,8 +118,8 @@ def attention_replay(names: Names, away: Names) -> Replay:
         return tuple(name for name in wanted if name in names)
 
     heads, projected = present(*HEADS), present(*HEADS, "q_latent.norm", "kv_latent.norm")
-    others = present("q_latent", "kv_latent", "q.copy", "qk.normed", "qk.stats", "gate", "kv.expanded")
-    made, waits = ("context", *present("context.reordered", "gated", "context.copy")), (*projected, "norm.input")
+    others = present("q_latent", "kv_latent", "qk.normed", "qk.stats", "gate", "kv.expanded")
+    made, waits = ("context", *present("context.reordered", "context.transposed", "gated", "context.copy")), (*projected, "norm.input")
     ops = [from_norm("qkv", (*projected, *others))]
     if "softmax" in names:
         last = "softmax.dropped" if "softmax.dropped" in names else "softmax"
@@ -129,7 +130,7 @@ def attention_replay(names: Names, away: Names) -> Replay:
             ops.append(Op("dropout", ("softmax",), scores[1:], keeps=("softmax.mask",), grads=("softmax",)))
         ops.append(Op("values", heads, made, keeps=(*scores, *projected), grads=(last,), holds=("scores", *scores, *waits)))
     else:
-        kept = present("lse", "context", "context.reordered")
+        kept = present("lse", "context", "context.reordered", "context.transposed")
         ops.append(Op("core", heads, (*made, "lse"), keeps=(*kept, *projected), grads=heads, fetches=("accumulated",), holds=waits))
     return operator_replay(names, away, (*ops, projection()), held=frozenset({"norm.output"}))
 

@@ -168,7 +168,7 @@ STATE = (
     ),
 )
 HOST = (
-    text("attention_backend", "host.attention_backend", "auto", words_of({"flash": "flash", "auto": "flash"}), touches="activations"),
+    text("attention_backend", "host.attention_backend", "auto", touches="activations"),
     switch("use_flash_attn", "host.attention_backend", JOINT, touches="activations", note="older way to say flash; not written"),
     switch("cross_entropy_loss_fusion", "host.cross_entropy", JOINT, touches="activations", note="off: unfused"),
     text(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, reshape
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families.attention.composition import head_widths
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.low_precision import Recipe
+from megaplan.spec.host import device_of
 from megaplan.spec.models import LatentAttention, Spec
 
 Names = frozenset[str]
@@ -105,6 +107,29 @@ def of_bytes(sizes: Mapping[str, int], column: Column = Column.ACTIVATIONS) -> S
 def is_latent(spec: Spec) -> bool:
     """True if attention is multi-head latent attention."""
     return isinstance(spec.model.attention, LatentAttention)
+
+
+def attention_kernel(spec: Spec) -> Literal["flash", "fused", "unfused"]:
+    """The kernel of attention; `auto` is FlashAttention 2 before Hopper, and from Hopper on cuDNN's where that can.
+
+    Source: `get_attention_backend` of `dot_product_attention/utils.py` and `nvte_get_fused_attn_backend`: in training cuDNN has heads of up
+    to 128, of 192 with values of 128, and on Hopper of up to 256; on Blackwell it drops no probabilities in deterministic mode.
+    """
+    host, attention = spec.host, spec.model.attention
+    if host.attention_backend != "auto":
+        return host.attention_backend
+    if host.transformer_impl == "local":
+        return "unfused"
+    generation = device_of(spec.device).generation
+    if generation == "hopper":
+        limit, drops = 256, True
+    elif generation == "blackwell":
+        limit, drops = 128, not host.deterministic_mode
+    else:
+        return "flash"
+    width, values = head_widths(attention) if attention is not None else (0, 0)
+    fits = max(width, values) <= limit or (width, values) == (192, 128)
+    return "fused" if fits and (drops or not host.attention_dropout) else "flash"
 
 
 def num_statistics(spec: Spec) -> int:

@@ -131,7 +131,7 @@ def test_what_balanced_routing_misses_is_no_tensor_of_an_optimizer() -> None:
             misses.setdefault((row["platform"], row["gpus"]), []).append(missed / MIB)
     assert sorted(len(each) for each in misses.values()) == [1, 2, 2]  # Adam and Muon, Muon in its two deals, and one alone
     assert all(max(each) - min(each) < 12 for each in misses.values())
-    assert min(misses.values())[0] < -180 < 80 < max(misses.values())[0]  # the first weights differ by device and by layout
+    assert min(misses.values())[0] < -180 < 40 < max(misses.values())[0]  # the first weights differ by device and by layout
 
 
 def test_deterministic_addition_of_rows_keeps_them() -> None:

@@ -13,6 +13,7 @@ from megaplan.families.dense.section import Mlp
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.hosts.megatron.chunks import backward_excess
 from megaplan.hosts.megatron.run import MegatronStage
+from megaplan.hosts.megatron.setting import attention_kernel
 
 WIDTHS = {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 40}
 
@@ -39,7 +40,7 @@ def kept_with(stage: MegatronStage, **widths: int) -> dict[str, int]:
     [
         ("qk_nope_head_dim", {"q": 1, "k": 1}),
         ("qk_rope_head_dim", {"q": 1, "k": 1}),
-        ("v_head_dim", {"v": 1, "context": 1}),
+        ("v_head_dim", {"v": 1, "context": 1, "context.transposed": 1}),
     ],
 )
 def test_a_wider_head_is_wider_in_its_own_tensors(stage: MegatronStage, name: str, wider: dict[str, int]) -> None:
@@ -64,6 +65,47 @@ def test_queries_keys_and_values_lie_side_by_side(stage: MegatronStage) -> None:
     kept = kept_by(stage, "*")
     assert kept["qkv"] * 8 == kept["context"] * (8 + 2 + 2)
     assert kept["context"] == 2 * stage.run.at.tokens * 8 * 32
+
+
+@pytest.mark.parametrize(("kernel", "batch", "copies"), [("flash", 1, 0), ("flash", 2, 1), ("fused", 2, 0), ("unfused", 2, 0)])
+def test_flash_attention_keeps_its_output_in_both_orders(stage: MegatronStage, kernel: str, batch: int, copies: int) -> None:
+    """One sequence needs no transposition; recompute of the core makes its own output again, and not what the projection keeps."""
+    changes = {"host__attention_backend": kernel, "batch__micro_batch_size": batch}
+    kept, again = kept_by(stage, "*", **changes), kept_by(stage, "*", **changes, host__recompute_modules=("core_attn",))
+    assert kept.get("context.transposed", 0) == copies * kept["context"]
+    assert "context.transposed" not in again
+    assert again["context"] == kept["context"]
+
+
+AT_WILL = {"host__attention_backend": "auto", "host__attention_dropout": 0.1, "host__deterministic_mode": False}
+AUTO = [
+    ("a100-80gb", {}, "flash"),
+    ("h100-sxm", {}, "fused"),
+    ("h100-sxm", {"host__deterministic_mode": True}, "fused"),
+    ("h100-sxm", {"model__attention__head_dim": 256}, "fused"),
+    ("gb200", {}, "fused"),
+    ("gb200", {"host__deterministic_mode": True}, "flash"),
+    ("gb200", {"host__deterministic_mode": True, "host__attention_dropout": 0.0}, "fused"),
+    ("gb200", {"model__attention__head_dim": 256}, "flash"),
+    ("gb200", {"host__transformer_impl": "local"}, "unfused"),
+    ("gb200", {"host__attention_backend": "flash"}, "flash"),
+]
+
+
+@pytest.mark.parametrize(("device", "changes", "kernel"), AUTO)
+def test_transformer_engine_takes_the_kernel_that_the_device_can_run(
+    stage: MegatronStage, device: str, changes: dict[str, Any], kernel: str
+) -> None:
+    found = changed(stage, device__name=device, **{**AT_WILL, **changes})
+    assert attention_kernel(found.spec) == kernel
+
+
+def test_latent_attention_of_deepseek_is_fused_on_blackwell(stage: MegatronStage) -> None:
+    latent = {"kind": "mla", "num_heads": 16, **WIDTHS, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    for values, kernel in ((128, "fused"), (192, "flash")):
+        attention = LatentAttention.model_validate({**latent, "v_head_dim": values})
+        found = changed(stage, device__name="b200", **AT_WILL, model__attention=attention)
+        assert attention_kernel(found.spec) == kernel
 
 
 def test_without_a_fused_kernel_keys_and_values_are_repeated_for_every_query_head(stage: MegatronStage) -> None:
