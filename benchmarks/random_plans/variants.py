@@ -21,6 +21,20 @@ def add_variants(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(attention, HEADS_SHARE, output_multiplier=0.8)
 
 
+def add_later_variants(draw: Draw, model: dict[str, Any]) -> None:
+    """Gates and sinks of latent attention, biases of gates, whole gates of Kimi delta attention, and norms on what single layers add."""
+    attention, delta = model.get("attention", {}), model.get("linear_attention", {})
+    if attention.get("kind") == "mla" and draw.chance(HEADS_SHARE):
+        attention |= {"gate": True, "gate_width": draw.choice(["channel", "head"])}
+        attention |= {"sinks": True} if draw.chance(0.3) and "indexer" not in attention else {}
+    elif attention.get("gate"):
+        draw.maybe(attention, 0.5, gate_bias=True)
+    if delta.get("kind") == "kda":
+        draw.maybe(delta, HEADS_SHARE, full_gates=True)
+    if not model.keys() & {"norm_placement", "post_norm_layers", "parallel_layers"}:
+        draw.maybe(model, NORM_SHARE, added_norm_layers=lambda: draw.some(range(model["num_layers"])) or [0])
+
+
 def _add_heads(draw: Draw, model: dict[str, Any], attention: dict[str, Any]) -> None:
     """Heads of single layers, widths of values, and gates and rotated parts that differ from the layers' first form."""
     width, groups = attention["head_dim"], attention["num_kv_heads"]

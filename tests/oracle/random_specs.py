@@ -38,6 +38,8 @@ def _heads(draw: random.Random, heads: dict[str, int], window: int | None) -> di
     if draw.random() < 0.5:
         return {}
     found: dict[str, Any] = {"value_head_dim": heads["head_dim"] + draw.randint(-1, 3), "gate": True, "gate_width": "head"}
+    if random.Random(f"gate {heads}").random() < 0.5:
+        found |= {"gate_width": "channel", "gate_bias": True}
     if window is not None:
         found |= {"window_rope_theta": 300.0, "window_rotary_dim": 2}
     groups = draw.randint(1, 3)
@@ -49,6 +51,12 @@ def _heads(draw: random.Random, heads: dict[str, int], window: int | None) -> di
     }
     found["value_norm"] = draw.random() < 0.6
     return found | {"layer_heads": [{"layers": [1], **own}]}
+
+
+def _latent_gate(draw: random.Random, kind: str) -> dict[str, Any]:
+    """A gate of latent attention, and sinks where no indexer chooses keys."""
+    found: dict[str, Any] = {"gate": True, "gate_width": draw.choice(["channel", "head"])} if draw.random() < 0.6 else {}
+    return found | ({"sinks": True} if kind == "mla" and draw.random() < 0.4 else {})
 
 
 def _later(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
@@ -89,7 +97,8 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
                 ranks["q_lora_rank"] = draw.randint(3, 9)
                 width = heads["qk_rope_head_dim"] + draw.randint(0, 3)
                 heads["indexer"] = {"num_heads": draw.randint(1, 4), "head_dim": width, "layers": [0, 1], "top_k": draw.randint(1, 9)}
-            return {"attention": {"kind": "mla", **ranks, **heads, "window_size": window, "nope_layers": nope}}
+            more = _latent_gate(random.Random(f"gate {heads} {hidden}"), kind)
+            return {"attention": {"kind": "mla", **ranks, **heads, "window_size": window, "nope_layers": nope, **more}}
         case "mamba2" | "mamba3":
             return {"mamba": _mamba2(draw) if kind == "mamba2" else _mamba3(hidden, draw)}
         case "moe" | "gathering_moe":
@@ -136,6 +145,7 @@ def _linear_attention(kind: str, draw: random.Random) -> dict[str, Any]:
     numbers = {"save_every": draw.randint(3, 16), "chunk_size": draw.randint(2, 9), "conv_kernel": draw.randint(2, 4)}
     if kind == "kda":
         sizes = {"num_heads": draw.randint(1, 4), "head_dim": draw.randint(2, 9)}
+        sizes["full_gates"] = random.Random(f"gates {sizes}").random() < 0.5
     else:
         heads = draw.randint(1, 3)
         sizes = {"num_key_heads": heads, "num_value_heads": heads * draw.randint(1, 3)}

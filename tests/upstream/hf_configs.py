@@ -451,10 +451,41 @@ def _gemma4_plain(draw: Random, config: Config) -> Config:
     return _gemma4(draw, config) | {"hidden_size_per_layer_input": 0}
 
 
+def _axk1(draw: Random) -> Config:
+    return _latent(draw) | {"q_lora_rank": draw.randint(8, 24)}
+
+
+def _longcat(draw: Random) -> Config:
+    config = _latent(draw)
+    names = ("n_shared_experts", "first_k_dense_replace", "moe_intermediate_size", "num_experts_per_tok", "n_group", "topk_group")
+    config = {key: value for key, value in config.items() if key not in (*names, "num_hidden_layers", "intermediate_size")}
+    sizes = {"num_layers": draw.randint(1, 4), "ffn_hidden_size": draw.randint(8, 60), "expert_ffn_hidden_size": draw.randint(6, 40)}
+    rank, turned = config["q_lora_rank"] or 8, config["qk_rope_head_dim"]
+    return config | sizes | {"q_lora_rank": rank, "head_dim": turned, "moe_topk": draw.randint(1, 2), "zero_expert_num": draw.randint(0, 2)}
+
+
+def _beam(draw: Random, config: Config) -> Config:
+    kinds = ("sliding_attention", "full_attention")
+    listed = {"layer_types": [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]} if _flag(draw) else {}
+    dense = [draw.choice(("dense", "sparse")) for _ in range(config["num_hidden_layers"])]
+    return {"n_group": 1, "topk_group": 1, **listed, **({"mlp_layer_types": dense} if _flag(draw) else {})}
+
+
+def _bailing(draw: Random) -> Config:
+    config = _latent(draw)
+    config |= {"num_experts": config.pop("n_routed_experts"), "num_shared_experts": config.pop("n_shared_experts")}
+    sizes = {"head_dim": 2 * draw.randint(2, 9), "short_conv_kernel_size": draw.randint(2, 4), "layer_group_size": draw.randint(1, 4)}
+    return config | sizes | _listed_mlps(draw, config)
+
+
 _MOE = ("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 _DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 
 CONFIGS: dict[str, Callable[[Random], Config]] = {
+    "axk1": _axk1,
+    "bailing_hybrid": _bailing,
+    "beam": _and(_routed("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", head_dim=True), _beam),
+    "longcat_flash": _longcat,
     "arcee": _dense("attention_bias", "mlp_bias", head_dim=True),
     "bamba": _bamba,
     "deepseek_v2": _latent,

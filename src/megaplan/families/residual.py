@@ -87,7 +87,7 @@ def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size
 def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPath:
     """Residual path of one block of a model, from its tensors: without a norm before it, it shares its input or has a norm after it."""
     if path.placement == "pre" and f"{POST_NORM}.weight" in [tensor.name for tensor in tensors]:
-        return path._replace(placement="post")
+        return path._replace(placement="both" if tensors[0].name == "norm.weight" else "post")
     shares = path.placement != "post" and tensors[0].name != "norm.weight"
     return path._replace(shares_input=True) if shares else path
 

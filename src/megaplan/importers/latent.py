@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.importers.experts import first_dense, grouped_choice, sigmoid_choice
-from megaplan.importers.parts import common, experts, mlp, model_of
+from megaplan.importers.parts import common, experts, mlp, model_of, positions
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import latent_score_scale, rope
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms over latents, which no config has: the default of the classes' norm."""
-OWN_HEAD_DIM = ("glm_moe_dsa", "mistral4")
+OWN_HEAD_DIM = ("glm_moe_dsa", "mistral4", "bailing_hybrid")
 """Types whose class writes its own `head_dim` over the config's."""
 _DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -39,6 +39,29 @@ def glm4_moe_lite(reader: ConfigReader) -> dict[str, Any]:
     return _decoder(reader, sigmoid_choice(reader), dense=None if listed else {0})
 
 
+def axk1(reader: ConfigReader) -> dict[str, Any]:
+    """axk1: deepseek_v3 with a norm on what experts add."""
+    return _decoder(reader, sigmoid_choice(reader), experts_norm=True)
+
+
+def longcat_flash(reader: ConfigReader) -> dict[str, Any]:
+    """longcat_flash: twice attention and a dense MLP a layer, and a bank that reads what the first MLP reads."""
+    layers, key = reader.layers(5, "num_layers"), reader.same("num_layers", "num_hidden_layers")
+    if key == "num_layers" and reader.has("num_hidden_layers") and reader.value("num_hidden_layers") != 2 * layers:
+        reader.contradicts("num_hidden_layers", f"num_layers = {layers}: a layer has two attention blocks", f"write {2 * layers}")
+    model = common(reader) | {"parallel_layers": [5 * layer + 2 for layer in range(layers)]}
+    attention = latent_attention(reader)
+    moe = experts(reader, count="n_routed_experts", width="expert_ffn_hidden_size", top_k="moe_topk", normalize=False)
+    moe |= {"expert_bias": True, "null_experts": reader.whole_or_null("zero_expert_num", least=0) or 0}
+    moe |= {"routed_scale": reader.number("routed_scaling_factor")}
+    if reader.value("router_bias"):
+        moe["router_bias"] = reader.flag("router_bias")
+    reader.warn("zero_expert_num", moe["null_experts"], "these experts return their input in the original, and nothing here")
+    reader.warn("num_layers", layers, "what experts make is added before the second attention, not after it; latents have no factor")
+    sections = {"A": ("attention", attention), "E": ("moe", moe), "D": ("mlp", mlp(reader, "ffn_hidden_size"))}
+    return model_of(reader, "AEDAD" * layers, model, sections)
+
+
 def mistral4(reader: ConfigReader) -> dict[str, Any]:
     """mistral4: experts are chosen by softmax scores in groups; `head_dim` is the whole width of a query head."""
     return _decoder(reader, grouped_choice(reader))
@@ -47,14 +70,14 @@ def mistral4(reader: ConfigReader) -> dict[str, Any]:
 def dense(reader: ConfigReader) -> dict[str, Any]:
     """youtu: latent attention and dense MLPs."""
     reader.skip("embedding_initializer_range")
-    model, attention = common(reader), _attention(reader)
+    model, attention = common(reader), latent_attention(reader)
     return model_of(reader, "AD" * reader.layers(2), model, {"A": ("attention", attention), "D": ("mlp", mlp(reader))})
 
 
 def minicpm3(reader: ConfigReader) -> dict[str, Any]:
     """minicpm3: latent attention and dense MLPs; embeddings, what a block adds, and what the head reads have a factor each."""
     model, layers = common(reader), reader.layers(2)
-    attention = _attention(reader)
+    attention = latent_attention(reader)
     depth, base = reader.factor("scale_depth"), reader.factor("dim_model_base")
     added = {} if depth is None else {"output_multiplier": depth / layers**0.5}
     model |= {"embedding_multiplier": reader.number("scale_emb")}
@@ -100,7 +123,7 @@ def _indexers(reader: ConfigReader, layers: int) -> list[str]:
     return kinds
 
 
-def _attention(reader: ConfigReader) -> dict[str, Any]:
+def latent_attention(reader: ConfigReader) -> dict[str, Any]:
     """The section of latent attention with its rotary embedding."""
     attention = latent_widths(reader)
     attention |= {key: value for key, value in rope(reader, attention["qk_rope_head_dim"]).items() if key != "rotary_dim"}
@@ -110,10 +133,18 @@ def _attention(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _decoder(
-    reader: ConfigReader, choice: dict[str, Any], indexer: dict[str, Any] | None = None, dense: set[int] | None = None
+    reader: ConfigReader,
+    choice: dict[str, Any],
+    indexer: dict[str, Any] | None = None,
+    dense: set[int] | None = None,
+    *,
+    experts_norm: bool = False,
 ) -> dict[str, Any]:
-    """The section `model` of a decoder of latent attention; `dense` are its layers with a dense MLP if no field says so."""
-    model, attention = common(reader), _attention(reader)
+    """The section `model` of a decoder of latent attention; `dense` are its layers with a dense MLP if no field says so.
+
+    With `experts_norm` what experts add has a norm.
+    """
+    model, attention = common(reader), latent_attention(reader)
     if indexer is not None:
         attention["indexer"] = indexer
     moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size") | choice
@@ -122,6 +153,8 @@ def _decoder(
     reader.skip("mlp_layer_types")
     step = reader.whole("moe_layer_freq") if reader.has("moe_layer_freq") else 1
     letters = "".join("AD" if layer in dense or layer % step else "AE" for layer in range(layers))
+    if experts_norm and "E" in letters:
+        model["added_norm_layers"] = positions(letters, "E")
     sections = {"A": ("attention", attention), "E": ("moe", moe), "D": ("mlp", mlp(reader))}
     return model_of(reader, letters, model, sections)
 

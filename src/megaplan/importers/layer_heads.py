@@ -33,7 +33,7 @@ def mimo_v2_flash(reader: ConfigReader) -> dict[str, Any]:
         ),
         *("layernorm_epsilon", "attention_chunk_size", "add_swa_attention_sink_bias", "add_full_attention_sink_bias"),
     )
-    return experts.decoder(reader, section, moe, windowed=kinds, dense=_dense(reader, {0}), rotates=False)
+    return experts.decoder(reader, section, moe, windowed=kinds, dense=listed_dense(reader, {0}), rotates=False)
 
 
 def laguna(reader: ConfigReader) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def laguna(reader: ConfigReader) -> dict[str, Any]:
         reader.warn("moe_router_logit_softcapping", reader.value("moe_router_logit_softcapping"), "logits of the router have no cap here")
     reader.only("moe_apply_router_weight_on_input", (False,), "weights multiply what experts make")
     reader.skip("moe_router_logit_softcapping", "gating", "num_attention_heads_per_layer")
-    return experts.decoder(reader, section, moe, windowed=kinds, dense=_dense(reader, {0}), rotates=False)
+    return experts.decoder(reader, section, moe, windowed=kinds, dense=listed_dense(reader, {0}), rotates=False)
 
 
 def step3p5(reader: ConfigReader) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def step3p5(reader: ConfigReader) -> dict[str, Any]:
         reader.cannot("mlp_bias", True, "dense MLPs and shared experts have biases, the routed experts none", False)
     reader.skip(*_STEP_OTHER)
     return experts.decoder(
-        reader, section, moe, model={"zero_centered_norm": True}, windowed=kinds, dense=_dense(reader, {0, 1, 2}), rotates=False
+        reader, section, moe, model={"zero_centered_norm": True}, windowed=kinds, dense=listed_dense(reader, {0, 1, 2}), rotates=False
     )
 
 
@@ -158,7 +158,7 @@ def _kinds(reader: ConfigReader, key: str, derived: Sequence[str]) -> tuple[str,
     return layer_kinds(reader, derived)
 
 
-def _dense(reader: ConfigReader, derived: set[int]) -> set[int]:
+def listed_dense(reader: ConfigReader, derived: set[int]) -> set[int]:
     """Layers with a dense MLP: from `mlp_layer_types`, from marks or lists of sparse layers of earlier releases, or the class's."""
     layers, marks, places = reader.layers(2), reader.value("moe_layer_freq"), reader.value("moe_layers_enum")
     reader.skip("moe_layer_freq", "moe_layers_enum")

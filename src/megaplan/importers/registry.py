@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megaplan.importers import cohere, decoders, experts, gemma4, hybrids, latent, layer_heads, linear_attention, mamba1, short_convolution
+from megaplan.importers import (
+    cohere,
+    decoders,
+    experts,
+    gated_heads,
+    gemma4,
+    hybrids,
+    latent,
+    layer_heads,
+    linear_attention,
+    mamba1,
+    short_convolution,
+)
 from megaplan.importers.reader import ConfigReader
 
 ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "afmoe": experts.afmoe,
     "arcee": decoders.arcee,
+    "axk1": latent.axk1,
+    "bailing_hybrid": gated_heads.bailing_hybrid,
     "bamba": hybrids.bamba,
+    "beam": gated_heads.beam,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
     "cohere2_moe": cohere.cohere2_moe,
@@ -71,6 +86,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "lfm3": short_convolution.lfm3,
     "llama": decoders.llama,
     "llama4_text": experts.llama4,
+    "longcat_flash": latent.longcat_flash,
     "mamba": mamba1.mamba,
     "mamba2": hybrids.mamba2,
     "mellum": experts.mellum,
@@ -120,10 +136,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 REFUSED: dict[str, tuple[str, str]] = {
     "apertus": ("hidden_act", "xielu has two learned scalars in each MLP (act_fn.alpha_p, act_fn.alpha_n), as no activation here"),
     "apertus1p5_text": ("hidden_act", "xielu has two learned scalars in each MLP (act_fn.alpha_p, act_fn.alpha_n), as no activation here"),
-    "axk1": ("post_mlp_layernorm", "experts' outputs have a norm, and attention's have none"),
     "axk2": ("gated_norm_rank", "norms have a gate of low rank, and the query latent makes a gate, too (q_gate_proj)"),
-    "bailing_hybrid": ("layer_group_size", "delta attention has full projections (f_proj, g_proj), latent attention a gate a head"),
-    "beam": ("head_dim", "the gate of attention has a bias a head (gate_bias)"),
     "bitnet": ("hidden_act", "attention's output and an MLP's inner values have norms (attn_sub_norm, ffn_sub_norm)"),
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
     "deepseek_v4": ("hc_mult", "hyper-connections (hc_attn, hc_ffn) keep several streams, and keys are compressed (compressor)"),
@@ -142,7 +155,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "inkling2_text": ("n_layers_per_attn_res_block", "attention to outputs of earlier layers, and positions are relative logits (r_proj)"),
     "inkling_text": ("d_rel", "positions are relative logits (r_proj), and keys, values and blocks have short convolutions"),
     "kimi_k3": ("attention_residuals", "layers attend to the outputs of earlier ones (attention residuals)"),
-    "longcat_flash": ("zero_expert_num", "a layer has two attention blocks and two MLPs about one bank of experts"),
     "minimax": ("layer_types", "most of its blocks are lightning attention (qkv_proj, output_gate, norm), which no letter is"),
     "minimax_m3_vl_text": ("index_n_heads", "grouped-query attention has an indexer, whose heads have norms of their own"),
     "modernbert-decoder": ("norm_bias", "embeddings have a norm, the first block has none, and the head another layer (lm_head.dense)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megaplan.families.attention.section import yarn_factor
+from megaplan.families.attention.scaling import yarn_factor
 from megaplan.importers.parts import FULL, SLIDING
 from megaplan.importers.reader import ConfigReader
 

@@ -40,7 +40,7 @@ def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None
     if lora is not None:
         return _adapted(inventory_of(model, vocab_parallel=vocab_parallel), lora)
     letters = parse_pattern(model.pattern, model.num_layers).layers
-    plain, others = model.residual_path, frozenset({*model.parallel_layers, *model.post_norm_layers})
+    plain, others = model.residual_path, model.own_paths
     made: dict[tuple[str, Any, ResidualPath], Block] = {}
     layers, places = [], Counter[str]()
     for index, letter in enumerate(letters):

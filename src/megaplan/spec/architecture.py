@@ -143,6 +143,7 @@ class Model(OptionsSection):
         norm: The norm of every block and before the head: rmsnorm, layernorm with a bias, or layernorm_no_bias.
         norm_placement: Before each block (pre), on what it adds to the residual stream (post), or both.
         parallel_layers: Layers that read the normed input of the layer before them: 0-based global indices, rising.
+        added_norm_layers: Layers with a norm on what they add too, in a model with norms before each block: global indices, rising.
         post_norm_layers: Layers whose only norm is on what they add, in a model with norms before each block: global indices, rising.
         norm_eps: Epsilon of every norm.
         zero_centered_norm: RMSNorms of the residual stream and of query and key heads scale by 1 + weight, and weights start at 0.
@@ -163,6 +164,7 @@ class Model(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset(
         {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
         | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier", "logits_cap", "towers"}
+        | {"added_norm_layers"}
     )
 
     pattern: Text
@@ -176,6 +178,7 @@ class Model(OptionsSection):
     norm_placement: NormPlacement = "pre"
     parallel_layers: tuple[NaturalInt, ...] = ()
     post_norm_layers: tuple[NaturalInt, ...] = ()
+    added_norm_layers: tuple[NaturalInt, ...] = ()
     norm_eps: PositiveFloat = 1e-5
     zero_centered_norm: StrictBool = False
     embedding_multiplier: PositiveFloat = 1.0
@@ -203,7 +206,14 @@ class Model(OptionsSection):
     def path_of(self, layer: int) -> ResidualPath:
         """Residual path of one layer; `layer` is its global index."""
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)
+        if layer in self.added_norm_layers:
+            return path._replace(placement="both")
         return path._replace(placement="post") if layer in self.post_norm_layers else path
+
+    @property
+    def own_paths(self) -> frozenset[int]:
+        """Layers whose residual path may be another than the model's."""
+        return frozenset((*self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers))
 
     @property
     def choices(self) -> tuple[tuple[int, int], ...]:

@@ -70,18 +70,22 @@ def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
-    model, key = checked.spec.model, "model.post_norm_layers"
-    layers = model.post_norm_layers
-    yield from rising(checked, key, layers)
-    if layers and layers[-1] >= model.num_layers:
-        detail = f"post_norm_layers has {layers[-1]}, num_layers = {model.num_layers}, and a layer is from 0 to {model.num_layers - 1}"
-        yield checked.error("MP715", detail, key, f"use layers below {model.num_layers}")
-    if layers and model.norm_placement != "pre":
-        detail = f"post_norm_layers is given, norm_placement = {model.norm_placement}: the other layers have a norm before them"
-        yield checked.error("MP715", detail, key, "norm_placement: pre")
-    if set(layers) & {*model.parallel_layers, *(each - 1 for each in model.parallel_layers)}:
-        detail = "a layer of post_norm_layers is in parallel_layers, or before one that is: parallel layers share the norm before a block"
-        yield checked.error("MP715", detail, key, "parallel_layers: []")
+    model = checked.spec.model
+    for name in ("post_norm_layers", "added_norm_layers"):
+        key, layers = f"model.{name}", getattr(model, name)
+        yield from rising(checked, key, layers)
+        if layers and layers[-1] >= model.num_layers:
+            detail = f"{name} has {layers[-1]}, num_layers = {model.num_layers}, and a layer is from 0 to {model.num_layers - 1}"
+            yield checked.error("MP715", detail, key, f"use layers below {model.num_layers}")
+        if layers and model.norm_placement != "pre":
+            detail = f"{name} is given, norm_placement = {model.norm_placement}: the other layers have a norm before them"
+            yield checked.error("MP715", detail, key, "norm_placement: pre")
+        if set(layers) & {*model.parallel_layers, *(each - 1 for each in model.parallel_layers)}:
+            detail = f"a layer of {name} is in parallel_layers, or before one that is: parallel layers share the norm before a block"
+            yield checked.error("MP715", detail, key, "parallel_layers: []")
+    if both := sorted(set(model.post_norm_layers) & set(model.added_norm_layers)):
+        detail = f"layer {both[0]} is in post_norm_layers and in added_norm_layers"
+        yield checked.error("MP715", detail, "model.added_norm_layers", f"remove {both[0]} from one of them")
 
 
 def _norms(checked: Checked) -> Iterator[Diagnostic]:

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from megaplan.dtypes import DType
+from megaplan.families.attention.scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from megaplan.families.attention.section import (
     GroupedQueryAttention,
     Indexer,
     LatentAttention,
     LayerHeads,
     LayerWindow,
-    LinearScaling,
-    Llama3Scaling,
-    RopeScaling,
-    YarnScaling,
 )
 from megaplan.families.dense.section import Mlp
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention

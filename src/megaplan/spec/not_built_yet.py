@@ -45,6 +45,15 @@ def _params(spec: Spec) -> object | None:
     return precision.params if precision.params not in (_USED_DTYPES if precision.recipe is None else _BUILT_DTYPES) else None
 
 
+def _latent_sinks(spec: Spec) -> object | None:
+    """Sinks of latent attention where another core than the plain one runs."""
+    attention = spec.model.attention
+    if not isinstance(attention, LatentAttention) or not attention.sinks:
+        return None
+    reasons = {"an indexer": attention.indexer is not None, "mesh.context_exchange: latents": spec.mesh.gathers_latents}
+    return ", ".join(["true", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
+
+
 def _plain_inner_norm(spec: Spec) -> object | None:
     """Norms without a scale over Mamba-1's steps, as in falcon_mamba."""
     mamba = spec.model.mamba
@@ -116,6 +125,7 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
     ("model.parallel_layers", _shared_norm, "[], or without these"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
+    ("model.attention.sinks", _latent_sinks, "false, or without these"),
     ("mesh.etp", _above_one("etp"), "1"),
     ("mesh.context_exchange", _latents, "heads, or without these"),
     ("precision.params", _params, "fp32, bf16 or, without a recipe, fp16"),
@@ -135,6 +145,9 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.norm_placement",
         "model.parallel_layers",
         "model.post_norm_layers",
+        "model.added_norm_layers",
+        "model.attention.gate_bias",
+        "model.linear_attention.full_gates",
         "model.short_convolution.bias",
         "model.attention.bias",
         "model.attention.gate",

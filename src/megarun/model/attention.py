@@ -61,6 +61,7 @@ class GroupedQueryAttention(Block):
         self.o_proj = RowLinear(made, hidden_size, config.output_bias, tp)
         self.norms_rows = config.qk_norm_width == "all_heads"
         widths = (query, key_value) if self.norms_rows else (config.head_dim, config.head_dim)
+        self.gate_bias = nn.Parameter(torch.empty(heads)) if config.gate_bias else None
         self.sinks = nn.Parameter(torch.empty(heads)) if config.sinks else None
         self.q_norm, self.k_norm = (RMSNorm(width, eps) if config.qk_norm else None for width in widths)
 
@@ -93,7 +94,7 @@ class GroupedQueryAttention(Block):
         """
         # what attention makes has no local name: where it runs again it is freed while the projection is reduced
         attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations, self.cap)
-        return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate, by_head=self.by_head)))
+        return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate, by_head=self.by_head, bias=self.gate_bias)))
 
 
 class LatentAttention(Block):
@@ -131,6 +132,9 @@ class LatentAttention(Block):
         self.kv_down = linear(hidden_size, config.kv_lora_rank + self.rope_dim, config.bias)
         self.kv_latent_norm = RMSNorm(config.kv_lora_rank, latent_eps)
         self.kv_up = linear(config.kv_lora_rank, self.num_heads * (self.nope_dim + self.v_dim))
+        self.gate_proj = linear(hidden_size, self.num_heads * config.gate_values) if config.gate else None
+        self.by_head = config.gate_width == "head"
+        self.sinks = nn.Parameter(torch.empty(self.num_heads)) if config.sinks else None
         self.o_proj = RowLinear(self.num_heads * self.v_dim, hidden_size, config.bias or config.output_bias, tp)
         self.indexer: Indexer | None = None
         if config.indexer is not None and layer in config.indexer.layers and config.q_lora_rank is not None:
@@ -147,23 +151,26 @@ class LatentAttention(Block):
         """
         table = rotary if self.rotates else unrotated(rotary)
         normed, heads = self.norm(x), (self.num_heads, -1)
+        gates = () if self.gate_proj is None else (self.gate_proj,)
         if self.low_rank_query:
+            gate = self.tp.project(normed, *gates) if gates else []
             query_latent = self.q_latent_norm(self.q_down(normed))
             (flat_q,) = self.tp.project(query_latent, self.q_up)
         else:
-            (flat_q,) = self.tp.project(normed, self.q_proj)
+            flat_q, *gate = self.tp.project(normed, self.q_proj, *gates)
         q = torch.unflatten(flat_q, -1, heads)
         if self.rotates:
             q = rope(q, table.cos, table.sin)
         latent, k_rope = self.kv_down(normed).split([self.kv_lora_rank, self.rope_dim], dim=-1)
         if self.late is not None:
-            return self.add(x, self.core(q, self.kv_latent_norm(latent), self._rotated(k_rope, table), starts, rotary.relations))
+            keys = self.kv_latent_norm(latent), self._rotated(k_rope, table)
+            return self.add(x, self.core(q, *keys, starts, rotary.relations, None, *gate))
         kv = torch.unflatten(self.tp.project(self.kv_latent_norm(latent), self.kv_up)[0], -1, heads)
         k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
         del kv  # not saved for backward
         if self.indexer is None:
-            return self.add(x, self.core(q, k, v, starts, rotary.relations, rotary.choice))
-        made, choice = self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts)
+            return self.add(x, self.core(q, k, v, starts, rotary.relations, rotary.choice, *gate))
+        made, choice = self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts, *gate)
         return self.add(x, made) if choice is None else (self.add(x, made), choice)
 
     def _rotated(self, k_rope: Tensor, table: Rotary) -> Tensor:
@@ -179,6 +186,7 @@ class LatentAttention(Block):
         starts: Tensor | None = None,
         relations: Relations | None = None,
         choice: Tensor | None = None,
+        gate: Tensor | None = None,
     ) -> Tensor:
         """Heads [B, T, H, n + R], the same, [B, T, H, v] -> [B, t, h]: attention, to chosen keys if given, and its output projection.
 
@@ -187,10 +195,10 @@ class LatentAttention(Block):
         if self.late is not None:
             attend = partial(self.late.attend, q, k, v, self.kv_up.weight, starts, relations)
         elif choice is None:
-            attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, relations=relations)
+            attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations)
         else:
             attend = partial(context_chosen_attention, self.cp, q, k, v, choice, self.scale, self.window, starts)
-        return self.o_proj.reduce(self.o_proj(attend().flatten(2)))
+        return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate, by_head=self.by_head)))
 
     def indexed_core(
         self,
@@ -203,6 +211,7 @@ class LatentAttention(Block):
         cos: Tensor,
         sin: Tensor,
         starts: Tensor | None = None,
+        gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run `core` over the keys that the indexer selects from its outputs and the rotary table; return the keys too, if sent."""
         if self.indexer is None:
@@ -212,4 +221,5 @@ class LatentAttention(Block):
         norm = self.indexer.k_norm
         # avoid locals that extend lifetimes: what attention makes is taken out of the list
         made = [*attend(self.cp, choice, starts, q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin)]
-        return self.o_proj.reduce(self.o_proj(made.pop(0).flatten(2))), made[0] if made else None
+        heads = gated(made.pop(0).flatten(2), gate, by_head=self.by_head)
+        return self.o_proj.reduce(self.o_proj(heads)), made[0] if made else None

@@ -35,7 +35,7 @@ class LinearAttentionBlock(Block):
         cp: ContextParallel = WHOLE,
     ) -> None:
         super().__init__()
-        self.latent = isinstance(config, spec.KimiDeltaAttention)
+        self.by_row, self.latent = isinstance(config, spec.KimiDeltaAttention), config.has_latents
         self.tp, self.cp, self.eps = tp, cp, (None if isinstance(config, spec.KimiDeltaAttention) else config.gated_norm_eps) or eps
         self.key_heads, self.num_heads = tp.share(config.num_key_heads), tp.share(config.num_value_heads)
         self.key_dim, self.value_dim = config.key_dim, config.value_dim
@@ -50,12 +50,12 @@ class LinearAttentionBlock(Block):
             self.decay_up = linear(config.value_dim, keys)
             self.gate_up = linear(config.value_dim, values)
         else:
-            self.decay_proj = linear(hidden_size, self.num_heads)
+            self.decay_proj = linear(hidden_size, keys if self.by_row else self.num_heads)
             self.gate_proj = linear(hidden_size, values)
         self.conv_qk = Convolution(2 * keys, config.conv_kernel, bias=False, cp=cp)
         self.conv_v = Convolution(values, config.conv_kernel, bias=False, cp=cp)
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
-        self.dt_bias = nn.Parameter(torch.empty((self.num_heads, config.key_dim) if self.latent else (self.num_heads,)))
+        self.dt_bias = nn.Parameter(torch.empty((self.num_heads, config.key_dim) if self.by_row else (self.num_heads,)))
         self.gated_norm = Scale(config.value_dim)
         self.out_proj = linear(values, hidden_size)
 
@@ -66,7 +66,7 @@ class LinearAttentionBlock(Block):
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, H·V]: everything between the block's norm and out_proj."""
         y, gate = self.run_rule(normed, starts)
-        return head_gated_norm(y, torch.unflatten(gate, -1, y.shape[2:]), self.gated_norm.weight, self.eps, sigmoid=self.latent).flatten(2)
+        return head_gated_norm(y, torch.unflatten(gate, -1, y.shape[2:]), self.gated_norm.weight, self.eps, sigmoid=self.by_row).flatten(2)
 
     def run_rule(self, normed: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, t, h] -> the delta rule's output [B, T, H, V] and its gate [B, T, H·V]."""
@@ -78,7 +78,7 @@ class LinearAttentionBlock(Block):
         if self.latent:
             gates = self.expand(*gates)
         q, k = (torch.unflatten(each, -1, (self.key_heads, self.key_dim)) for each in qk.chunk(2, dim=-1))
-        decay = torch.unflatten(gates[0], -1, (self.num_heads, self.key_dim)) if self.latent else gates[0]
+        decay = torch.unflatten(gates[0], -1, (self.num_heads, self.key_dim)) if self.by_row else gates[0]
         inputs = q, k, torch.unflatten(v, -1, (self.num_heads, self.value_dim)), decay, beta, self.A_log, self.dt_bias
         return delta_rule(self.cp, self.settings, starts, *inputs), gates[1]
 

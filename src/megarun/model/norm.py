@@ -150,15 +150,21 @@ def used_dtype(module: nn.Module, precision: Precision) -> torch.dtype:
     return TORCH_DTYPES[precision.of(module.letter if isinstance(module, Block) else "")]
 
 
-def gated(made: Tensor, gate: Tensor | None, *, by_head: bool = False) -> Tensor:
+def gated(made: Tensor, gate: Tensor | None, *, by_head: bool = False, bias: Tensor | None = None) -> Tensor:
     """`made` times the sigmoid of a gate of its shape, or of one score a token [B, t, 1]; without a gate as it is.
 
-    With `by_head` the gate has one score for each head of `made`, [B, t, heads], whose channels are next to each other.
+    With `by_head` the gate has one score for each head of `made`, [B, t, heads], whose channels are next to each other. A bias [heads]
+    is added to the gate of each head.
     """
     if gate is None or not by_head:
-        return made if gate is None else made * torch.sigmoid(gate)
+        return made if gate is None else made * torch.sigmoid(_biased(gate, bias))
     by_heads = torch.unflatten(made, -1, (gate.shape[-1], -1))
-    return torch.flatten(by_heads * torch.sigmoid(gate).unsqueeze(-1), -2)
+    return torch.flatten(by_heads * torch.sigmoid(_biased(gate, bias)).unsqueeze(-1), -2)
+
+
+def _biased(gate: Tensor, bias: Tensor | None) -> Tensor:
+    """A gate plus its heads' bias; in a call of its own, whose result has no name that would hold it."""
+    return gate if bias is None else torch.flatten(torch.unflatten(gate, -1, (bias.shape[0], -1)) + bias.unsqueeze(-1), -2)
 
 
 def linear(in_features: int, out_features: int, bias: bool = False) -> nn.Linear:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from parity_cells import DENSE, EXPERTS, FEW_WORDS, MLA, ROUTED, SELECTIVE, T2, T2V, Cell, pattern
 from parity_compare import course_difference
-from parity_model import KDA
+from parity_model import INDEXED, KDA
 from parity_world import Worlds
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
@@ -140,6 +140,15 @@ KIMI: dict[str, Any] = {
         "routed_scale": 2.4,
     },
 }
+LING: dict[str, Any] = KIMI | {
+    "model.linear_attention": {**KDA, "full_gates": True},
+    "model.attention": {**MLA, "gate": True, "gate_width": "head", "sinks": True},
+    "model.added_norm_layers": [1, 3],
+}
+BEAM: dict[str, Any] = {
+    "model.norm_placement": "both",
+    "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "qk_norm": True, "gate": True, "gate_bias": True},
+}
 LFM2_MOE: dict[str, Any] = {
     **pattern("CEAE", 4),
     "model.short_convolution": {"conv_kernel": 3},
@@ -197,6 +206,10 @@ CELLS = [
     Cell("capped-packed", {"pp": 2, "vpp": 2, "cp": 2}, "zbv", spec=DENSE | CAPPED | FEW_WORDS),
     Cell("gemma", {"pp": 2, **T2}, spec=DENSE | GEMMA),
     Cell("gemma-vocabulary-cp", {"cp": 2, **T2V}, spec=DENSE | GEMMA),
+    Cell("ling", {"pp": 2, **T2}, spec=LING),
+    Cell("ling-cp-recompute", {"cp": 2, **T2}, spec=LING | {"recompute": {"default": "selective"}}),
+    Cell("beam", {"pp": 2, **T2}, spec=DENSE | BEAM),
+    Cell("gated-indexers", T2, spec=pattern("AD", 4, attention={**INDEXED, "gate": True})),
     Cell("qwen-next", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=QWEN_NEXT, ci=True),
     Cell("qwen-next-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=QWEN_NEXT),
     Cell("qwen-next-pp-tp", {"pp": 2, **T2, "ep": 2}, "interleaved_zero_bubble", spec=QWEN_NEXT),

@@ -39,9 +39,8 @@ def core_sizes(
     heads, is_grouped = attention.num_heads // tp, isinstance(attention, GroupedQueryAttention)
     groups = max(1, attention.num_kv_heads // tp) if isinstance(attention, GroupedQueryAttention) else heads
     capped = isinstance(attention, GroupedQueryAttention) and attention.score_cap is not None
-    sinks = isinstance(attention, GroupedQueryAttention) and attention.sinks
     shape = batch, queries, keys, heads, groups, *head_widths(attention), itemsize
-    return AttentionSizes(*shape, capped=capped, relations=relations, sinks=sinks, latent=not is_grouped)
+    return AttentionSizes(*shape, capped=capped, relations=relations, sinks=attention.sinks, latent=not is_grouped)
 
 
 def core_inside(
@@ -129,7 +128,8 @@ def attention_exchanges(
     attention = attention if variant is None else variant.section(attention)
     if isinstance(attention, GroupedQueryAttention):
         return Exchanges(context_width=attention.num_kv_heads * sum(head_widths(attention)))
-    gathered = (attention.q_lora_rank or hidden_size) + attention.kv_lora_rank + attention.qk_rope_head_dim
+    whole = hidden_size if attention.gate or attention.q_lora_rank is None else 0
+    gathered = whole + (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim
     widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
     latents = 0 if variant is not None and variant.chooses else attention.kv_lora_rank + attention.qk_rope_head_dim
     return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths, latent_width=latents)
@@ -140,6 +140,9 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
     query, made = heads * width, heads * value
     gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, heads * attention.gate_values),) if attention.gate else ()
     gated: Works = (gate_work(load, PART, made, counts=("gate sigmoid", "gate")),) if attention.gate else ()
+    if attention.gate_bias:
+        row = heads * attention.gate_values * load.itemsize
+        gated = (OpWork("gate bias", PART, Work(moved_forward=2 * row, moved_input=row)), *gated)
     return (
         linear_work(load, "q_proj", PART, hidden_size, query),
         linear_work(load, "k_proj", PART, hidden_size, num_kv_heads * width),
@@ -179,12 +182,15 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: 
             norm_work(load, "q_latent_norm", PART, rank, own_tokens=True),
             linear_work(load, "q_up", PART, rank, query),
         )
+    gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, heads * attention.gate_values),) if attention.gate else ()
     return (
         *queries,
+        *gate,
         OpWork("rope", PART, rope(query, load.itemsize), ROPE),
         linear_work(load, "kv_down", PART, hidden_size, latent + rotated, own_tokens=True),
         norm_work(load, "kv_latent_norm", PART, latent, own_tokens=True),
         *(_expanding(load, attention, core) if late else _expanded(load, attention, core)),
+        *((gate_work(load, PART, heads * value, counts=("gate sigmoid", "gate")),) if attention.gate else ()),
         linear_work(load, "o_proj", PART, heads * value, hidden_size, closes=True),
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from megakernels.ops.indexed_attention.facts import num_words
 from megaplan.blocks.ops import (
@@ -24,7 +24,6 @@ from megaplan.blocks.ops import (
     Dims,
     Op,
     Projection,
-    add,
     cut,
     linear,
     norm,
@@ -35,53 +34,31 @@ from megaplan.blocks.storages import INSIDE, INSIDE_BACKWARD, Shapes, Stored, in
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import core_inside, expanding_bytes, head_widths, indexed_inside
-from megaplan.families.attention.indexer import INDEX, indexer_ops, indexer_storages
+from megaplan.families.attention.core import (
+    RELATIONS,
+    AttentionKey,
+    communicated,
+    core_ops,
+    gate_shapes,
+    output_ops,
+    statistics_of,
+)
+from megaplan.families.attention.indexer import indexer_ops, indexer_storages
 from megaplan.families.attention.section import AttentionPlace, AttentionVariant, GroupedQueryAttention, LatentAttention, Role
 from megaplan.families.family import Selective
 
 SELECTIVE = Selective("core", frozenset({"attention"}))
-INDEXED = SELECTIVE._replace(method="indexed_core")
-GATED = SELECTIVE._replace(reruns=frozenset({"attention", "gate sigmoid", "gate"}))
+GATED = SELECTIVE._replace(reruns=frozenset({"attention", "gate bias", "gate sigmoid", "gate"}))
 GATHERED = frozenset({"gather keys", "index keys", "gather index keys"})  # under CP the core gathers them once more
 HELD = frozenset({"normed", "q", "k", "v", "gate"})  # locals of forward
 UNROTATED = "unrotated_cos", "unrotated_sin"
 LATENT_HELD = HELD | {CHOICE, "q_flat", "q_latent_normed", "kv_latent", *UNROTATED}
 
 
-class AttentionKey(NamedTuple):
-    """Fields of the section that decide the operations.
-
-    Attributes:
-        kind: gqa or mla.
-        first: The kind's first option: qk_norm of GQA, low-rank queries of MLA.
-        bias: True if the input projections have a bias.
-        output_bias: True if the output projection has a bias.
-        gate: True if a gate multiplies the heads' outputs.
-        sinks: True if heads have sinks.
-        relations: True if scores have a relation bias; every layer adds to its gradient.
-        gates_heads: True if the gate has one value a head.
-        values: Source of values: a projection, its norm, or the norm of the keys' projection.
-    """
-
-    kind: str
-    first: bool
-    bias: bool = False
-    output_bias: bool = False
-    gate: bool = False
-    sinks: bool = False
-    relations: bool = False
-    gates_heads: bool = False
-    values: Literal["projection", "normed", "keys"] = "projection"
-
-
-RELATIONS = "relations part"
-
-
 def attention_selective(attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> Selective:
     """Operations of an A block that selective recompute runs again."""
-    if isinstance(attention, GroupedQueryAttention) and attention.gate:
-        return GATED
-    return INDEXED if variant.indexed else SELECTIVE
+    selective = GATED if attention.gate else SELECTIVE
+    return selective._replace(method="indexed_core") if variant.indexed else selective
 
 
 def attention_program(
@@ -113,12 +90,14 @@ def _relations(dims: Dims, attention: GroupedQueryAttention | LatentAttention, p
 
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
     """Fields of the section that decide the operations."""
+    by_head = attention.gate_width == "head"
     if isinstance(attention, GroupedQueryAttention):
-        by_head = attention.gate_width == "head"
         own = attention.bias, attention.output_bias, attention.gate, attention.sinks
         values: Literal["projection", "normed", "keys"] = "keys" if attention.values_from_keys else "normed"
-        return AttentionKey("gqa", attention.qk_norm, *own, gates_heads=by_head, values=values if attention.value_norm else "projection")
-    return AttentionKey("mla", attention.q_lora_rank is not None, attention.bias, attention.bias)
+        values = values if attention.value_norm else "projection"
+        return AttentionKey("gqa", attention.qk_norm, *own, gates_heads=by_head, gate_bias=attention.gate_bias, values=values)
+    own = attention.bias, attention.bias or attention.output_bias, attention.gate, attention.sinks
+    return AttentionKey("mla", attention.q_lora_rank is not None, *own, gates_heads=by_head)
 
 
 def attention_ops(
@@ -170,7 +149,7 @@ def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, 
     if rotates:
         # q and k are rebound together, so the unrotated q lives until k is rotated
         ops += [Op("rope q", (q,), ("q",)), Op("rope k", (k, q), ("k",), grads=(k,))]
-    return (*ops, *_core(sharded, context, None, kernels, key))
+    return (*ops, *core_ops(sharded, context, None, kernels, key))
 
 
 def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
@@ -180,16 +159,14 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed")}
     shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed")}
     shapes |= {"attention": wide(query, value), "v": wide(key, value), "v_proj": wide(key, value), "v_ones": (value,)}
-    if attention.gate:
-        shapes |= dict.fromkeys(("gate", "gate_sigmoid"), wide(query, attention.gate_values))
-        shapes |= dict.fromkeys(("gated", "gate_product"), wide(query, value))
+    shapes |= gate_shapes(dims, attention, query, value)
     whole = attention.qk_norm_width == "all_heads"
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, "normed": dims.residual, "o": dims.residual, "out": dims.residual}),
-        **_statistics(
+        **statistics_of(
             dims, query, {"q_rstd": wide() if whole else wide(query), "k_rstd": wide() if whole else wide(key), "v_rstd": wide(key)}
         ),
-        **_communicated(dims, {"k_gathered": (key, width), "v_gathered": (key, value)}),
+        **communicated(dims, {"k_gathered": (key, width), "v_gathered": (key, value)}),
     }
 
 
@@ -212,7 +189,7 @@ def latent_ops(
         ops += indexer_ops(sharded)
     if role == "first":
         ops.insert(0, Op(TAKE_CHOICE, (), (GIVEN_CHOICE,)))
-    return (*ops, *_core(sharded, context, table if indexed else None, kernels, key, role))
+    return (*ops, *core_ops(sharded, context, table if indexed else None, kernels, key, role))
 
 
 GATHER_ROPE = Op("gather k_rope", ("k_rope",), ("k_rope_own", "k_rope_gathered"), grads=("k_rope",))  # a collective reads no view
@@ -224,14 +201,16 @@ def _latents(key: AttentionKey, rotates: bool, sharded: bool) -> list[Op]:
     q_bias, kv_bias = ("q_down.bias", "kv_down.bias") if key.bias else (None, None)
     query = "q_flat" if rotates else "q"
     ops = [norm("norm", "x", "normed", "rstd", "norm.weight")]
+    gate = (Projection("gate_proj", "gate", "gate_proj.weight"),) if key.gate else ()
     if low_rank:
         ops += [
+            *(project("normed", "gathered", *gate, sharded=sharded) if gate else ()),
             linear("q_down", "normed", "q_latent", "q_down.weight", bias=q_bias),
             norm("q_latent_norm", "q_latent", "q_latent_normed", "q_latent_rstd", "q_latent_norm.weight"),
             *project("q_latent_normed", "q_latent_gathered", Projection("q_up", query, "q_up.weight"), sharded=sharded),
         ]
     else:
-        ops += project("normed", "gathered", Projection("q_proj", query, "q_proj.weight"), sharded=sharded)
+        ops += project("normed", "gathered", Projection("q_proj", query, "q_proj.weight"), *gate, sharded=sharded)
     if rotates:
         ops.append(Op("rope q", ("q_flat",), ("q",)))
     ops += [
@@ -288,10 +267,10 @@ def _expanding(key: AttentionKey, rotates: bool, sharded: bool) -> BlockProgram:
         read,
         (*made, GATHERED_LATENTS, EXPANDED, INSIDE),
         keeps=(*read, *made),
-        params=("kv_up.weight",),
+        params=("kv_up.weight", "sinks") if key.sinks else ("kv_up.weight",),
         before=((during, False),),
     )
-    return SELECTIVE.program(*ops, core, *_output(sharded, read[1:], key), held=LATENT_HELD)
+    return (GATED if key.gate else SELECTIVE).program(*ops, core, *output_ops(sharded, read[1:], key), held=LATENT_HELD)
 
 
 def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
@@ -303,7 +282,7 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
     shapes |= {name: wide(heads, value) for name in ("v", "attention")}
     shapes |= {"kv_up": wide(heads, attention.qk_nope_head_dim + value), "kv_latent": (*own, latent + rope)}
     shapes |= {"latent": (*own, latent), "latent_normed": (*own, latent)} | dict.fromkeys(("k_rope", "k_rope_own"), (*own, rope))
-    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual)
+    shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual) | gate_shapes(dims, attention, heads, value)
     statistics = {"latent_rstd": own, "unrotated_cos": (1, 1), "unrotated_sin": (1, 1)}
     gathered: dict[str, tuple[int, ...]] = {"latent_gathered": (latent,), "k_rope_gathered": (rope,)}
     gathered[partial_gradient("latent_gathered")] = (latent,)
@@ -313,85 +292,7 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
         gathered |= dict.fromkeys(("q_latent_gathered", partial_gradient("q_latent_gathered")), (attention.q_lora_rank,))
     found = {
         **storages(dims.dtype, Column.ACTIVATIONS, shapes),
-        **_statistics(dims, heads, statistics),
-        **_communicated(dims, {**gathered, "k_gathered": (heads, key), "v_gathered": (heads, value)}),
+        **statistics_of(dims, heads, statistics),
+        **communicated(dims, {**gathered, "k_gathered": (heads, key), "v_gathered": (heads, value)}),
     }
     return found | indexer_storages(dims, attention.indexer) if attention.indexer is not None else found
-
-
-def _core(
-    sharded: bool, context: bool, table: tuple[str, ...] | None, kernels: bool, key: AttentionKey, role: Role = "alone"
-) -> tuple[Op, ...]:
-    """The core, a gate and the output projection, with the indexer's inputs and the saved rotary table; a table in a buffer is not saved.
-
-    Under CP the indexer's normed keys are gathered. A shared choice is a result that no operation here saves.
-    """
-    indexed = table is not None
-    keys = ("k_gathered", "v_gathered") if context else ("k", "v")
-    index, norm = (INDEX, ("indexer.k_norm.weight", "indexer.k_norm.bias")) if indexed else ((), ())
-    made = ("attention", "lse", "indexer.threshold", "indexer.lse") if indexed else ("attention", "lse")
-    given, handed = (GIVEN_CHOICE,) if role == "first" else (), (CHOICE,) if role == "source" else ()
-    part = (RELATIONS,) if key.relations else ()
-    ops = [Op("gather keys", ("k", "v"), keys, fetches=part)] if context else []
-    reads = (*keys, *index)
-    if context and indexed:
-        table = table or ()
-        ops += [
-            Op("index keys", ("indexer.k", *table), ("indexer.keys",), keeps=("indexer.k", *table), params=norm, grads=("indexer.k",)),
-            Op("gather index keys", ("indexer.keys",), ("indexer.keys_gathered",)),
-        ]
-        reads, norm = (*keys, "indexer.q", "indexer.keys_gathered", "indexer.weights"), ()
-    return (
-        *ops,
-        Op(
-            "attention",
-            ("q", *reads, *given, *(table or ())),
-            (*made, *handed, INSIDE) if kernels and (indexed or key.sinks) else (*made, *handed),
-            keeps=("q", "k", "v", *given, *index, *(table or ()), *made),
-            params=(*norm, "sinks") if key.sinks else norm,
-            grads=("q", *reads),
-            fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ()), *part),
-        ),
-        *_output(sharded, index, key),
-    )
-
-
-def _output(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[Op, ...]:
-    """A gate on the core's output, and the output projection; the indexer's inputs are still referenced until then."""
-    return (
-        *(_gate(key) if key.gate else ()),
-        linear(
-            "o_proj",
-            "gated" if key.gate else "attention",
-            "o_partial" if sharded else "o",
-            "o_proj.weight",
-            bias="o_proj.bias" if key.output_bias else None,
-            holds=index,
-        ),
-        *((Op("reduce_scatter", ("o_partial",), ("o",), holds=index),) if sharded else ()),
-        add("residual", ("x", "o"), "out"),
-    )
-
-
-def _gate(key: AttentionKey) -> tuple[Op, ...]:
-    reads, product = ("attention", "gate_sigmoid"), ("gate_product",) if key.gates_heads else ()  # which is summed over a head
-    return (
-        Op("gate sigmoid", ("gate",), ("gate_sigmoid",), keeps=("gate_sigmoid",)),
-        Op("gate", reads, ("gated",), keeps=reads, fetches=product),
-    )
-
-
-def _statistics(dims: Dims, heads: int, more: Mapping[str, tuple[int, ...]]) -> Shapes:
-    shapes = {"rstd": dims.residual[:2], "lse": (dims.batch, heads, dims.tokens), **more}
-    return storages(dims.stat_dtype, Column.ACTIVATIONS, shapes)
-
-
-def _communicated(dims: Dims, over_ranks: Mapping[str, tuple[int, ...]]) -> Shapes:
-    """Tensors gathered over TP (latents) or CP (keys and values, over the whole sequence), and partial sums before their reduction."""
-    if dims.tp == dims.cp == 1:
-        return {}
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("gathered", partial_gradient("gathered"), "o_partial"), dims.gathered)
-    for name, width in over_ranks.items():
-        positions = dims.tokens * dims.cp if name in ("k_gathered", "v_gathered") else dims.tokens
-        shapes[name] = (dims.batch, positions, *width)
-    return storages(dims.dtype, Column.COMMUNICATION, shapes)

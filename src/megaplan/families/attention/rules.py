@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention, Llama3Scaling, YarnScaling
+from megaplan.families.attention.scaling import Llama3Scaling, YarnScaling
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.checks import CheckedSpec, divisors, remainder, rising, use_one_of
 from megaplan.wording import series
 
@@ -18,6 +19,10 @@ def attention_rules(checked: CheckedSpec, attention: GroupedQueryAttention | Lat
 
 
 def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+    biased = isinstance(attention, GroupedQueryAttention) and attention.gate_bias
+    for name, value in {"gate_width": "head" * (attention.gate_width == "head"), "gate_bias": "true" * biased}.items():
+        if value and not attention.gate:
+            yield checked.error("MP715", f"attention.{name} = {value}, attention.gate = false", f"model.attention.{name}", "gate: true")
     if isinstance(attention, GroupedQueryAttention):
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
         if heads % kv_heads:
@@ -42,8 +47,6 @@ def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
 
 def _options(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
     yield from _rotated(checked, attention)
-    if attention.gate_width != "channel" and not attention.gate:
-        yield checked.error("MP715", "attention.gate_width = head, attention.gate = false", "model.attention.gate_width", "gate: true")
     yield from _layer_heads(checked, attention)
     yield from _values(checked, attention)
     if attention.qk_norm_width != "head" and not attention.qk_norm:

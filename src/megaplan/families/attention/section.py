@@ -2,78 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import Field
-
+from megaplan.families.attention.scaling import RopeScaling
 from megaplan.scalars import NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
-
-
-class LinearScaling(Section):
-    """All rotary frequencies are divided by one factor (arXiv:2306.15595).
-
-    Attributes:
-        kind: linear.
-        factor: Divisor of the frequencies.
-    """
-
-    kind: Literal["linear"]
-    factor: PositiveFloat
-
-
-class Llama3Scaling(Section):
-    """Low rotary frequencies are divided, high ones are kept, those between are interpolated (Llama 3.1, arXiv:2407.21783).
-
-    Attributes:
-        kind: llama3.
-        factor: Divisor of the low frequencies.
-        low_freq_factor: Frequencies with fewer turns than this in original_seq_length tokens are divided.
-        high_freq_factor: Frequencies with more turns than this in original_seq_length tokens are kept; above low_freq_factor.
-        original_seq_length: Tokens of a sequence before the context was extended.
-    """
-
-    kind: Literal["llama3"]
-    factor: PositiveFloat
-    low_freq_factor: PositiveFloat = 1.0
-    high_freq_factor: PositiveFloat = 4.0
-    original_seq_length: PositiveInt = 8192
-
-
-class YarnScaling(Section):
-    """Low rotary frequencies are divided, high ones are kept, with a linear ramp between; cos and sin get a factor (arXiv:2309.00071).
-
-    Attributes:
-        kind: yarn.
-        factor: Divisor of the low frequencies.
-        original_seq_length: Tokens of a sequence before the context was extended.
-        beta_fast: Frequencies with more turns than this in original_seq_length tokens are kept; at least beta_slow.
-        beta_slow: Frequencies with fewer turns than this in original_seq_length tokens are divided.
-        truncate: The ends of the ramp are rounded outwards to whole frequencies.
-        attention_factor: Factor of cos and sin; null for 0.1 ln(factor) + 1, or 1 where factor is at most 1.
-    """
-
-    kind: Literal["yarn"]
-    factor: PositiveFloat
-    original_seq_length: PositiveInt
-    beta_fast: PositiveFloat = 32.0
-    beta_slow: PositiveFloat = 1.0
-    truncate: StrictBool = True
-    attention_factor: PositiveFloat | None = None
-
-    @property
-    def table_factor(self) -> float:
-        """Factor of cos and sin."""
-        return yarn_factor(self.factor) if self.attention_factor is None else self.attention_factor
-
-
-def yarn_factor(factor: float, weight: float = 1.0) -> float:
-    """YaRN's factor of scores for a context that is `factor` times as long: 0.1 · weight · ln(factor) + 1, 1 up to a factor of 1."""
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-RopeScaling = Annotated[LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")]
 
 
 class LayerWindow(Section):
@@ -170,6 +103,7 @@ class GroupedQueryAttention(OptionsSection):
         layer_heads: Other heads of some layers.
         gate: The output of the heads is multiplied by the sigmoid of a projection as wide as the heads' output.
         gate_width: Values of the gate: one a channel, or one a head.
+        gate_bias: A learned number per head that is added to the gate before its sigmoid.
         sinks: A learned score per head in the denominator of its softmax.
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
@@ -188,7 +122,7 @@ class GroupedQueryAttention(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset(
         {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
         | {"window_rope_theta", "output_multiplier", "score_cap", "windows", "value_head_dim", "layer_heads", "gate_width"}
-        | {"window_rotary_dim", "value_norm", "values_from_keys"}
+        | {"window_rotary_dim", "value_norm", "values_from_keys", "gate_bias"}
     )
 
     kind: Literal["gqa"]
@@ -205,6 +139,7 @@ class GroupedQueryAttention(OptionsSection):
     layer_heads: tuple[LayerHeads, ...] = ()
     gate: StrictBool = False
     gate_width: Literal["channel", "head"] = "channel"
+    gate_bias: StrictBool = False
     sinks: StrictBool = False
     window_size: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()
@@ -275,6 +210,9 @@ class LatentAttention(OptionsSection):
         v_head_dim: Width of a value head.
         bias: Bias on the down projections and the output projection.
         output_bias: Bias on the output projection alone.
+        gate: The output of the heads is multiplied by the sigmoid of a projection of the block's input.
+        gate_width: Values of the gate: one a channel, or one a head.
+        sinks: A learned score per head in the denominator of its softmax.
         latent_norm: RMSNorm over each latent.
         latent_norm_eps: Epsilon of these norms and of the indexer's; null for the model's norm_eps.
         rope_theta: Base of the rotary angles.
@@ -289,7 +227,8 @@ class LatentAttention(OptionsSection):
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
-        {"bias", "output_bias", "latent_norm", "latent_norm_eps", "rope_scaling", "softmax_scale", "windows"} | {"output_multiplier"}
+        {"bias", "output_bias", "latent_norm", "latent_norm_eps", "rope_scaling", "softmax_scale", "windows"}
+        | {"output_multiplier", "gate", "gate_width", "sinks"}
     )
 
     kind: Literal["mla"]
@@ -301,6 +240,9 @@ class LatentAttention(OptionsSection):
     v_head_dim: PositiveInt
     bias: StrictBool = False
     output_bias: StrictBool = False
+    gate: StrictBool = False
+    gate_width: Literal["channel", "head"] = "channel"
+    sinks: StrictBool = False
     latent_norm: StrictBool = True
     latent_norm_eps: PositiveFloat | None = None
     rope_theta: PositiveFloat = 10_000.0
@@ -312,6 +254,11 @@ class LatentAttention(OptionsSection):
     windows: tuple[LayerWindow, ...] = ()
     nope_layers: tuple[NaturalInt, ...] = ()
     indexer: Indexer | None = None
+
+    @property
+    def gate_values(self) -> int:
+        """Values of the gate for each head."""
+        return 1 if self.gate_width == "head" else self.v_head_dim
 
     @property
     def score_factor(self) -> float:

@@ -44,8 +44,7 @@ def _grouped_query(attention: GroupedQueryAttention, hidden_size: int) -> list[P
         tensors.append(replicated("o_proj.bias", (hidden_size,), Group.OTHER, Init.ZEROS))
     if attention.gate:
         tensors.append(column("gate_proj.weight", heads * attention.gate_values, hidden_size, num_matrices=groups))
-    if attention.sinks:
-        tensors.append(per_head("sinks", (attention.num_heads,), Init.ZEROS))
+    tensors += _of_heads(attention)
     if attention.qk_norm and attention.qk_norm_width == "all_heads":
         tensors += [per_head(f"{name}_norm.weight", (widths[f"{name}_proj"],), Init.ONES) for name in ("q", "k")]
     elif attention.qk_norm:
@@ -80,8 +79,16 @@ def _latent(attention: LatentAttention, hidden_size: int) -> list[ParamTensor]:
         *((norm("kv_latent_norm.weight", latent),) if attention.latent_norm else ()),
         column("kv_up.weight", heads * (attention.qk_nope_head_dim + attention.v_head_dim), latent),
         row("o_proj.weight", hidden_size, heads * attention.v_head_dim),
+        *((column("gate_proj.weight", heads * attention.gate_values, hidden_size),) if attention.gate else ()),
+        *_of_heads(attention),
         *(replicated(f"{name}.bias", (width,), Group.OTHER, Init.ZEROS) for name, width in biased.items()),
     ]
+
+
+def _of_heads(attention: GroupedQueryAttention | LatentAttention) -> list[ParamTensor]:
+    """Numbers of each head: of its gate, and its sink."""
+    given = {"gate_bias": isinstance(attention, GroupedQueryAttention) and attention.gate_bias, "sinks": attention.sinks}
+    return [per_head(name, (attention.num_heads,), Init.ZEROS) for name, has in given.items() if has]
 
 
 def _indexer(indexer: Indexer, query_width: int, hidden_size: int) -> list[ParamTensor]:

@@ -55,8 +55,8 @@ def linear_attention_work(load: Workload, linear: GatedDeltaNet | KimiDeltaAtten
     heads, kernel, size = linear.num_value_heads // load.tp, linear.conv_kernel, load.itemsize
     key_heads = linear.num_key_heads // load.tp
     keys, values = key_heads * linear.key_dim, heads * linear.value_dim
-    if isinstance(linear, KimiDeltaAttention):
-        width = linear.head_dim
+    if linear.has_latents:
+        width = linear.key_dim
         gates: Works = (
             linear_work(load, "latent_proj", PART, hidden_size, 2 * width),
             linear_work(load, "decay_up", PART, width, heads * width),
@@ -64,7 +64,7 @@ def linear_attention_work(load: Workload, linear: GatedDeltaNet | KimiDeltaAtten
         )
     else:
         gates = (
-            linear_work(load, "decay_proj", PART, hidden_size, heads),
+            linear_work(load, "decay_proj", PART, hidden_size, keys if isinstance(linear, KimiDeltaAttention) else heads),
             linear_work(load, "gate_proj", PART, hidden_size, values),
         )
     rule = delta_sizes(linear, load.sequences, load.positions, heads, key_heads, size)

@@ -40,7 +40,7 @@ KDA = GATED_DELTA._replace(reruns=frozenset({*_MIXED, "latent_proj", "split late
 
 def linear_attention_selective(linear: GatedDeltaNet | KimiDeltaAttention, _variant: None) -> Selective:
     """Operations of a G block that selective recompute runs again."""
-    return KDA if isinstance(linear, KimiDeltaAttention) else GATED_DELTA
+    return KDA if linear.has_latents else GATED_DELTA
 
 
 def linear_attention_program(
@@ -49,7 +49,7 @@ def linear_attention_program(
     """One G block."""
     heads, key_heads = linear.num_value_heads // dims.tp, linear.num_key_heads // dims.tp
     inside = delta_inside(dims, linear, heads, key_heads, parameters) if dims.kernels else None
-    latent, summed = isinstance(linear, KimiDeltaAttention), sums_separately(dims, parameters)
+    latent, summed = linear.has_latents, sums_separately(dims, parameters)
     program = _program(latent, dims.tp > 1, dims.cp > 1, inside is not None, summed)
     return program, residual(_storages(dims, linear) | inside_storages(dims, inside))
 
@@ -62,8 +62,10 @@ def _storages(dims: Dims, linear: GatedDeltaNet | KimiDeltaAttention) -> Shapes:
     shapes |= dict.fromkeys(("v_proj", "v", "y", "gate", "gated"), wide(values))
     shapes |= dict.fromkeys(("beta", "decay"), wide(heads))
     if isinstance(linear, KimiDeltaAttention):
-        shapes |= {"latents": wide(2 * linear.head_dim), "decay": wide(heads * linear.key_dim)}
-        shapes |= dict.fromkeys(("decay_latent", "gate_latent"), wide(linear.head_dim))
+        shapes |= {"decay": wide(heads * linear.key_dim)}
+    if linear.has_latents:
+        shapes |= {"latents": wide(2 * linear.key_dim)}
+        shapes |= dict.fromkeys(("decay_latent", "gate_latent"), wide(linear.key_dim))
     rule = delta_sizes(linear, dims.batch, piece_positions(dims), heads, key_heads, dims.dtype.bytes)
     statistics = {"gated_rstd": wide(heads), "states": of_pieces(dims, rule.states)}
     carried: Shapes = {}

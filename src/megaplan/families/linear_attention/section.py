@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from megaplan.scalars import OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
+from megaplan.scalars import OptionsSection, PositiveFloat, PositiveInt, StrictBool
 
 
 class GatedDeltaNet(OptionsSection):
@@ -36,23 +36,32 @@ class GatedDeltaNet(OptionsSection):
     chunk_size: PositiveInt = 64
     save_every: PositiveInt = 256
 
+    @property
+    def has_latents(self) -> bool:
+        """True if latents give decay and gate."""
+        return False
 
-class KimiDeltaAttention(Section):
+
+class KimiDeltaAttention(OptionsSection):
     """Kimi delta attention (arXiv:2510.26692): one decay per head, position and key dim; latents of head_dim give decay and gate.
 
     Attributes:
         kind: kda.
         num_heads: Heads of queries, keys, values and states.
         head_dim: Width of a query, key and value head, and of the latents of decay and gate.
+        full_gates: Decay and gate are projections of the block's input, instead of latents.
         conv_kernel: Taps of the causal convolution.
         negative_eigenvalues: The write strength is between 0 and 2 instead of 0 and 1 (arXiv:2411.12537).
         chunk_size: Positions that the delta rule computes at once.
         save_every: Positions between two saved states.
     """
 
+    options: ClassVar[frozenset[str]] = frozenset({"full_gates"})
+
     kind: Literal["kda"]
     num_heads: PositiveInt
     head_dim: PositiveInt
+    full_gates: StrictBool = False
     conv_kernel: PositiveInt = 4
     negative_eigenvalues: StrictBool = False
     chunk_size: PositiveInt = 64
@@ -77,3 +86,8 @@ class KimiDeltaAttention(Section):
     def value_dim(self) -> int:
         """Width of a value head."""
         return self.head_dim
+
+    @property
+    def has_latents(self) -> bool:
+        """True if latents give decay and gate."""
+        return not self.full_gates

@@ -18,7 +18,7 @@ def linear_attention_tensors(
     key_heads, heads = linear.num_key_heads, linear.num_value_heads
     keys, values = key_heads * linear.key_dim, heads * linear.value_dim
     per_channel = isinstance(linear, KimiDeltaAttention)
-    gates = _latent_gates(linear, hidden_size) if isinstance(linear, KimiDeltaAttention) else _gates(linear, hidden_size)
+    gates = _latent_gates(linear, hidden_size) if linear.has_latents else _gates(linear, hidden_size, linear.key_dim if per_channel else 1)
     return (
         norm("norm.weight", hidden_size),
         _queries_and_keys(keys, key_heads, hidden_size),
@@ -40,18 +40,18 @@ def _queries_and_keys(keys: int, key_heads: int, hidden_size: int) -> ParamTenso
     return ParamTensor("qk_proj.weight", shape, Owner.TENSOR_PARALLEL, Group.MATRIX, Init.NORMAL, 0, (keys, keys), 2 * key_heads)
 
 
-def _gates(linear: GatedDeltaNet, hidden_size: int) -> tuple[ParamTensor, ...]:
-    """One decay per head, and a gate as wide as the values (arXiv:2412.06464, section 3.4)."""
+def _gates(linear: GatedDeltaNet | KimiDeltaAttention, hidden_size: int, decays: int) -> tuple[ParamTensor, ...]:
+    """Decays of each head, and a gate as wide as the values (arXiv:2412.06464, section 3.4)."""
     heads = linear.num_value_heads
     return (
-        column("decay_proj.weight", heads, hidden_size),
+        column("decay_proj.weight", heads * decays, hidden_size),
         column("gate_proj.weight", heads * linear.value_dim, hidden_size, num_matrices=linear.num_key_heads),
     )
 
 
-def _latent_gates(linear: KimiDeltaAttention, hidden_size: int) -> tuple[ParamTensor, ...]:
+def _latent_gates(linear: GatedDeltaNet | KimiDeltaAttention, hidden_size: int) -> tuple[ParamTensor, ...]:
     """Decays as wide as the keys and a gate as wide as the values, through latents of a head's width (arXiv:2510.26692, section 4)."""
-    heads, width = linear.num_heads, linear.head_dim
+    heads, width = linear.num_value_heads, linear.key_dim
     return (
         replicated("latent_proj.weight", (2 * width, hidden_size), Group.MATRIX, num_matrices=2),
         column("decay_up.weight", heads * width, width),
