@@ -30,7 +30,7 @@ from random_plans.settings import (
     serving_section,
     training_section,
 )
-from random_plans.torchtitan import TORCHTITAN_SHARE, torchtitan_document
+from random_plans.torchtitan import TORCHTITAN_SHARE, add_state_dtypes, torchtitan_document
 from random_plans.towers import add_stated
 from random_plans.variants import add_later_variants, add_variants
 
@@ -54,7 +54,10 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         return Draw(f"{scope}/{size.name}/{seed}/{section}")
 
     if scope is Scope.ANY and stream("torchtitan").chance(TORCHTITAN_SHARE):
-        return torchtitan_document(stream("torchtitan spec"), f"random-{seed}")
+        job = torchtitan_document(stream("torchtitan spec"), f"random-{seed}")
+        if seed >= FIRST_RUN:
+            add_state_dtypes(stream("torchtitan dtypes"), job)
+        return job
     document = _of_blocks(seed, scope, size, stream)
     if seed >= FIRST_RUN and document.get("host", {}).get("name") != "megatron":
         add_used_dtypes(stream("used dtypes"), document)

@@ -48,6 +48,14 @@ def torchtitan_document(draw: Draw, name: str) -> dict[str, Any]:
     return sections
 
 
+def add_state_dtypes(draw: Draw, sections: dict[str, Any]) -> None:
+    """Dtypes of parameters with their state, and of the reduction."""
+    precision = sections["precision"]
+    if draw.chance(0.4):
+        precision |= dict.fromkeys(("grads", "master", "moments"), "bf16")
+    draw.maybe(precision, 0.4, reduce="bf16")
+
+
 def host_section(draw: Draw) -> dict[str, Any]:
     """The host and how it was launched."""
     section: dict[str, Any] = {"name": "torchtitan"}

@@ -43,7 +43,7 @@ from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes, Sizes, local_dims,
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
 from megaplan.hosts.torchtitan.blocks import PAIR, in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ends import LOGITS
-from megaplan.hosts.torchtitan.ledger import block_bytes, block_variants
+from megaplan.hosts.torchtitan.ledger import block_bytes, block_variants, sums_in_place
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout, Slot, rank_coordinate
 from megaplan.schedules.registry import SPLIT_BACKWARD
@@ -57,7 +57,8 @@ class Pools(NamedTuple):
     """Memory of torch in the streams of FSDP2's collectives, allocated or not.
 
     Attributes:
-        shards: Outputs of all reductions, which are the gradients.
+        shards: Outputs of all reductions, which are the gradients. In another dtype these are casts, and FSDP2 also has one output, or all
+            of them to sum over replicas.
         gathers: Outputs of two all-gathers, the current one and the next.
     """
 
@@ -98,7 +99,7 @@ class TitanEvaluation(Evaluation):
             pipelined=pipelined,
             reshard=reshard,
             splits_backward=spec.schedule.kind in SPLIT_BACKWARD and pipelined,
-            in_place=spec.precision.params is spec.precision.grads,
+            in_place=sums_in_place(spec),
             replicated=spec.mesh.dp_replicate > 1,
             gathers_ahead=False,
             boundary_bytes=self.boundary_bytes,
@@ -115,13 +116,17 @@ class TitanEvaluation(Evaluation):
 
     def pools(self, slots: Sequence[Slot]) -> Pools:
         """Pools of a pipeline rank with these slots."""
-        shards = flats = largest = 0
+        precision, flats, largest, outputs = self.spec.precision, 0, 0, list[int]()
         for slot in map(in_blocks, slots):
             held = [(name, self._groups[name]) for name in slot.blocks]
-            shards += sum(group.shard_bytes for _, group in held)
+            outputs += [group.reduced_bytes for _, group in held]
             largest = max([largest, *[group.flat_bytes for name, group in held if name.startswith("layers.")]])
             flats = max(flats, sum(group.flat_bytes for name, group in held if not name.startswith("layers.")))
-        return Pools(shards, max(flats, largest) + largest)
+        gradients, reduced = sum(outputs), 0
+        if precision.master is not precision.reduce:
+            gradients, reduced = gradients // precision.reduce.bytes * precision.master.bytes, max(outputs)
+            reduced = sum(outputs) if self.policy.replicated else reduced
+        return Pools(gradients + reduced, max(flats, largest) + largest)
 
 
 class PooledStored(StoredState):
@@ -144,10 +149,14 @@ def _pooled(storage: BlockStorage, *, ungathered: bool) -> BlockStorage:
 
 
 def titan_sizes(spec: Spec) -> Sizes:
-    """Sizes of FSDP2's sharding: over dp_shard · cp ranks, and over those left to an expert; with float8 gathers weights have one byte."""
+    """Sizes of FSDP2's sharding: over dp_shard · cp ranks, and over those left to an expert; with float8 gathers weights have one byte.
+
+    Whole gradients are in the reduction's dtype, in which a pipeline accumulates them; those of the shards are in the streams' pools.
+    """
     mesh, recipe = spec.mesh, spec.precision.recipe
     low = frozenset({PAIR}) if recipe is not None and recipe.param_gather else frozenset[str]()
-    return storage_sizes(spec)._replace(degrees=(mesh.dp_shard * mesh.cp, mesh.efsdp), low=low, whole_state=False)
+    degrees, reduce = (mesh.dp_shard * mesh.cp, mesh.efsdp), spec.precision.reduce.bytes
+    return storage_sizes(spec)._replace(degrees=degrees, low=low, whole_state=False, grads=reduce, recasts=False)
 
 
 def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:

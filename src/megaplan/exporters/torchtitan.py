@@ -23,7 +23,7 @@ CARRIED = frozenset({
     "training.learning_rate", "training.weight_decay", "training.gradient_clip", "training.rate_schedule", "mesh.vocab_parallel",
 })  # fmt: skip
 OF_ITS_HOST = frozenset({"host.name", "host.compile_model", "host.compile_loss", "host.async_tensor_parallel", "host.foreach_optimizer",
-    "host.reserved_percent", "precision.recipe", "recompute.default",
+    "host.reserved_percent", "precision.recipe", "recompute.default", "precision.reduce", "precision.grads", "precision.moments",
 })  # fmt: skip
 """Keys that are written for a spec whose host is torchtitan, or that affect only estimates."""
 UNSAID = (
@@ -68,7 +68,7 @@ def export_torchtitan(source: Source) -> Exported:
             "steps": training.steps,
             "dtype": TORCH_DTYPES[str(spec.precision.master)],
             "mixed_precision_param": TORCH_DTYPES[str(spec.precision.params)],
-            "mixed_precision_reduce": "float32",
+            "mixed_precision_reduce": TORCH_DTYPES[str(spec.precision.reduce)] if source.is_of(HOST.name) else "float32",
         },
         "optimizer": {"name": "AdamW", "lr": training.learning_rate, "weight_decay": training.weight_decay},
         "lr_scheduler": _rate(source),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from random_plans.choices import SMALL, Draw
 from random_plans.draw import draw
-from random_plans.torchtitan import torchtitan_document
+from random_plans.torchtitan import add_state_dtypes, torchtitan_document
 
 from megaplan.budget.peaks import build_budget
 from megaplan.cli.main import run
@@ -90,8 +90,9 @@ def of_megatron(seed: int) -> Spec | None:
 
 
 def of_torchtitan(seed: int) -> Spec | None:
-    """A random spec of host torchtitan, some with float8 linears; None if it is not legal."""
+    """A random spec of host torchtitan, some with float8 linears or bf16 state; None if it is not legal."""
     random, document = Random(seed), torchtitan_document(Draw(f"there and back {seed}"), "random")
+    add_state_dtypes(Draw(f"dtypes there and back {seed}"), document)
     recipe = random.choice([None, {"name": "fp8_current", "param_gather": random.random() < 0.5}, {"name": "fp8_rowwise"}])
     if recipe is not None and document["precision"]["params"] == "bf16":
         document["precision"]["recipe"] = recipe

@@ -5,7 +5,9 @@ import json
 import pytest
 from torchtitan_jobs import NEW, OLD
 
+from megaplan.budget.peaks import build_budget
 from megaplan.cli.main import run
+from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError, Severity
 from megaplan.exporters.torchtitan import export_torchtitan
 from megaplan.exporters.values import Source
@@ -27,6 +29,7 @@ def codes(text, **more):
     return [found.code for found in caught.value.diagnostics], str(caught.value.diagnostics)
 
 
+PARAMETER_COLUMNS = Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS
 PARAMETERS = {
     "llama3/8B": 8_030_261_248,
     "llama3/70B": 70_553_706_496,
@@ -202,10 +205,22 @@ def test_what_cannot_be_read_is_one_error(before, after, code, said):
     assert said in text
 
 
-def test_a_dtype_that_is_not_priced_is_refused_by_the_specs_rule():
-    found, text = codes(NEW.replace("seq_len = 4096", 'seq_len = 4096\ndtype = "bfloat16"'))
-    assert "MP902" in found
-    assert "precision.master" in text
+STATED = NEW.replace("qwen3", "llama3").replace('"1.7B"', '"8B"').replace("seq_len = 4096", 'seq_len = 4096\ndtype = "bfloat16"')
+
+
+@pytest.mark.parametrize(("reduce", "state", "sum_bytes"), [("float32", 2, 4), ("bfloat16", 2, 2)])
+def test_a_stated_dtype_is_that_of_parameters_gradients_and_moments(reduce, state, sum_bytes):
+    """Bytes of a rank from the parameters' number: the sum of a block, in the reduction's dtype, is cast unless both are one."""
+    spec = spec_of(STATED.replace("seq_len = 4096", f'seq_len = 4096\nmixed_precision_reduce = "{reduce}"'))
+    inventory = build_inventory(spec)
+    assert inventory.parameters == PARAMETERS["llama3/8B"]
+    budget = build_budget(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
+    cells, share = budget.worst.cells[Phase.OPTIMIZER], PARAMETERS["llama3/8B"] // 8
+    names = 32 * 9 + 3
+    assert sum(cells[column] for column in PARAMETER_COLUMNS) == state * share
+    assert cells[Column.MATRIX_OPTIMIZER] + cells[Column.OTHER_OPTIMIZER] == 2 * state * share + 4 * names
+    largest = 128_256 * 4096 // 8  # embedding or head
+    assert cells[Column.GRADIENTS] == state * share + (sum_bytes * largest if sum_bytes != state else 0)
 
 
 @pytest.mark.parametrize(

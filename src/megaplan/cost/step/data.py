@@ -80,8 +80,6 @@ class Once(NamedTuple):
 
 NODE_DEVICES = 8
 """Devices of a node, the unit of `Once.log2_nodes`."""
-OPTIMIZER_BYTES = 30.0
-"""Bytes of an element that Adam reads and writes: gradient, master, both moments and the parameter."""
 
 
 def once_of(work: TimedStep) -> Once:
@@ -90,7 +88,7 @@ def once_of(work: TimedStep) -> Once:
     once, (groups, optimizer) = sharded is not None and sharded.kind == "fsdp2" and mesh.pp > 1, _groups(work)
     flops, _, elements = muon_work(work)
     steps = work.spec.optimizer.newton_schulz_steps
-    moved = OPTIMIZER_BYTES * max(0.0, optimizer - elements) + (MUON_BYTES + STEP_BYTES * steps) * elements
+    moved = work.software.optimizer_bytes * max(0.0, optimizer - elements) + (MUON_BYTES + STEP_BYTES * steps) * elements
     return Once(
         *(*groups, 2 if sharded is not None and sharded.regather else 1, moved, steps * flops / (machine.peaks["bf16"] * TF32_SHARE)),
         *(machine.node, machine.network, machine.memory, float(sharded is not None and not once), float(once)),

@@ -74,6 +74,10 @@ class Sharded(NamedTuple):
     inside: bool = False
 
 
+OPTIMIZER_BYTES = 30.0
+"""Bytes of an element that Adam reads and writes: gradient, master, both moments and the parameter."""
+
+
 class Software(NamedTuple):
     """A framework and its launch options.
 
@@ -96,6 +100,7 @@ class Software(NamedTuple):
         sharded: Sharding of parameters over data ranks; None without.
         data_overlap: True if reductions of gradients and gathers of parameters overlap with computation; None for the framework's default.
         fused_accumulation: True if products of weight gradients accumulate, if the framework can; False for a separate operation.
+        optimizer_bytes: Bytes of an element that Adam reads and writes.
     """
 
     name: str
@@ -116,6 +121,7 @@ class Software(NamedTuple):
     sharded: Sharded | None = None
     data_overlap: bool | None = None
     fused_accumulation: bool = True
+    optimizer_bytes: float = OPTIMIZER_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,11 @@ def block_key(spec: Spec, block: Block, *, rotates: bool) -> BlockKey:
     return BlockKey(normed, rotates, repeats, sharded, context, compiled, recipe is not None, not gathers_low, latent, experts)
 
 
+def sums_in_place(spec: Spec) -> bool:
+    """True if later microbatches add gradients in place: FSDP2 sums whole ones in the reduction's dtype."""
+    return spec.precision.params.of_products is spec.precision.reduce
+
+
 def block_variants(spec: Spec, blocks: Inventory) -> dict[str, BlockVariant]:
     """The variant of each block, by its name among transformer blocks; `head` is included for a tied head too."""
     made: dict[str, BlockVariant] = {}
@@ -72,14 +77,14 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, kept_gather_
     part = _part(spec, dims, name, block, kept_gather_bytes)
     if spec.schedule.kind in SPLIT_BACKWARD and name.startswith("layers."):
         part = splittable_part(part, dims)
-    return weigh(part, gradients, in_place=spec.precision.params is spec.precision.grads)
+    return weigh(part, gradients, in_place=sums_in_place(spec))
 
 
 def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
     """Kept and temporary tensors of one block per microbatch, on a rank that holds it; by its name among transformer blocks."""
     shapes = {tensor.name: local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp) for tensor in block.tensors}
     gradients = storages(spec.precision.params.of_products, Column.GRADIENTS, shapes)
-    return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=spec.precision.params is spec.precision.grads)
+    return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=sums_in_place(spec))
 
 
 def _part(spec: Spec, dims: Dims, name: str, block: Block, kept_gather_bytes: int) -> BlockReplay:

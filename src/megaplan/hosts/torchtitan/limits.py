@@ -19,6 +19,8 @@ from megaplan.spec.settings import VALUES_ALONE, given_options
 
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's name of each recipe that is priced."""
+NAMES = {"params": "mixed_precision_param", "reduce": "mixed_precision_reduce", "master": "dtype"}
+"""torchtitan's keys of the dtypes that a job states."""
 
 
 def torchtitan_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -121,22 +123,15 @@ def _mesh(spec: Spec) -> Iterator[Limit]:
 
 def _precision(spec: Spec) -> Iterator[Limit]:
     precision, recipe = spec.precision, spec.precision.recipe
-    if precision.params not in (DType.BF16, DType.FP32):
-        detail = f"precision.params = {precision.params}: training.mixed_precision_param is bfloat16 or float32"
-        yield Limit("precision.params", detail, "params: bf16")
+    for role, name in NAMES.items():
+        if (dtype := getattr(precision, role)) not in (DType.BF16, DType.FP32):
+            yield Limit(f"precision.{role}", f"precision.{role} = {dtype}: training.{name} is bfloat16 or float32", f"{role}: fp32")
     for role in ("grads", "moments"):
         if getattr(precision, role) is not precision.master:
             detail = (
                 f"precision.{role} = {getattr(precision, role)}, precision.master = {precision.master}: FSDP2 and AdamW keep both equal"
             )
             yield Limit(f"precision.{role}", detail, f"{role}: {precision.master}")
-    if precision.master is not DType.FP32:
-        detail = f"precision.master = {precision.master}: training.dtype other than float32 is not priced"
-        yield Limit("precision.master", detail, "master: fp32")
-    if precision.reduce is not DType.FP32:
-        yield Limit(
-            "precision.reduce", f"precision.reduce = {precision.reduce}: training.mixed_precision_reduce is float32", "reduce: fp32"
-        )
     for letter, dtype in precision.families.items():
         yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: FSDP2's policy is one for the model")
     if recipe is None:

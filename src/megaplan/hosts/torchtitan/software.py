@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from megaplan.cost.step.from_spec import low_dtype
-from megaplan.cost.step.workload import Recomputed, Sharded, Software
+from megaplan.cost.step.workload import OPTIMIZER_BYTES, Recomputed, Sharded, Software
+from megaplan.dtypes import DType
 from megaplan.spec.models import Spec
 
 
@@ -14,9 +15,9 @@ def step_of(spec: Spec) -> tuple[Software, Recomputed]:
 
 
 def _software(spec: Spec) -> Software:
-    """Kernels of the host, and FSDP2's transfers: gathers of one byte per element if float8 weights are gathered."""
+    """Kernels of the host, FSDP2's transfers, of one byte per element if float8 weights are gathered, and AdamW's own reads and writes."""
     recipe, mesh = spec.precision.recipe, spec.mesh
-    gathered = 1 if recipe is not None and recipe.param_gather else 2
+    gathered = 1 if recipe is not None and recipe.param_gather else spec.precision.params.bytes
     sharded = Sharded("fsdp2", spec.sharding.reshard_after_forward, spec.precision.reduce.bytes, gathered)
     return Software(
         name=spec.host.kind.name,
@@ -24,4 +25,5 @@ def _software(spec: Spec) -> Software:
         tp_overlap=spec.host.async_tensor_parallel,
         compiled=spec.host.compile_model,
         sharded=sharded if mesh.dp_shard * mesh.cp > 1 else None,
+        optimizer_bytes=OPTIMIZER_BYTES * spec.precision.master.bytes / DType.FP32.bytes,
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from megaplan.spec.host import RESERVED_PERCENT
 
 TOPIC = (
-    "State: 16 bytes a parameter over dp_shard · cp ranks: fp32 parameter, gradient and the two states of AdamW.",
+    "State: 16 bytes a parameter over dp_shard · cp ranks, 8 where training.dtype is bfloat16: parameter, gradient and the two states of "
+    "AdamW. Where the reduction has another dtype, its output is cast: one output more, or all with replicas.",
     "Gathered parameters: 2 bytes each, 1 with float8 gathers: of one transformer block while it runs, of norm and head throughout; "
     "of all blocks without sharding.reshard_after_forward, as in pipelines by default. host.fsdp_ends: root keeps the embedding too, "
     "and the last block while head and loss run.",
     "Pools: FSDP2 allocates the outputs of reductions and of all-gathers on streams of their own, and torch's allocator gives a "
     "stream's memory to no other. So gradient shards, which zero_grad frees, and two gathers' outputs count all through a step.",
-    "A pipeline accumulates whole gradients in fp32, 4 bytes a parameter of the stage, until its last microbatch.",
+    "A pipeline accumulates whole gradients in the reduction's dtype, 4 bytes a parameter of the stage in fp32, to its last microbatch.",
     "Blocks keep, of each microbatch: recompute full, the input; selective, also attention and the first, third, fifth and seventh "
     "product, eager even those that backward never reads; none, all that autograd saves, compiled without what is cheap to make again.",
     "Experts, with k rows a token and R rows on the rank: eager keeps the router's input and the experts' outputs in fp32, 4 bytes each, "

@@ -4,12 +4,12 @@ import pytest
 
 from megaplan.cost.blocks import trained_elements
 from megaplan.cost.step.blocks import ledger_of
-from megaplan.cost.step.data import OPTIMIZER_BYTES, once_of
+from megaplan.cost.step.data import once_of
 from megaplan.cost.step.gemm import CAST_BYTES, SUM_BYTES
 from megaplan.cost.step.launch import ADAPTER_KERNELS
 from megaplan.cost.step.parameters import trained
 from megaplan.cost.step.predict import predict_step
-from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, Sharded, Software, StageShape, TimedStep
+from megaplan.cost.step.workload import OPTIMIZER_BYTES, BatchShape, Machine, MeshShape, Sharded, Software, StageShape, TimedStep
 from megaplan.devices import load_device
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec

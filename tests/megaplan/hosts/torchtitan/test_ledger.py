@@ -143,6 +143,35 @@ def test_shards_are_over_data_and_context_ranks_and_the_reductions_pool_stays():
         assert 2 * parameters < moments < 2 * parameters + 4 * 100
 
 
+STATE = ("precision.master=bf16", "precision.grads=bf16", "precision.moments=bf16")
+
+
+def test_sums_of_replicas_stay_in_the_reductions_dtype_and_their_casts_are_the_gradients():
+    def gradients(*overrides):
+        return budget("mesh={dp_shard: 2, dp_replicate: 2}", *overrides).worst.cells[Phase.OPTIMIZER][Column.GRADIENTS]
+
+    shard = build_inventory(spec_of()).parameters // 2
+    assert gradients() == 4 * shard
+    assert gradients(*STATE) == (2 + 4) * shard
+    assert gradients(*STATE, "precision.reduce=bf16") == 2 * shard
+    assert gradients("precision.reduce=bf16") == (4 + 2) * shard
+
+
+def test_a_pipeline_accumulates_whole_gradients_in_the_reductions_dtype():
+    def gradients(*overrides):
+        found = budget("mesh={pp: 2, dp_shard: 2}", "schedule.num_microbatches=4", *overrides, spans=((0, 4), (4, 8)))
+        return found.of_rank(2).cells[Phase.FORWARD_BACKWARD][Column.GRADIENTS]
+
+    inventory = build_inventory(spec_of())
+    stage = (
+        sum(block.elements for block in inventory.layers[4:]) + inventory.block("head").elements + inventory.block("final_norm").elements
+    )
+    wide, low = gradients(*STATE), gradients(*STATE, "precision.reduce=bf16")
+    largest = inventory.block("head").elements // 2
+    assert wide - low == 2 * stage + 4 * largest  # the sums of two dtypes, and one reduced block before its cast
+    assert gradients("precision.reduce=bf16") - low == (4 - 2) * stage // 2 + 2 * largest
+
+
 def test_uneven_shards_differ_between_ranks():
     found = budget("model.vocab_size=4098", "host.reserved_percent=0")
     assert sorted(rank for group in found.ranks for rank in group.ranks) == [0, 1, 2, 3]
