@@ -35,6 +35,12 @@ def add_later_variants(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(model, NORM_SHARE, added_norm_layers=lambda: draw.some(range(model["num_layers"])) or [0])
 
 
+def add_learned(draw: Draw, model: dict[str, Any]) -> None:
+    """Write activations with parameters into the MLPs of a drawn model of megarun."""
+    if "mlp" in model and model["mlp"].get("gate_multiplier", 1) == 1:
+        draw.maybe(model["mlp"], 0.1, activation="xielu")
+
+
 def _add_heads(draw: Draw, model: dict[str, Any], attention: dict[str, Any]) -> None:
     """Heads of single layers, widths of values, and gates and rotated parts that differ from the layers' first form."""
     width, groups = attention["head_dim"], attention["num_kv_heads"]

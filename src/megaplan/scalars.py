@@ -41,6 +41,8 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 BRANCH = "="
 """Beginning of a step in pydantic's locations that names a branch of a union."""
 Activation = Literal["swiglu", "relu2", "gelu", "geglu"]
+DenseActivation = Literal["swiglu", "relu2", "gelu", "geglu", "xielu"]
+"""Activations of a dense MLP; xielu has two parameters."""
 GATED: frozenset[str] = frozenset({"swiglu", "geglu"})
 """Activations of three matrices: gate, up and down."""
 FloatType = Literal[DType.FP32, DType.BF16, DType.FP16]

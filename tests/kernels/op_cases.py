@@ -24,6 +24,7 @@ from op_exact import (
     exact_rope,
     exact_selective_scan,
     exact_ssd,
+    exact_xielu,
 )
 from op_makers import (
     BATCH,
@@ -72,6 +73,7 @@ from megakernels import (
     selective_scan,
     ssd,
     swiglu,
+    xielu,
 )
 
 CASES = [
@@ -130,6 +132,13 @@ CASES = [
         lambda i: (gelu(i["x"]),),
         lambda i: (functional.gelu(i["x"], approximate="tanh"),),
         ("x",),
+    ),
+    Case(
+        "xielu",
+        lambda n, t: {"x": n(BATCH, t, 21), "alphas": n(2)},
+        lambda i: (xielu(i["x"], i["alphas"]),),
+        lambda i: (exact_xielu(i["x"], i["alphas"]),),
+        ("x", "alphas"),
     ),
     Case(
         "rope",

@@ -27,6 +27,11 @@ def exact_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
 
 
+def exact_xielu(x: Tensor, alphas: Tensor) -> Tensor:
+    above, below = functional.softplus(alphas).unbind()
+    return torch.where(x > 0, above * x * x, (below + 0.5) * (torch.expm1(x.clamp(max=0)) - x)) + x / 2
+
+
 def exact_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, num_groups: int) -> Tensor:
     slices = (x * functional.silu(gate)).chunk(num_groups, dim=-1)
     return torch.cat([exact_rms_norm(piece, torch.ones_like(piece[0, 0])) for piece in slices], dim=-1) * weight

@@ -115,7 +115,7 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             return {"recurrent": {"kind": "m2rnn", **sizes, "save_every": draw.randint(3, 16), "conv_kernel": draw.randint(2, 4)}}
         case _:
             width = draw.randint(8, 60)
-            return {"mlp": {"ffn_hidden_size": width, "activation": draw.choice([activation, "geglu"])}}
+            return {"mlp": {"ffn_hidden_size": width, "activation": draw.choice([activation, "geglu", "xielu"])}}
 
 
 def _moe_options(draw: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:

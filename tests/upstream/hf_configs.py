@@ -486,6 +486,8 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "bailing_hybrid": _bailing,
     "beam": _and(_routed("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", head_dim=True), _beam),
     "longcat_flash": _longcat,
+    "apertus": _dense("attention_bias"),
+    "apertus1p5_text": _dense("attention_bias"),
     "arcee": _dense("attention_bias", "mlp_bias", head_dim=True),
     "bamba": _bamba,
     "deepseek_v2": _latent,

@@ -8,7 +8,7 @@ from megakernels.ops.activation import facts as activation_facts
 from megakernels.ops.library import linear, scaled
 from megakernels.ops.rms_norm.facts import NORM, RESIDUAL_NORM, norm, residual_norm
 from megaplan.blocks.work import OpWork, Workload, Works
-from megaplan.scalars import GATED, Activation
+from megaplan.scalars import GATED, DenseActivation
 
 
 def linear_work(
@@ -51,7 +51,7 @@ def norm_work(load: Workload, name: str, part: str, width: int, *, times: int = 
 
 
 def mlp(
-    load: Workload, part: str, hidden_size: int, ffn_hidden_size: int, kind: Activation, prefix: str = "", *, scales_gate: bool = False
+    load: Workload, part: str, hidden_size: int, ffn_hidden_size: int, kind: DenseActivation, prefix: str = "", *, scales_gate: bool = False
 ) -> Works:
     """One MLP: up (and gate for swiglu and geglu), activation, down; `tp` shards its width; `scales_gate`: the gate has a factor.
 

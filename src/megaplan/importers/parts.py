@@ -15,6 +15,9 @@ GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"} | dict.fromkeys(
 )
 PLAIN_ACTIVATIONS = {"relu2": "relu2"} | dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "gelu")
 
+DENSE_ACTIVATIONS = PLAIN_ACTIVATIONS | {"xielu": "xielu"}
+"""Activations of a dense MLP with two matrices."""
+
 
 def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
     """Keys of `model` that every architecture has, without the pattern."""
@@ -33,9 +36,9 @@ def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
     return model | {"tie_embeddings": False}
 
 
-def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = True) -> str:
-    """The MLP's activation: with three matrices if it is gated, else with two."""
-    known = GATED_ACTIVATIONS if gated else PLAIN_ACTIVATIONS
+def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = True, plain: Mapping[str, str] = PLAIN_ACTIVATIONS) -> str:
+    """The MLP's activation: with three matrices if it is gated, else with two, one of `plain`."""
+    known = GATED_ACTIVATIONS if gated else plain
     value = reader.text(key)
     if value not in known and (reader.has(key) or value):
         matrices = "three matrices" if gated else "two matrices"
@@ -45,7 +48,8 @@ def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = T
 
 def mlp(reader: ConfigReader, width: str = "intermediate_size", act: str = "hidden_act", *, gated: bool = True, bias: bool = False) -> Any:
     """The section `mlp`."""
-    section: dict[str, Any] = {"ffn_hidden_size": reader.whole(width), "activation": activation(reader, act, gated=gated)}
+    name = activation(reader, act, gated=gated, plain=DENSE_ACTIVATIONS)
+    section: dict[str, Any] = {"ffn_hidden_size": reader.whole(width), "activation": name}
     return section | ({"bias": True} if bias else {})
 
 

@@ -12,6 +12,7 @@ from megaplan.importers import (
     gated_heads,
     gemma4,
     hybrids,
+    inner,
     latent,
     layer_heads,
     linear_attention,
@@ -22,6 +23,8 @@ from megaplan.importers.reader import ConfigReader
 
 ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "afmoe": experts.afmoe,
+    "apertus": inner.apertus,
+    "apertus1p5_text": inner.apertus,
     "arcee": decoders.arcee,
     "axk1": latent.axk1,
     "bailing_hybrid": gated_heads.bailing_hybrid,
@@ -134,8 +137,6 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 """Import function of each `model_type`, from a config to `model` of a spec."""
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "apertus": ("hidden_act", "xielu has two learned scalars in each MLP (act_fn.alpha_p, act_fn.alpha_n), as no activation here"),
-    "apertus1p5_text": ("hidden_act", "xielu has two learned scalars in each MLP (act_fn.alpha_p, act_fn.alpha_n), as no activation here"),
     "axk2": ("gated_norm_rank", "norms have a gate of low rank, and the query latent makes a gate, too (q_gate_proj)"),
     "bitnet": ("hidden_act", "attention's output and an MLP's inner values have norms (attn_sub_norm, ffn_sub_norm)"),
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),

@@ -68,6 +68,8 @@ def fill(tensor: ParamTensor, name: str, seed: int, num_layers: int) -> Tensor:
         case Init.DT_BIAS:
             dt = whole.uniform_(math.log(1e-3), math.log(1e-1), generator=generator).exp_()
             whole = dt + torch.log(-torch.expm1(-dt))
+        case Init.XIELU:
+            whole = torch.tensor([0.8, 0.8 - 0.5]).expm1_().log_()
         case Init.CONV:
             bound = 1 / math.sqrt(tensor.shape[-1])
             whole.uniform_(-bound, bound, generator=generator)

@@ -45,7 +45,7 @@ from megarun.remote import AnyPath
 MOST_NAMED = 8
 TEXT_PART = "language_model."
 """The text model in the names of a model of several parts."""
-_NOT_READ = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^mtp\.")
+_NOT_READ = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^mtp\.|\.act_fn\.(beta|eps)$")
 """Buffers that older releases stored and that follow from the config, and prediction modules that a plan has not."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _OTHER_FILES = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
@@ -152,11 +152,12 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
     stored = {name: dtype or DTYPES[each.dtype] for name, each in saved.items() if each.dtype in DTYPES}
     stored |= {name: torch.float32 for name in stored if name.endswith(f".{EXPERT_BIAS}")}  # as models keep it, whatever their dtype
     written = [*rules, *copied_rules(NAMES[imported.family], job.inventory)]
+    main = stored[rules[0].ours[0].name]
     groups = [_group(rule, checkpoint, adapters, stored[rule.ours[0].name]) for rule in written]
+    groups += _constants(NAMES[imported.family], len(job.inventory.layers), main)
     out.mkdir(parents=True)
     try:
         write_shards(out, groups, _base(job).parameters)
-        main = stored[rules[0].ours[0].name]
         text = json.dumps({**text_fields(config), "dtype": str(main).removeprefix("torch.")}, indent=2) + "\n"
         (out / CONFIG).write_text(text, encoding="utf-8")
         for name in _OTHER_FILES:
@@ -166,6 +167,15 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
         raise refusal("MP645", f"{out}: {error.strerror or error}", file=str(out)) from None
     sizes = [size for group in groups for size in group.sizes.values()]
     return Moved(out, len(sizes), sum(sizes), (), _not_carried(imported))
+
+
+def _constants(names: Names, num_layers: int, dtype: torch.dtype) -> Iterator[Group]:
+    """Buffers of one value, of every decoder layer."""
+    for layer in range(num_layers // names.letters):
+        for name, value in names.constants.items():
+            whole = f"{names.layer.format(layer=layer)}{name}"
+            tensor = torch.tensor(value, dtype=dtype)
+            yield Group({whole: tensor.nbytes}, partial(dict, {whole: tensor}))
 
 
 def plan_of(checkpoint: AnyPath, manifest: Manifest) -> PlanDocument:

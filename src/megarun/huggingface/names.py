@@ -55,6 +55,7 @@ class Names:
         shapes: Shapes of their tensors that differ from ours; -1 is all of the elements.
         depths: Names of multi-token prediction; None if no names are public.
         also: A part of their names, and how transformers writes it; both are read.
+        constants: Buffers that their files have in every decoder layer, each of one value, which an export writes.
     """
 
     blocks: Mapping[str, Modules]
@@ -68,6 +69,7 @@ class Names:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     depths: Depths | None = None
     also: tuple[str, str] | None = None
+    constants: Mapping[str, float] = field(default_factory=dict)
 
 
 def _in(module: str, *names: str, **renamed: str) -> Modules:
@@ -199,6 +201,15 @@ _BACKBONE: Modules = {"embedding": "backbone.embeddings", "final_norm": "backbon
 _ALONE: Modules = {"norm": "norm", **_in("mixer", *_MIXER, gated_norm="norm")}
 
 NAMES: dict[str, Names] = {
+    "apertus": replace(
+        _decoder(
+            _HEADS,
+            _in("mlp", "up_proj", "down_proj") | {"alphas": ("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n")},
+            before={"norm": "attention_layernorm"},
+            after={"norm": "feedforward_layernorm"},
+        ),
+        constants={"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6},
+    ),
     "arcee": LLAMA,
     "bamba": Names({"A": {**_BEFORE, **_HEADS}, "M": _MAMBA_LAYER, "D": _FEED_FORWARD}, outside=_FEED_FORWARD_ENDS),
     "cohere": _PARALLEL,

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
-from megakernels import geglu, gelu, relu2, swiglu
-from megaplan.scalars import GATED
-from megaplan.spec.models import Activation
+from megakernels import geglu, gelu, relu2, swiglu, xielu
+from megaplan.scalars import GATED, DenseActivation
 from megarun.model.norm import Block, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
-ACTIVATIONS: dict[Activation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2": relu2, "gelu": gelu, "geglu": geglu}
+ACTIVATIONS: dict[DenseActivation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2": relu2, "gelu": gelu, "geglu": geglu}
 
 
 class Mlp(nn.Module):
     """up → activation → down; swiglu and geglu also have a gate projection. Under TP a rank has a share of the inner width."""
 
     def __init__(
-        self, hidden_size: int, ffn_hidden_size: int, activation: Activation, tp: TensorParallel = ALONE, *, bias: bool = False
+        self, hidden_size: int, ffn_hidden_size: int, activation: DenseActivation, tp: TensorParallel = ALONE, *, bias: bool = False
     ) -> None:
         super().__init__()
         self.activation, self.tp, width = activation, tp, tp.share(ffn_hidden_size)
         self.gate_multiplier = 1.0
+        self.alphas = nn.Parameter(torch.empty(2)) if activation == "xielu" else None
         if activation in GATED:
             self.gate_proj = linear(hidden_size, width, bias)
         self.up_proj = linear(hidden_size, width, bias)
@@ -37,6 +38,8 @@ class Mlp(nn.Module):
 
     def contract(self, *expanded: Tensor) -> Tensor:
         """Gate and up, or up alone, [B, T, F] -> [B, t, h]: activation and down_proj."""
+        if self.alphas is not None:
+            return self.down_proj.reduce(self.down_proj(xielu(expanded[0], self.alphas)))
         return self.down_proj.reduce(self.down_proj(ACTIVATIONS[self.activation](*self.scaled(*expanded))))
 
     def scaled(self, first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
@@ -55,7 +58,7 @@ class DenseBlock(Mlp, Block):
         self,
         hidden_size: int,
         ffn_hidden_size: int,
-        activation: Activation,
+        activation: DenseActivation,
         eps: float,
         tp: TensorParallel = ALONE,
         *,

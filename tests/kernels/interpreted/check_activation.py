@@ -5,13 +5,14 @@ import torch
 from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
+from op_exact import exact_xielu
 from op_makers import Case
 from torch.nn import functional
 
-from megakernels import geglu, gelu, relu2, swiglu
+from megakernels import geglu, gelu, relu2, swiglu, xielu
 from megakernels.ops.activation import reference
 
-NAMES = ("swiglu", "geglu", "relu2", "gelu")
+NAMES = ("swiglu", "geglu", "relu2", "gelu", "xielu")
 EACH = pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -49,7 +50,7 @@ def test_wide_rows_have_several_tiles() -> None:
 
 def test_extremes_are_finite() -> None:
     x = torch.tensor([-3e4, -90.0, -1e-30, 0.0, 1e-30, 90.0, 3e4], requires_grad=True)
-    for y in (swiglu(x, x), geglu(x, x), relu2(x), gelu(x)):
+    for y in (swiglu(x, x), geglu(x, x), relu2(x), gelu(x), xielu(x, torch.tensor([0.2, -40.0]))):
         (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
         assert y.isfinite().all()
         assert grad.isfinite().all()
@@ -61,6 +62,15 @@ def test_elements_beyond_32_bit_offsets() -> None:
     near = torch.randn(3, 64).bfloat16()
     far.copy_(near)
     assert torch.equal(relu2(far), relu2(near))
+
+
+def test_sums_of_several_tiles_in_a_program() -> None:
+    x, alphas = torch.randn(1100, 2048, requires_grad=True), torch.tensor([0.3, -0.4], requires_grad=True)
+    y = xielu(x, alphas)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (x, alphas)]
+    exact = exact_xielu(*wide)
+    pairs = zip(gradients([y], [x, alphas], [y]), gradients([exact], wide, [exact]), strict=True)
+    assert max(rms_ratio(a, b) for a, b in pairs) < TOLERANCE[torch.float32]
 
 
 def test_no_elements() -> None:

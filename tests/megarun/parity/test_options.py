@@ -122,6 +122,7 @@ CAPPED: dict[str, Any] = {
         "full_layers": [2],
     },
 }
+LEARNED: dict[str, Any] = {"model.mlp": {"ffn_hidden_size": 40, "activation": "xielu", "bias": True}}
 QWEN_NEXT: dict[str, Any] = {
     **pattern("GEAE", 4),
     "model.zero_centered_norm": True,
@@ -210,6 +211,8 @@ CELLS = [
     Cell("ling-cp-recompute", {"cp": 2, **T2}, spec=LING | {"recompute": {"default": "selective"}}),
     Cell("beam", {"pp": 2, **T2}, spec=DENSE | BEAM),
     Cell("gated-indexers", T2, spec=pattern("AD", 4, attention={**INDEXED, "gate": True})),
+    Cell("xielu", {"pp": 2, **T2}, spec=DENSE | LEARNED | SELECTIVE, ci=True),
+    Cell("xielu-cp", {"cp": 2, **T2}, "1f1b", spec=DENSE | LEARNED),
     Cell("qwen-next", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=QWEN_NEXT, ci=True),
     Cell("qwen-next-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=QWEN_NEXT),
     Cell("qwen-next-pp-tp", {"pp": 2, **T2, "ep": 2}, "interleaved_zero_bubble", spec=QWEN_NEXT),

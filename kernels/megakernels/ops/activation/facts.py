@@ -8,6 +8,10 @@ KIND = (KindShare("activation"),)
 PLAIN_GATED = PlainPasses(PlainPass(830, launches=6), PlainPass(1180, launches=13))
 GATED = FixedRatios(KernelPass(kinds=KIND), KernelPass(kinds=KIND), PLAIN_GATED)
 UNGATED = FixedRatios(KernelPass(kinds=KIND), KernelPass(kinds=KIND), PlainPasses(PlainPass(700, launches=4), PlainPass(770, launches=6)))
+XIELU_TILE = 2048
+"""Elements of a tile of xielu."""
+NUM_XIELU_SUMS = 512
+"""Largest number of programs that sum: it does not depend on the device, so the result does not either."""
 GATE = FixedRatios(torch=PLAIN_GATED)
 """The gate of a block's output, whose kernels have no measured constants."""
 

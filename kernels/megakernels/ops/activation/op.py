@@ -1,4 +1,4 @@
-"""Activation functions. Saved: their inputs."""
+"""Activation functions. Saved: their inputs, for xielu its two numbers, too."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from torch._library.custom_ops import CustomOpDef
 from megakernels._common import fake_like, operation, require, runs_triton
 from megakernels.ops.activation import reference
 
-__all__ = ["geglu", "gelu", "relu2", "swiglu"]
+__all__ = ["geglu", "gelu", "relu2", "swiglu", "xielu"]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -81,6 +81,29 @@ def gelu(x: Tensor) -> Tensor:
     return y
 
 
+def xielu(x: Tensor, alphas: Tensor) -> Tensor:
+    """A x² + x/2 for positive x, b (exp(x) − 1 − x) + x/2 for others, a = softplus(alphas[0]), b = 1/2 + softplus(alphas[1]).
+
+    Args:
+        x: any shape.
+        alphas: [2].
+
+    Returns:
+        The same shape as x, contiguous, in x's dtype.
+
+    Triton:
+        One kernel forward; two backward, of which the second adds up the sums of the first's programs.
+
+    Raises:
+        ValueError: alphas are not two numbers.
+
+    Source: arXiv:2411.13010, equation 12, with β = 1/2.
+    """
+    require(tuple(alphas.shape) == (2,), "xielu", "alphas must be two numbers", alphas=alphas.shape)
+    y: Tensor = _xielu(x, alphas)
+    return y
+
+
 def _registered(
     name: str, arguments: Sequence[str], forward: Callable[..., Tensor], backward: Callable[..., Sequence[Tensor | None]]
 ) -> CustomOpDef:
@@ -114,3 +137,26 @@ _swiglu = _registered("swiglu", ("gate", "up"), reference.swiglu_forward, refere
 _geglu = _registered("geglu", ("gate", "up"), reference.geglu_forward, reference.geglu_backward)
 _relu2 = _registered("relu2", ("x",), reference.relu2_forward, lambda grad_y, x, _needs: [reference.relu2_backward(grad_y, x)])
 _gelu = _registered("gelu", ("x",), reference.gelu_forward, lambda grad_y, x, _needs: [reference.gelu_backward(grad_y, x)])
+
+
+def _run_xielu(given: tuple[Tensor, Tensor]) -> tuple[Tensor]:
+    if runs_triton(given[0]):
+        from megakernels.ops.activation import kernel_xielu  # noqa: PLC0415
+
+        return (kernel_xielu.forward(*given),)
+    return (reference.xielu_forward(*given),)
+
+
+def _run_xielu_backward(grad_y: Tensor, given: tuple[Tensor, Tensor], needs: list[bool]) -> Sequence[Tensor | None]:
+    if runs_triton(given[0]):
+        from megakernels.ops.activation import kernel_xielu  # noqa: PLC0415
+
+        return kernel_xielu.backward(grad_y, *given, needs)
+    return reference.xielu_backward(grad_y, *given, needs)
+
+
+_xielu = operation(
+    "xielu", {"x": Tensor, "alphas": Tensor}, lambda x, alphas: (x, alphas),
+    outputs=("y",), saved=(), gradients=("x", "alphas"),
+    forward=_run_xielu, backward=_run_xielu_backward, fake=lambda given: (fake_like(given[0]),),
+)[0]  # fmt: skip

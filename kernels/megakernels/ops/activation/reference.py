@@ -2,7 +2,7 @@
 
 Source: swiglu and geglu, Shazeer, arXiv:2002.05202, equations 5 and 6 (silu is its Swish with β = 1); clamped swiglu, gpt-oss,
 arXiv:2508.10925, section 2.1, and the code published with it; relu2, So et al., arXiv:2109.08668, section 4; gelu in
-the tanh form, Hendrycks and Gimpel, arXiv:1606.08415, section 2.
+the tanh form, Hendrycks and Gimpel, arXiv:1606.08415, section 2; xielu, Huang and Schlag, arXiv:2411.13010, equation 12.
 """
 
 import math
@@ -10,11 +10,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from megakernels._common import upcast
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715
+XIELU_SLOPE = 0.5
+"""Slope of xielu at zero."""
 CLAMPED_SLOPE = 1.702
 """Slope of the clamped swiglu's sigmoid."""
 
@@ -91,6 +94,36 @@ def gelu_backward(grad_y: Tensor, x: Tensor) -> Tensor:
 
 def _gelu_slope(x: Tensor, tanh: Tensor) -> Tensor:
     return 0.5 * (1 + tanh + x * (1 - tanh.square()) * SQRT_2_OVER_PI * (1 + 3 * GELU_CUBIC * x.square()))
+
+
+def xielu_forward(x: Tensor, alphas: Tensor) -> Tensor:
+    """Returns a x² + x/2 for positive x, b (exp(x) − 1 − x) + x/2 for others."""
+    wide, (above, below) = upcast(x), _xielu_factors(alphas)
+    bent = torch.where(wide > 0, above * wide.square(), below * _xielu_bend(wide))
+    return (bent + XIELU_SLOPE * wide).to(x.dtype).contiguous()
+
+
+def xielu_backward(grad_y: Tensor, x: Tensor, alphas: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of x and alphas."""
+    grad_y, wide, (above, below) = upcast(grad_y), upcast(x), _xielu_factors(alphas)
+    grad_x = grad_alphas = None
+    if needs[0]:
+        slope = torch.where(wide > 0, 2 * above * wide, below * torch.expm1(wide.clamp(max=0)))
+        grad_x = (grad_y * (slope + XIELU_SLOPE)).to(x.dtype).contiguous()
+    if needs[1]:
+        sums = (grad_y * wide.clamp(min=0).square()).sum(), (grad_y * _xielu_bend(wide)).sum()
+        grad_alphas = (torch.stack(sums) * torch.sigmoid(upcast(alphas))).to(alphas.dtype)
+    return grad_x, grad_alphas
+
+
+def _xielu_bend(x: Tensor) -> Tensor:
+    below = x.clamp(max=0)
+    return torch.expm1(below) - below
+
+
+def _xielu_factors(alphas: Tensor) -> tuple[Tensor, Tensor]:
+    above, below = softplus(upcast(alphas)).unbind()
+    return above, below + XIELU_SLOPE
 
 
 def _gelu_inner(x: Tensor) -> Tensor:

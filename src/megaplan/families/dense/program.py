@@ -25,13 +25,16 @@ def dense_program(dims: Dims, mlp: Mlp, _variant: None, _operations: None, _para
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("normed", "mlp", "out"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]})
     tensors |= mlp_storages(dims, mlp.ffn_hidden_size)
-    return _program(mlp.activation in GATED, dims.tp > 1, mlp.bias, mlp.gate_multiplier != 1), residual(tensors)
+    return _program(mlp.activation in GATED, dims.tp > 1, mlp.bias, mlp.gate_multiplier != 1, mlp.activation == "xielu"), residual(tensors)
 
 
 @cache
-def _program(gated: bool, sharded: bool, bias: bool, scaled: bool) -> BlockProgram:
+def _program(gated: bool, sharded: bool, bias: bool, scaled: bool, learned: bool) -> BlockProgram:
     first = norm("norm", "x", "normed", "rstd", "norm.weight")
-    return SELECTIVE.program(first, *mlp_ops(gated, sharded, bias=bias, scaled=scaled), add("residual", ("x", "mlp"), "out"))
+    inner = mlp_ops(gated, sharded, bias=bias, scaled=scaled)
+    if learned:
+        inner = tuple(op._replace(params=("alphas",)) if op.name == "activation" else op for op in inner)
+    return SELECTIVE.program(first, *inner, add("residual", ("x", "mlp"), "out"))
 
 
 def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, bias: bool = False, scaled: bool = False) -> tuple[Op, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from megaplan.families.dense.section import Mlp
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor
-from megaplan.scalars import GATED, Activation
+from megaplan.scalars import GATED, DenseActivation
 
 
 def mlp_matrices(
-    hidden_size: int, ffn_hidden_size: int, activation: Activation, prefix: str = "", *, bias: bool = False
+    hidden_size: int, ffn_hidden_size: int, activation: DenseActivation, prefix: str = "", *, bias: bool = False
 ) -> tuple[ParamTensor, ...]:
     """The tensors of one MLP: three matrices for swiglu and geglu (arXiv:2002.05202, section 2), two for relu2 and gelu, and biases."""
     up_names = ("gate_proj", "up_proj") if activation in GATED else ("up_proj",)
@@ -28,4 +28,5 @@ def mlp_matrices(
 
 def dense_tensors(mlp: Mlp, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one D block, its pre-norm included."""
-    return (norm("norm.weight", hidden_size), *mlp_matrices(hidden_size, mlp.ffn_hidden_size, mlp.activation, bias=mlp.bias))
+    alphas = (replicated("alphas", (2,), Group.OTHER, Init.XIELU),) if mlp.activation == "xielu" else ()
+    return (norm("norm.weight", hidden_size), *alphas, *mlp_matrices(hidden_size, mlp.ffn_hidden_size, mlp.activation, bias=mlp.bias))
