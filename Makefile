@@ -8,7 +8,7 @@ GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,python3)
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: measured runs rl demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-jobs test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-reports accuracy-torchtitan recipes-fit clean
+.PHONY: measured runs rl demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-jobs test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills recoveries fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-reports accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -89,6 +89,9 @@ faults: $(READY) ## break a small run in every way: docs/reference/faults.md; ma
 
 kills: $(READY) ## kill -9 at random times in every layout and storage; make kills SEED=0 COUNT=200 FIRST=0 WRITE=1
 	$(BIN)/python scripts/kills.py --seed $(or $(SEED),0) --count $(or $(COUNT),200) --first $(or $(FIRST),0) $(if $(WRITE),--write)
+
+recoveries: $(READY) ## lose processes and nodes of jobs with --memory-copies; make recoveries SEED=0 ROUNDS=3 WRITE=1
+	$(BIN)/python scripts/recoveries.py --seed $(or $(SEED),0) --rounds $(or $(ROUNDS),3) $(if $(WRITE),--write)
 
 fuzz: $(READY) ## mutated files of every kind and options; make fuzz SEED=1 COUNT=10000
 	$(BIN)/python scripts/fuzz.py --count $(or $(COUNT),2000) --seed $(or $(SEED),0)

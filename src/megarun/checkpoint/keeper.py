@@ -156,6 +156,11 @@ class Keeper:
         if self._copies is not None:
             self._copies.forget()
 
+    def await_copies(self) -> None:
+        """Wait until the copy of the last step is with the peer, so that a loss after the next update costs that step alone."""
+        if self._copies is not None:
+            self._copies.wait()
+
     def go_back(self, trainer: Trainer, found: Found) -> tuple[int, DataProgress]:
         """Load a checkpoint into a trainer that has stepped; returns the number of steps done and the data progress.
 

@@ -199,6 +199,7 @@ def train_steps(
             display.note(bad.text())
             step = guard.follow(bad)
             continue
+        keeper.await_copies()
         trainer.update(step)
         rate = learning_rate(training.learning_rate, training.rate_schedule, step, training.steps)
         step += 1

@@ -10,23 +10,56 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megarun.checkpoint.save import Saver
+from megarun.checkpoint import save
+from megarun.checkpoint.keeper import Keeper
 from megarun.checkpoint.storage import CheckpointWriter
 from megarun.engine.trainer import Trainer
 from megarun.parallel.apply.forward import ForwardRunner
+from megarun.remote import RemotePath
 
 SECOND = 2
 STRUCK = "struck"
 PLACES: dict[str, tuple[Any, str]] = {
-    "the copy of a save": (Saver, "_state"),
+    "the copy of a save": (save, "whole_state"),
     "the writing of a save": (CheckpointWriter, "write_data"),
+    "the commit of a save": (CheckpointWriter, "finish"),
+    "the removal of old checkpoints": (CheckpointWriter, "_remove_outdated"),
+    "an upload": (RemotePath, "upload"),
     "an evaluation": (ForwardRunner, "loss"),
+    "the building of stages": (Trainer, "__init__"),
+    "a step": (Trainer, "measure"),
+    "an update": (Trainer, "update"),
+    "the loading of a checkpoint": (Keeper, "_load"),
 }
+
+
+@dataclass(frozen=True)
+class Death:
+    """A kill of a rank by itself.
+
+    Attributes:
+        place: Name in `PLACES`.
+        times: Entries of the place, the last of which ends the rank.
+        seconds: Seconds from that entry to the kill; the rank continues meanwhile.
+        struck: File that the rank leaves at that entry.
+    """
+
+    place: str
+    times: int
+    seconds: float
+    struck: Path
+
+    def strike(self) -> None:
+        """End this process after the seconds."""
+        self.struck.touch()
+        threading.Timer(self.seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def full_disk() -> None:
@@ -45,14 +78,14 @@ def sending(number: int, process: int) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def aimed(place: str, strike: Callable[[], None]) -> Iterator[None]:
-    """Strike the second time that a place is entered."""
+def aimed(place: str, strike: Callable[[], None], times: int = SECOND) -> Iterator[None]:
+    """Strike the second time that a place is entered, or another one."""
     owner, name = PLACES[place]
-    real, times = getattr(owner, name), [0]
+    real, entered = getattr(owner, name), [0]
 
     def struck(*arguments: Any, **named: Any) -> Any:
-        times[0] += 1
-        if times[0] == SECOND:
+        entered[0] += 1
+        if entered[0] == times:
             strike()
         return real(*arguments, **named)
 

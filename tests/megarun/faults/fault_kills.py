@@ -1,4 +1,4 @@
-"""kill -9 at random times, inside of saves too, in every layout and storage of a matrix; the job then resumes in its own layout."""
+"""kill -9 in every phase of a job, at random times, in every layout and storage of a matrix; the job then resumes in its own layout."""
 
 import random
 import shutil
@@ -7,18 +7,39 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from fault_aim import Death
 from fault_bench import SAVE_EVERY, STEPS, Bench, losses, newest_step, wait_for_step
 from fault_blame import blamed
-from fault_launch import ALONE, TWO_STAGES, Job, layout_text
+from fault_launch import ALONE, START_LIMIT_SECONDS, TWO_STAGES, Job, layout_text
 from fault_layouts import EXPERTS, FOUR, FOUR_EXPERTS, FOUR_TENSOR, SHARDED, TENSOR
 
 from megaplan.spec.models import Mesh
+from megarun.metrics.file import FILE_NAME
 from megarun.remote import any_path
 
 FOLDER, STORAGE, LOST = "folder", "file://", "file://, --out lost"
 """Places of checkpoints: in --out; behind a URL of fsspec; there, and --out goes with the killed job."""
 LAYOUTS = (ALONE, TWO_STAGES, SHARDED, TENSOR, EXPERTS, FOUR, FOUR_TENSOR, FOUR_EXPERTS, Mesh(dp_shard=2, tp=2))
 CELLS = tuple(product(LAYOUTS, (FOLDER, STORAGE, LOST)))
+ANY_TIME, ANY_SAVE, START, RESTART = "any time", "a save that has begun", "the start", "a restart"
+EVALUATION, REMOVAL, UPLOAD = "an evaluation", "the removal of old checkpoints", "an upload"
+AIMED = {
+    "the building of stages": (1, 1),
+    "a step": (1, STEPS - 2),
+    "an update": (1, STEPS - 2),
+    EVALUATION: (1, 4),
+    "the copy of a save": (1, 4),
+    "the writing of a save": (1, 4),
+    "the commit of a save": (1, 4),
+    REMOVAL: (3, 5),
+    UPLOAD: (1, 8),
+}
+"""Places that a rank ends itself in, with the range of the entry that it does so at."""
+BY_FIRST_RANK = ("the commit of a save", REMOVAL)
+PHASES = (ANY_TIME, ANY_SAVE, START, RESTART, *AIMED)
+AGAIN = ("the building of stages", "the loading of a checkpoint", "a step")
+"""Places of a restart."""
+START_SECONDS = 1.5
 NOTICED_SECONDS = 0.1  # until torchrun signals the other ranks
 MOST_LOST = 2 * SAVE_EVERY
 """A save is written while training continues, and the next one waits for it."""
@@ -34,6 +55,7 @@ class Kill:
         ranks: Processes of the job.
         storage: Place of the checkpoints.
         victim: The killed rank, or all.
+        phase: Phase that the kill was aimed at.
         in_save: True if a save had begun and was not complete.
         made: Steps that had been made.
         saved: Step of the newest complete checkpoint; 0 if there was none.
@@ -46,6 +68,7 @@ class Kill:
     ranks: int
     storage: str
     victim: str
+    phase: str
     in_save: bool
     made: int
     saved: int
@@ -54,7 +77,7 @@ class Kill:
 
 
 def kill(bench: Bench, seed: int, number: int) -> Kill:
-    """One kill of a seed; the cells of the matrix take turns.
+    """One kill of a seed; the cells of the matrix take turns, and phases are drawn.
 
     Raises:
         AssertionError: The job does not end, blames a rank that was not killed, or does not resume from its newest complete checkpoint
@@ -62,26 +85,28 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
     """
     draw = random.Random(f"{seed} {number}")
     mesh, storage = CELLS[number % len(CELLS)]
+    phase = draw.choice([each for each in PHASES if storage != FOLDER or each != UPLOAD])
     folder = bench.folder / f"kill-{seed}-{number}"
-    out, said, url = folder / "run", folder / "said.txt", f"file://{folder}/storage"
+    out, url = folder / "run", f"file://{folder}/storage"
     folder.mkdir()
     more = [] if storage == FOLDER else ["--checkpoint-url", url]
+    if phase == EVALUATION:
+        more += ["--eval-data", str(bench.tokens), "--eval-every", "2", "--eval-batches", "1"]
     saves = out if storage == FOLDER else any_path(url)
     bench.expected_of(mesh)
-    job = bench.forks.start([*bench.words(bench.plan_of(mesh), out), *more], said, mesh)
-    _wait(job, out, draw)
-    chosen = range(mesh.world_size) if draw.random() < 1 / 3 else [draw.randrange(mesh.world_size)]
-    for rank in chosen:
-        job.kill(rank)
-    time.sleep(draw.uniform(0, NOTICED_SECONDS))
-    job.terminate()
-    seconds = job.end()
-    assert blamed(said.read_text()) <= set(chosen), said.read_text()
-    made, saved, in_save = max(losses(out), default=0), newest_step(saves), _in_save(out)
-    assert job.status != 0 or made == STEPS, said.read_text()
-    if storage == LOST:
-        shutil.rmtree(out)
-    if saved or storage == LOST:
+    victims: set[int] = set()
+    made, seconds, in_save = 0, 0.0, False
+    for each in (ANY_TIME, RESTART) if phase == RESTART else (phase,):
+        killed = _killed(bench, mesh, [*bench.words(bench.plan_of(mesh), out), *more], out, each, draw)
+        victims |= killed.victims
+        seconds, in_save, made = max(seconds, killed.seconds), _in_save(out), max(made, *losses(out), 0)
+        assert killed.status != 0 or made == STEPS, killed.said
+        if storage == LOST and out.exists():
+            shutil.rmtree(out)
+        saved = newest_step(saves)
+        if not saved and storage != LOST:
+            break  # nothing to restart from
+    if saved or storage == LOST or not (out / FILE_NAME).exists():
         start = bench.resume_from(out, mesh, *more)
         assert start == saved, f"resumed after {start} steps, and {saved} were saved"
         assert made - start <= MOST_LOST or saved == 0
@@ -90,14 +115,57 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
         assert status, text
         assert "MP608" in text, text
     shutil.rmtree(folder)
-    victim = "all" if len(chosen) == mesh.world_size else f"rank {chosen[0]}"
-    return Kill(number, layout_text(mesh), mesh.world_size, storage, victim, in_save, made, saved, max(0, made - saved), seconds)
+    victim = "all" if len(victims) == mesh.world_size else " and ".join(f"rank {rank}" for rank in sorted(victims))
+    return Kill(number, layout_text(mesh), mesh.world_size, storage, victim, phase, in_save, made, saved, max(0, made - saved), seconds)
 
 
-def _wait(job: Job, out: Path, draw: random.Random) -> None:
-    """Waits until a random time: after a step, or, as often, after a save has begun."""
+@dataclass(frozen=True)
+class _Killed:
+    victims: set[int]
+    status: int
+    said: str
+    seconds: float
+
+
+def _killed(bench: Bench, mesh: Mesh, words: list[str], out: Path, phase: str, draw: random.Random) -> _Killed:
+    """Start a job and kill one or all of its ranks in a phase."""
+    said, struck = out.parent / f"said-{len(list(out.parent.iterdir()))}.txt", out.parent / "struck"
+    struck.unlink(missing_ok=True)
+    rank = draw.randrange(mesh.world_size)
+    chosen = set(range(mesh.world_size)) if draw.random() < 1 / 3 else {rank}
+    deaths = {}
+    if phase in AIMED or phase == RESTART:
+        place = draw.choice(AGAIN) if phase == RESTART else phase
+        rank = 0 if place in BY_FIRST_RANK else rank
+        chosen = chosen if len(chosen) > 1 else {rank}
+        deaths = {rank: Death(place, draw.randint(*AIMED.get(place, (1, 1))) if phase != RESTART else 1, draw.uniform(0, 0.02), struck)}
+    job = bench.forks.start(words, said, mesh, deaths)
+    if deaths:
+        end = time.monotonic() + START_LIMIT_SECONDS
+        while not struck.exists() and job.poll() is None and time.monotonic() < end:
+            time.sleep(0.0005)
+        if len(chosen) == 1:
+            while struck.exists() and rank in job.ranks() and time.monotonic() < end:
+                time.sleep(0.0005)
+    else:
+        _wait(job, out, phase, draw)
+    for each in chosen:
+        job.kill(each)
+    time.sleep(draw.uniform(0, NOTICED_SECONDS))
+    job.terminate()
+    seconds = job.end()
+    text = said.read_text() if said.exists() else ""
+    assert blamed(text) <= chosen, text
+    return _Killed(chosen, job.status, text, seconds)
+
+
+def _wait(job: Job, out: Path, phase: str, draw: random.Random) -> None:
+    """Waits until a random time: of the start, after a step, or after a save has begun."""
+    if phase == START:
+        time.sleep(draw.uniform(0, START_SECONDS))
+        return
     wait_for_step(out, draw.randint(1, STEPS - 4), job)
-    if draw.random() < 1 / 2:
+    if phase == ANY_TIME:
         time.sleep(draw.uniform(0, 0.3))
         return
     end = time.monotonic() + 2

@@ -10,10 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from megaplan.spec.models import Mesh
 from megarun.errors import place
+
+if TYPE_CHECKING:
+    from fault_aim import Death
 
 ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 60.0
@@ -21,7 +24,7 @@ LIMIT_SECONDS = 60.0
 START_LIMIT_SECONDS = 300.0
 """Seconds until a job has come to where a case breaks it; a loaded machine takes long to load torch in four ranks."""
 ALONE, TWO_STAGES = Mesh(), Mesh(pp=2)
-PRELOADED = ("megarun.cli.main", "megarun.training.loop", "megarun.training.elastic", "torch.distributed.checkpoint")
+PRELOADED = ("megarun.cli.main", "megarun.training.loop", "megarun.training.elastic", "torch.distributed.checkpoint", "fault_aim")
 
 
 def layout_text(mesh: Mesh) -> str:
@@ -175,13 +178,13 @@ class Forks:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOADED, Path(__file__).stem])
 
-    def start(self, words: Sequence[str], said: Path, mesh: Mesh) -> Job:
-        """Every rank of a job; stderr goes to a file."""
+    def start(self, words: Sequence[str], said: Path, mesh: Mesh, deaths: Mapping[int, "Death"] | None = None) -> Job:
+        """Every rank of a job; stderr goes to a file, and some ranks may end themselves."""
         port, started = str(free_port()), []
         for rank in range(mesh.world_size):
             shared = {"WORLD_SIZE": str(mesh.world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             variables = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if mesh.world_size > 1 else {}
-            process = self._context.Process(target=_rank, args=(variables, list(words), str(said)), daemon=True)
+            process = self._context.Process(target=_rank, args=(variables, list(words), str(said), (deaths or {}).get(rank)), daemon=True)
             process.start()
             started.append(_Forked(process))
         return Job(started, are_ranks=True)
@@ -200,9 +203,10 @@ class _Forked:
             os.kill(self.pid, sig)
 
 
-def _rank(variables: Mapping[str, str], words: Sequence[str], said: str) -> None:
+def _rank(variables: Mapping[str, str], words: Sequence[str], said: str, death: "Death | None") -> None:
     """One rank, in its own process."""
     import torch  # noqa: PLC0415
+    from fault_aim import aimed  # noqa: PLC0415
 
     from megarun.cli.main import run  # noqa: PLC0415
     from megarun.launch.failure import exit_process  # noqa: PLC0415
@@ -211,7 +215,8 @@ def _rank(variables: Mapping[str, str], words: Sequence[str], said: str) -> None
     os.environ.update({**environment(), **variables})
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 2)
-    exit_process(run(words))
+    with aimed(death.place, death.strike, death.times) if death else contextlib.nullcontext():
+        exit_process(run(words))
 
 
 def environment() -> dict[str, str]:
