@@ -10,16 +10,39 @@ import errno
 import os
 import shutil
 import stat
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from megarun.errors import refusal
 from megarun.remote import AnyPath, RemotePath
 
+PASSING = frozenset((errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EREMOTEIO))
+"""Errors that network file systems give while a server or a path to it changes, and that often pass."""
+PAUSES_SECONDS = (0.1, 1.0)
+_Result = TypeVar("_Result")
+
+
+def again(read: Callable[[], _Result]) -> _Result:
+    """The result of a reading that is tried again after an error that may pass.
+
+    Raises:
+        OSError: It fails each time, or with an error that does not pass.
+    """
+    for pause in PAUSES_SECONDS:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+        time.sleep(pause)
+    return read()
+
 
 def open_regular(path: AnyPath) -> BinaryIO:
-    """Open a regular file for reading; a link to one is followed.
+    """Open a regular file for reading; a link to one is followed, and an error that may pass is met with another try.
 
     A pipe would block and a device may have no end, so neither is opened: the type is looked at first, and again on the open file, which is
     opened without blocking in case it was replaced in between.
@@ -30,6 +53,25 @@ def open_regular(path: AnyPath) -> BinaryIO:
     """
     if isinstance(path, RemotePath):
         return path.open()
+    return again(lambda: _opened(path))
+
+
+def read_regular(path: AnyPath, read: Callable[[BinaryIO], _Result]) -> _Result:
+    """Read a regular file by a function; after an error that may pass, the file is opened and read again.
+
+    Raises:
+        OSError: See `open_regular`, or it cannot be read.
+        StorageError: The storage of the file fails.
+    """
+
+    def tried() -> _Result:
+        with path.open() if isinstance(path, RemotePath) else _opened(path) as file:
+            return read(file)
+
+    return again(tried)
+
+
+def _opened(path: Path) -> BinaryIO:
     _require_regular(path, path.stat().st_mode)
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     try:
@@ -48,11 +90,8 @@ def read_bounded(path: AnyPath, max_bytes: int) -> str:
         ValueError: The file is larger, or not UTF-8.
         StorageError: The storage of the file fails.
     """
-    if isinstance(path, RemotePath):
-        data = path.read_bytes(max_bytes)
-    else:
-        with open_regular(path) as file:
-            data = file.read(max_bytes + 1)
+    limit = max_bytes + 1
+    data = path.read_bytes(max_bytes) if isinstance(path, RemotePath) else read_regular(path, lambda file: file.read(limit))
     if len(data) > max_bytes:
         raise ValueError(f"more than {max_bytes:,} bytes")
     return data.decode("utf-8")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from megarun.files import open_regular, read_bounded
+from megarun.files import open_regular, read_bounded, read_regular
 from megarun.remote import AnyPath, RemotePath
 
 _READ_BYTES = 1 << 22
@@ -42,8 +42,7 @@ def record_of(path: AnyPath) -> FileRecord:
         OSError: It cannot be read, or is written meanwhile.
         StorageError: The storage of the file fails.
     """
-    with open_regular(path) as file:
-        return _summed(path, file)
+    return read_regular(path, lambda file: _summed(path, file))
 
 
 def known_sums(folder: AnyPath) -> Known:

@@ -19,7 +19,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, Severity
 from megaplan.terminal.output import report
 from megarun.errors import refusal
-from megarun.files import open_own
+from megarun.files import open_own, open_regular
 from megarun.metrics.records import Decision, Evaluated, RankMemory, RankTimes, StepMetrics
 from megarun.metrics.tensorboard import Board
 
@@ -31,7 +31,10 @@ FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | o
 
 
 class MetricsFile:
-    """Appends lines to metrics.jsonl, which must be new unless the run is resumed; ranks other than 0 write nothing."""
+    """Appends lines to metrics.jsonl; ranks other than 0 write nothing.
+
+    The file must be new or without a line unless the run is resumed: a job that is killed before its first step has made nothing.
+    """
 
     def __init__(self, folder: Path, rank: int, *, resumed: bool = False, tensorboard: bool = False) -> None:
         self._path, self._writes, self._resumed, self._shows = folder / FILE_NAME, rank == 0, resumed, tensorboard
@@ -44,9 +47,10 @@ class MetricsFile:
         if self._writes:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                if self._resumed:
+                continues = self._resumed or _has_no_line(self._path)
+                if continues:
                     _drop_cut_line(self._path)
-                with open_own(self._path, os.O_APPEND if self._resumed else os.O_APPEND | os.O_EXCL) as file:
+                with open_own(self._path, os.O_APPEND if continues else os.O_APPEND | os.O_EXCL) as file:
                     self._handle = os.dup(file.fileno())
                 self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileExistsError:
@@ -134,6 +138,15 @@ class MetricsFile:
 
     def _warn(self, detail: str) -> None:
         report([diagnostic("MP661", f"{self._path}: {detail}", Location(file=str(self._path)), severity=Severity.WARNING)])
+
+
+def _has_no_line(path: Path) -> bool:
+    """True if a file is there that has no whole line."""
+    try:
+        with open_regular(path) as file:
+            return b"\n" not in file.read(BLOCK_BYTES)
+    except OSError:
+        return False
 
 
 def _drop_cut_line(path: Path) -> None:

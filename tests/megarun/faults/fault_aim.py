@@ -41,7 +41,7 @@ PLACES: dict[str, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True)
-class Death:
+class SelfKill:
     """A kill of a rank by itself.
 
     Attributes:

@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fault_launch import ALONE, LIMIT_SECONDS, START_LIMIT_SECONDS, TWO_STAGES, Forks, Job, environment, layout_text, torchrun
@@ -24,6 +24,9 @@ from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
+
+if TYPE_CHECKING:
+    from fault_aim import SelfKill
 
 STEPS, SAVE_EVERY = 12, 2
 ERROR = 2
@@ -143,6 +146,15 @@ class Bench:
         assert status == 0, said
         return losses(out)
 
+    def fork(self, words: Sequence[str], said: Path, mesh: Mesh, self_kills: Mapping[int, "SelfKill"] | None = None) -> Job:
+        """A job whose ranks are forked, some of which may end themselves; stderr in a file."""
+        self.note_size(mesh.world_size, 1)
+        return self.forks.start(words, said, mesh, self_kills)
+
+    def note_size(self, ranks: int, nodes: int) -> None:
+        """Note the size of a job of the case."""
+        self._largest = max(self._largest, (ranks, nodes))
+
     def forked(self, mesh: Mesh, words: Sequence[str]) -> tuple[int, str]:
         """Status and stderr of a job whose ranks are forked, and which nothing breaks."""
         said = self.folder / "forked.txt"
@@ -163,7 +175,7 @@ class Bench:
         elastic: bool = False,
     ) -> Job:
         """A job under torchrun, two stages if no layout is given; stderr in a file."""
-        self._largest = max(self._largest, (mesh.world_size, nodes))
+        self.note_size(mesh.world_size, nodes)
         return torchrun(program, self.words(self.plan_of(mesh), out, *more), said, mesh, nodes, meeting, elastic=elastic)
 
     def alone(self, rank: int, out: Path, port: int, *more: str) -> tuple[int, str, float]:

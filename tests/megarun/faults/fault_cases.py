@@ -17,7 +17,6 @@ from typing import Any
 
 import fault_aim
 import torch
-from fault_aim import PLACES
 from fault_bench import (
     ERROR,
     SPEC,
@@ -34,6 +33,8 @@ from fault_bench import (
     wait_for_step,
 )
 from fault_blame import blamed, ended
+from fault_ends import ENDS
+from fault_errors import ERRORS
 from fault_files import FILES
 from fault_hangs import HANGS
 from fault_launch import START_LIMIT_SECONDS, Job, free_port
@@ -329,11 +330,12 @@ def not_finite(bench: Bench, where: str) -> Outcome:
 
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOP_PLACES = ("the copy of a save", "the writing of a save", "an evaluation", "a step", "an update")
 SIGNALS = [(number, seed) for number in STOPPING for seed in (1, 2)]
 KILLS: dict[str, Case] = {f"kill -9, seed {seed}": (lambda bench, seed=seed: killed(bench, seed)) for seed in range(8)}
 STOPS: dict[str, Case] = {
     **{f"{n.name}, seed {s}": (lambda bench, n=n, s=s: stopped(bench, n, s)) for n, s in SIGNALS},
-    **{f"{n.name} inside of {place}": (lambda bench, n=n, place=place: struck(bench, n, place)) for n in STOPPING for place in PLACES},
+    **{f"{n.name} inside of {place}": (lambda bench, n=n, place=place: struck(bench, n, place)) for n in STOPPING for place in STOP_PLACES},
 }
 STRUCK_HERE = [(signal.SIGTERM, "the writing of a save"), (signal.SIGINT, "an evaluation")]
 STRUCK_SLOW = [(signal.SIGUSR1, "the writing of a save"), (signal.SIGHUP, "an evaluation")]
@@ -365,5 +367,7 @@ SLOW: dict[str, Case] = {
     **STORAGE,
     **LAYOUTS,
     **REPLICAS,
+    **ERRORS,
+    **ENDS,
 }
 """Not in the fast tests, where tests/megarun/checkpoint and tests/megarun/launch hold the same by unit."""

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from fault_aim import Death
+from fault_aim import SelfKill
 from fault_bench import SAVE_EVERY, STEPS, Bench, losses, newest_step, wait_for_step
 from fault_blame import blamed
 from fault_launch import ALONE, START_LIMIT_SECONDS, TWO_STAGES, Job, layout_text
 from fault_layouts import EXPERTS, FOUR, FOUR_EXPERTS, FOUR_TENSOR, SHARDED, TENSOR
 
 from megaplan.spec.models import Mesh
-from megarun.metrics.file import FILE_NAME
 from megarun.remote import any_path
 
 FOLDER, STORAGE, LOST = "folder", "file://", "file://, --out lost"
@@ -106,7 +105,7 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
         saved = newest_step(saves)
         if not saved and storage != LOST:
             break  # nothing to restart from
-    if saved or storage == LOST or not (out / FILE_NAME).exists():
+    if saved or storage == LOST or not losses(out):
         start = bench.resume_from(out, mesh, *more)
         assert start == saved, f"resumed after {start} steps, and {saved} were saved"
         assert made - start <= MOST_LOST or saved == 0
@@ -133,14 +132,16 @@ def _killed(bench: Bench, mesh: Mesh, words: list[str], out: Path, phase: str, d
     struck.unlink(missing_ok=True)
     rank = draw.randrange(mesh.world_size)
     chosen = set(range(mesh.world_size)) if draw.random() < 1 / 3 else {rank}
-    deaths = {}
+    self_kills = {}
     if phase in AIMED or phase == RESTART:
         place = draw.choice(AGAIN) if phase == RESTART else phase
         rank = 0 if place in BY_FIRST_RANK else rank
         chosen = chosen if len(chosen) > 1 else {rank}
-        deaths = {rank: Death(place, draw.randint(*AIMED.get(place, (1, 1))) if phase != RESTART else 1, draw.uniform(0, 0.02), struck)}
-    job = bench.forks.start(words, said, mesh, deaths)
-    if deaths:
+        self_kills = {
+            rank: SelfKill(place, draw.randint(*AIMED.get(place, (1, 1))) if phase != RESTART else 1, draw.uniform(0, 0.02), struck)
+        }
+    job = bench.forks.start(words, said, mesh, self_kills)
+    if self_kills:
         end = time.monotonic() + START_LIMIT_SECONDS
         while not struck.exists() and job.poll() is None and time.monotonic() < end:
             time.sleep(0.0005)

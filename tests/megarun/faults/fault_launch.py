@@ -16,7 +16,7 @@ from megaplan.spec.models import Mesh
 from megarun.errors import place
 
 if TYPE_CHECKING:
-    from fault_aim import Death
+    from fault_aim import SelfKill
 
 ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 60.0
@@ -178,13 +178,15 @@ class Forks:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOADED, Path(__file__).stem])
 
-    def start(self, words: Sequence[str], said: Path, mesh: Mesh, deaths: Mapping[int, "Death"] | None = None) -> Job:
+    def start(self, words: Sequence[str], said: Path, mesh: Mesh, self_kills: Mapping[int, "SelfKill"] | None = None) -> Job:
         """Every rank of a job; stderr goes to a file, and some ranks may end themselves."""
         port, started = str(free_port()), []
         for rank in range(mesh.world_size):
             shared = {"WORLD_SIZE": str(mesh.world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             variables = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if mesh.world_size > 1 else {}
-            process = self._context.Process(target=_rank, args=(variables, list(words), str(said), (deaths or {}).get(rank)), daemon=True)
+            process = self._context.Process(
+                target=_rank, args=(variables, list(words), str(said), (self_kills or {}).get(rank)), daemon=True
+            )
             process.start()
             started.append(_Forked(process))
         return Job(started, are_ranks=True)
@@ -203,7 +205,7 @@ class _Forked:
             os.kill(self.pid, sig)
 
 
-def _rank(variables: Mapping[str, str], words: Sequence[str], said: str, death: "Death | None") -> None:
+def _rank(variables: Mapping[str, str], words: Sequence[str], said: str, self_kill: "SelfKill | None") -> None:
     """One rank, in its own process."""
     import torch  # noqa: PLC0415
     from fault_aim import aimed  # noqa: PLC0415
@@ -215,7 +217,7 @@ def _rank(variables: Mapping[str, str], words: Sequence[str], said: str, death: 
     os.environ.update({**environment(), **variables})
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 2)
-    with aimed(death.place, death.strike, death.times) if death else contextlib.nullcontext():
+    with aimed(self_kill.place, self_kill.strike, self_kill.times) if self_kill else contextlib.nullcontext():
         exit_process(run(words))
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,14 @@ def full_after(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr("megarun.metrics.file.os.write", write)
     return room
+
+
+@pytest.mark.parametrize(("before", "taken"), [("", True), ('{"step": 1, "lo', True), ('{"step": 1}\n', False)])
+def test_a_file_without_a_line_is_no_run(before: str, taken: bool, tmp_path: Path) -> None:
+    """A job that was killed before its first step is started again by the same command."""
+    (tmp_path / FILE_NAME).write_text(before)
+    with nullcontext() if taken else pytest.raises(MegaplanError, match="MP608"), MetricsFile(tmp_path, 0):
+        assert (tmp_path / FILE_NAME).read_text() == ""
 
 
 def test_lines_wait_for_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
