@@ -6,7 +6,7 @@ from typing import Any
 
 from random_plans.choices import Draw
 
-NORM_SHARE, HEADS_SHARE = 0.05, 0.3
+NORM_SHARE, HEADS_SHARE, STREAMS_SHARE = 0.05, 0.3, 0.04
 
 
 def add_variants(draw: Draw, model: dict[str, Any]) -> None:
@@ -39,6 +39,13 @@ def add_learned(draw: Draw, model: dict[str, Any]) -> None:
     """Write activations with parameters into the MLPs of a drawn model of megarun."""
     if "mlp" in model and model["mlp"].get("gate_multiplier", 1) == 1:
         draw.maybe(model["mlp"], 0.1, activation="xielu")
+
+
+def add_streams(draw: Draw, model: dict[str, Any]) -> None:
+    """Hyper-connections of a model whose ends have one stream each; megarun does not build them."""
+    features = model.get("features", {}).keys() - {"relation_bias"}
+    if not features and not model.keys() & {"towers", "parallel_layers", "learned_positions"} and draw.chance(STREAMS_SHARE):
+        model["streams"] = {"count": draw.randint(2, 5), "mixing": draw.choice(["independent", "constrained"])}
 
 
 def _add_heads(draw: Draw, model: dict[str, Any], attention: dict[str, Any]) -> None:

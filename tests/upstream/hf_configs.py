@@ -464,6 +464,16 @@ def _longcat(draw: Random) -> Config:
     return config | sizes | {"q_lora_rank": rank, "head_dim": turned, "moe_topk": draw.randint(1, 2), "zero_expert_num": draw.randint(0, 2)}
 
 
+def _hy_v4(draw: Random, config: Config) -> Config:
+    layers = config["num_hidden_layers"]
+    kinds = ["full", *(draw.choice(("full", "shared")) for _ in range(layers - 1))]
+    return {"hc_mult": draw.randint(2, 4), **({"indexer_types": kinds} if _flag(draw) else {}), **_listed_mlps(draw, config)}
+
+
+def _without(make: Callable[[Random], Config], *names: str) -> Callable[[Random], Config]:
+    return lambda draw: {key: value for key, value in make(draw).items() if key not in names}
+
+
 def _beam(draw: Random, config: Config) -> Config:
     kinds = ("sliding_attention", "full_attention")
     listed = {"layer_types": [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]} if _flag(draw) else {}
@@ -485,6 +495,7 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "axk1": _axk1,
     "bailing_hybrid": _bailing,
     "beam": _and(_routed("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", head_dim=True), _beam),
+    "hy_v4": _and(_without(_sparse, "first_k_dense_replace"), _hy_v4),
     "longcat_flash": _longcat,
     "apertus": _dense("attention_bias"),
     "apertus1p5_text": _dense("attention_bias"),

@@ -31,6 +31,7 @@ class Dims(NamedTuple):
         relations: Rows of the relation bias that attention adds to scores; 0 without one.
         flash4: True if FlashAttention-4 runs the attention that it takes.
         gathers_latents: True if a context group gathers the latents of latent attention.
+        streams: Streams of the residual path, side by side where a block or a stage ends.
     """
 
     batch: int
@@ -51,11 +52,17 @@ class Dims(NamedTuple):
     relations: int = 0
     flash4: bool = False
     gathers_latents: bool = False
+    streams: int = 1
 
     @property
     def residual(self) -> tuple[int, int, int]:
         """Shape of the residual stream."""
         return (self.batch, self.residual_tokens, self.hidden)
+
+    @property
+    def boundary(self) -> tuple[int, int, int]:
+        """Shape of what a block hands to the next: all streams."""
+        return (self.batch, self.residual_tokens, self.hidden * self.streams)
 
     @property
     def gathered(self) -> tuple[int, int, int]:

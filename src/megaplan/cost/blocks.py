@@ -16,6 +16,7 @@ from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.families.residual import path_in, work_of
+from megaplan.families.streams import stream_works
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
 from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
 from megaplan.spec.models import Features, Model, Spec
@@ -214,6 +215,8 @@ def end_works(load: Workload, spec: Spec) -> EndWorks:
         )
     first = embedding(load, hidden, grad_bytes, vocab_parallel=vocab_parallel)
     last = head(load, hidden, model.vocab_size, vocab_parallel=vocab_parallel)
+    if model.streams is not None:
+        last = (*stream_works(model.streams, hidden, load.itemsize, last=True), *last)
     if spec.lora is not None:
         first, sides, last = tuple(map(unreached_work, first)), tuple(map(unreached_work, sides)), tuple(map(frozen_work, last))
     return EndWorks(

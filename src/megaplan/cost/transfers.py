@@ -103,7 +103,7 @@ def boundary_ns(rates: Rates, spec: Spec, load: Workload) -> int:
     """
     if spec.mesh.pp == 1:
         return 0
-    sent = load.num_tokens // load.tp * spec.model.hidden_size * load.itemsize
+    sent = load.num_tokens // load.tp * spec.model.hidden_size * spec.model.num_streams * load.itemsize
     return rates.latency_ns + (rates.network_ns(sent) if spec.mesh.world_size > spec.device.per_node else rates.node_ns(sent))
 
 

@@ -18,6 +18,7 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families.streams import Streams, block_tensors, connected, stream_shapes, stream_works
 from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.tensors import Group, Init, ParamTensor
 
@@ -55,6 +56,7 @@ class ResidualPath(NamedTuple):
         shares_input: The block reads the normed input of the block before it.
         passes_on: Use of the norm by the block after this one; None if that block does not read it.
         scaled: The block's output is multiplied by a constant.
+        streams: Hyper-connections; None for one stream.
     """
 
     norm: NormKind = "rmsnorm"
@@ -62,6 +64,7 @@ class ResidualPath(NamedTuple):
     shares_input: bool = False
     passes_on: SharedNorm | None = None
     scaled: bool = False
+    streams: Streams | None = None
 
 
 PLAIN = ResidualPath()
@@ -81,7 +84,8 @@ def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size
         return tensors
     before = () if path.shares_input or path.placement == "post" else norm_tensors(path.norm, hidden_size)
     after = () if path.placement == "pre" else norm_tensors(path.norm, hidden_size, "post_norm.")
-    return (*before, *tensors[1:], *after)
+    connections = () if path.streams is None else block_tensors(path.streams, hidden_size)
+    return (*before, *tensors[1:], *after, *connections)
 
 
 def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPath:
@@ -114,6 +118,8 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
         ops.append(Op(PASS_ON, (NORMED,), (), keeps=keeps, hands_views=path.passes_on.gradient == "view"))
         held |= {NORMED}
     after = program.after if path.placement == "pre" else program.after | {POST_NORM}
+    if path.streams is not None:
+        ops = [*connected(tuple(ops))]
     return BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
 
 
@@ -170,6 +176,7 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
     if path == PLAIN:
         return shapes
     own = dims.residual[:2]
+    shapes = shapes if path.streams is None else shapes | stream_shapes(dims, path.streams.numbers)
     found = shapes | storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "post_mean", "post_rstd"), own))
     found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual, "scaled_output": (0,)})
     return found | storages(dims.dtype, Column.ACTIVATIONS, {SHARED: (0,)}) if path.shares_input else found
@@ -183,7 +190,8 @@ def work_of(path: ResidualPath, load: Workload, ops: Works, hidden_size: int) ->
     if path.norm != "rmsnorm":
         statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
         ops = (ops[0]._replace(work=ops[0].work + statistic), *ops[1:])
-    return (*ops, *more)
+    connections = () if path.streams is None else stream_works(path.streams, hidden_size, load.itemsize)
+    return (*ops, *more, *connections)
 
 
 def norm_works(kind: NormKind, load: Workload, hidden_size: int, name: str = "post_norm") -> Works:

@@ -11,7 +11,7 @@ from megaplan.importers.rotary import latent_score_scale, rope
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms over latents, which no config has: the default of the classes' norm."""
-OWN_HEAD_DIM = ("glm_moe_dsa", "mistral4", "bailing_hybrid")
+OWN_HEAD_DIM = ("glm_moe_dsa", "mistral4", "bailing_hybrid", "hy_v4")
 """Types whose class writes its own `head_dim` over the config's."""
 _DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -93,7 +93,32 @@ def sparse(reader: ConfigReader) -> dict[str, Any]:
     sparse_kinds = ("indexed_attention", "deepseek_sparse_attention")
     if reader.has("layer_types") and any(kind not in sparse_kinds for kind in reader.items("layer_types")):
         reader.cannot("layer_types", reader.value("layer_types"), "every layer has an indexer here", None)
-    kinds = _indexers(reader, layers)
+    return _decoder(reader, sigmoid_choice(reader), _indexer(reader, layers, None))
+
+
+def hy_v4(reader: ConfigReader) -> dict[str, Any]:
+    """hy_v4: deepseek_v32 on several streams, with a gate and sinks; every fourth layer chooses keys if the config does not say."""
+    layers = reader.layers(2)
+    reader.skip("layer_types", "learnable_sink_init")
+    derived = ["full" if layer == 0 or layer % 4 == 1 else "shared" for layer in range(layers)]
+    listed = reader.value("mlp_layer_types") is not None
+    limit = reader.value("swiglu_limit")
+    if isinstance(limit, int | float) and limit > 0:
+        reader.warn("swiglu_limit", limit, "values inside the experts are clamped; shapes are the same")
+    reader.skip("swiglu_limit", "hc_eps", "hc_magnitude")
+    return _decoder(
+        reader,
+        sigmoid_choice(reader),
+        _indexer(reader, layers, derived),
+        dense=None if listed else {0},
+        attention={"gate": True, "sinks": True},
+        model={"streams": {"count": reader.whole("hc_mult", least=2), "mixing": "independent"}},
+    )
+
+
+def _indexer(reader: ConfigReader, layers: int, derived: list[str] | None) -> dict[str, Any]:
+    """The section of the indexers, `derived` if no field lists their kinds."""
+    kinds = _indexers(reader, layers, derived)
     indexer = {
         "num_heads": reader.whole("index_n_heads"),
         "head_dim": reader.whole("index_head_dim"),
@@ -102,10 +127,10 @@ def sparse(reader: ConfigReader) -> dict[str, Any]:
     }
     if "shared" in kinds:
         indexer["shared_layers"] = [2 * layer for layer in range(layers) if kinds[layer] == "shared"]
-    return _decoder(reader, sigmoid_choice(reader), indexer)
+    return indexer
 
 
-def _indexers(reader: ConfigReader, layers: int) -> list[str]:
+def _indexers(reader: ConfigReader, layers: int, derived: list[str] | None) -> list[str]:
     """Kind of each layer's indexer: its own (full), or that of the last layer with one (shared)."""
     keys = ("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
     given = {key: reader.value(key) for key in keys}
@@ -117,6 +142,8 @@ def _indexers(reader: ConfigReader, layers: int) -> list[str]:
         if len(kinds) != layers or "" in kinds:
             reader.wrong("indexer_types", listed, f"a list of {layers} of full and shared")
             return ["full"] * layers
+    elif derived is not None:
+        kinds = derived
     else:
         step, offset = (value if isinstance(value, int) else default for value, default in ((given[keys[2]], 1), (given[keys[3]], 2)))
         kinds = ["full" if max(layer - offset + 1, 0) % max(step, 1) == 0 else "shared" for layer in range(layers)]
@@ -139,12 +166,21 @@ def _decoder(
     dense: set[int] | None = None,
     *,
     experts_norm: bool = False,
+    attention: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The section `model` of a decoder of latent attention; `dense` are its layers with a dense MLP if no field says so.
+    """The section `model` of a decoder of latent attention.
 
-    With `experts_norm` what experts add has a norm.
+    Args:
+        reader: Reader of the config.
+        choice: Keys of the experts' choice.
+        indexer: Section of the indexers; None for none.
+        dense: Layers with a dense MLP, if no field says so.
+        experts_norm: True if what experts add has a norm.
+        attention: More keys of attention.
+        model: More keys of `model`.
     """
-    model, attention = common(reader), latent_attention(reader)
+    model, attention = common(reader) | (model or {}), latent_attention(reader) | (attention or {})
     if indexer is not None:
         attention["indexer"] = indexer
     moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size") | choice

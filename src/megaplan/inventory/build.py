@@ -97,7 +97,7 @@ def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, B
     if features.relation_bias is not None:
         heads = (model.attention or _missing("attention")).num_heads
         blocks.append(("relation_bias", relation_bias_block(features.relation_bias, heads)))
-    blocks.append(("final_norm", final_norm_block(hidden, model.norm)))
+    blocks.append(("final_norm", final_norm_block(hidden, model.norm, model.streams)))
     if not model.tie_embeddings:
         blocks.append(("head", vocabulary_block(Outside.HEAD, vocab, hidden, vocab_parallel=vocab_parallel, bias=model.head_bias)))
     if features.mtp is not None:

@@ -14,6 +14,7 @@ from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.residual import NormKind, NormPlacement, ResidualPath
 from megaplan.families.short_convolution.section import ShortConvolution
+from megaplan.families.streams import Streams
 from megaplan.scalars import LayerCount, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool, Text
 from megaplan.spec.towers import Towers
 
@@ -145,6 +146,7 @@ class Model(OptionsSection):
         parallel_layers: Layers that read the normed input of the layer before them: 0-based global indices, rising.
         added_norm_layers: Layers with a norm on what they add too, in a model with norms before each block: global indices, rising.
         post_norm_layers: Layers whose only norm is on what they add, in a model with norms before each block: global indices, rising.
+        streams: Hyper-connections, several streams of the residual path; null for one stream, to which blocks add.
         norm_eps: Epsilon of every norm.
         zero_centered_norm: RMSNorms of the residual stream and of query and key heads scale by 1 + weight, and weights start at 0.
         embedding_multiplier: Factor of the token embedding at the start of the stack; a tied head does not have it.
@@ -164,7 +166,7 @@ class Model(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset(
         {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
         | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier", "logits_cap", "towers"}
-        | {"added_norm_layers"}
+        | {"added_norm_layers", "streams"}
     )
 
     pattern: Text
@@ -179,6 +181,7 @@ class Model(OptionsSection):
     parallel_layers: tuple[NaturalInt, ...] = ()
     post_norm_layers: tuple[NaturalInt, ...] = ()
     added_norm_layers: tuple[NaturalInt, ...] = ()
+    streams: Streams | None = None
     norm_eps: PositiveFloat = 1e-5
     zero_centered_norm: StrictBool = False
     embedding_multiplier: PositiveFloat = 1.0
@@ -201,7 +204,12 @@ class Model(OptionsSection):
     @property
     def residual_path(self) -> ResidualPath:
         """Residual path of the blocks."""
-        return ResidualPath(self.norm, self.norm_placement)
+        return ResidualPath(self.norm, self.norm_placement, streams=self.streams)
+
+    @property
+    def num_streams(self) -> int:
+        """Streams of the residual path."""
+        return 1 if self.streams is None else self.streams.count
 
     def path_of(self, layer: int) -> ResidualPath:
         """Residual path of one layer; `layer` is its global index."""

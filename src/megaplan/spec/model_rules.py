@@ -22,6 +22,7 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
     yield from _parallel_layers(checked)
     yield from _post_norms(checked)
     yield from _norms(checked)
+    yield from _streams(checked)
     yield from _multipliers(checked)
     yield from _features(checked)
     yield from _towers(checked)
@@ -86,6 +87,23 @@ def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
     if both := sorted(set(model.post_norm_layers) & set(model.added_norm_layers)):
         detail = f"layer {both[0]} is in post_norm_layers and in added_norm_layers"
         yield checked.error("MP715", detail, "model.added_norm_layers", f"remove {both[0]} from one of them")
+
+
+def _streams(checked: Checked) -> Iterator[Diagnostic]:
+    """Checks that no other part reads or makes the one stream that a model without hyper-connections has."""
+    model = checked.spec.model
+    if model.streams is None:
+        return
+    given = {
+        "features.mtp": model.features.mtp is not None,
+        **{f"features.{name}": True for name in model.features.sides},
+        "towers": model.towers is not None and model.towers.stated,
+        "parallel_layers": bool(model.parallel_layers),
+        "learned_positions": model.learned_positions is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        detail = f"model.streams.count = {model.streams.count}, and model.{name} is given, which has one stream"
+        yield checked.error("MP715", detail, "model.streams", f"remove model.{name}, or model.streams")
 
 
 def _norms(checked: Checked) -> Iterator[Diagnostic]:

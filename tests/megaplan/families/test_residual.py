@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from megaplan.errors import MegaplanError
+from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_ledger
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.spec.load import spec_from_document
@@ -79,3 +82,30 @@ def test_an_option_at_its_default_is_not_written() -> None:
     assert not {"norm", "norm_placement", "parallel_layers", "head_bias"} & set(document)
     assert "bias" not in document["mlp"]
     assert made(norm="layernorm")[0].as_document()["model"]["norm"] == "layernorm"
+
+
+def test_streams_widen_what_a_block_keeps_and_what_a_stage_sends() -> None:
+    """n streams in and out; the block itself computes on one of their width; the numbers of each token are fp32."""
+    count = 3
+    spec, inventory = made(streams={"count": count, "mixing": "constrained"})
+    numbers = 2 * count + count**2
+    assert kept(spec, inventory) == kept(*made()) | {"collapsed": STREAM, "stream_weights": numbers * STATISTIC, "mlp": STREAM}
+    assert block_ledger(spec, "layers.0", inventory.block("layers.0")).output.bytes == count * STREAM
+    assert boundary_bytes(local_dims(spec)) == count * STREAM
+    one, last = numbers * (count * H + 1) + 3, count * (count * H + 1) + 1
+    assert inventory.parameters == made()[1].parameters + 2 * one + last
+    alone = made(streams={"count": count, "mixing": "independent"})[1]
+    assert alone.parameters == made()[1].parameters + 2 * (2 * count * (count * H + 1) + 2) + last
+
+
+def test_other_parts_of_one_stream_are_refused_with_several() -> None:
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*model\.streams\.count = 2, and model\.parallel_layers is given"):
+        made(streams={"count": 2}, parallel_layers=[1])
+
+
+def test_a_norm_on_what_one_layer_adds() -> None:
+    spec, inventory = made(added_norm_layers=[1])
+    assert names(inventory, 1) == [*names(inventory), "post_norm.weight"]
+    assert kept(spec, inventory, 1) == kept(*made(norm_placement="both"), 1)
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*layer 1 is in post_norm_layers and in added_norm_layers"):
+        made(added_norm_layers=[1], post_norm_layers=[1])

@@ -18,6 +18,7 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.registry import families_of
 from megaplan.families.residual import NormKind, norm_op
+from megaplan.families.streams import COLLAPSED, collapse_ops, stream_shapes
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.hosts.megarun.towers import tower_input_bytes
@@ -35,7 +36,7 @@ def boundary_bytes(dims: Dims) -> int:
 
     Source: torch/distributed/pipelining/stage.py (`_prepare_forward_infra`, `fwd_cache`).
     """
-    batch, tokens, hidden = dims.residual
+    batch, tokens, hidden = dims.boundary
     return batch * tokens * hidden * dims.dtype.bytes
 
 
@@ -229,12 +230,15 @@ def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False,
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"partial": dims.gathered})
     tensors |= storages(DType.INT64, Column.ACTIVATIONS, {"rows": (dims.batch, dims.tokens)})
     tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"places": dims.residual[1:]})
-    return BlockReplay(_embedding_replay(sharded, positions, scaled), residual(tensors))
+    if dims.streams > 1:
+        tensors |= storages(dims.dtype, Column.ACTIVATIONS, {COLLAPSED: dims.residual, OUTPUT: dims.boundary})
+    return BlockReplay(_embedding_replay(sharded, positions, scaled, dims.streams > 1), residual(tensors))
 
 
 @cache
-def _embedding_replay(sharded: bool, positions: bool, scaled: bool) -> Replay:
-    words = "scaled" if positions else OUTPUT
+def _embedding_replay(sharded: bool, positions: bool, scaled: bool, repeated: bool) -> Replay:
+    last = COLLAPSED if repeated else OUTPUT
+    words = "scaled" if positions else last
     made = "words" if scaled else words
     ops: tuple[Op, ...] = (Op("embedding", ("x",), (made,), params=("weight",), grads=()),)
     if sharded:
@@ -243,21 +247,24 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool) -> Replay:
     if scaled:
         ops += (Op("scale", ("words",), (words,)),)
     if positions:
-        ops += (Op("positions", (), ("places",), params=("positions",), grads=()), Op("add", (words, "places"), (OUTPUT,)))
-    return replay(ops)
+        ops += (Op("positions", (), ("places",), params=("positions",), grads=()), Op("add", (words, "places"), (last,)))
+    return replay((*ops, Op("repeat", (last,), (OUTPUT,))) if repeated else ops)
 
 
 def final_norm_part(dims: Dims, kind: NormKind, *, scaled: bool = False) -> BlockReplay:
     """The norm before the head, and the factor of logits if they have one, because the head is linear."""
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "normed"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
-    return BlockReplay(_final_norm_replay(kind, scaled), residual(tensors))
+    tensors = residual(tensors)
+    if dims.streams > 1:
+        tensors |= stream_shapes(dims, dims.streams, collapses=True)
+    return BlockReplay(_final_norm_replay(kind, scaled, dims.streams > 1), tensors)
 
 
 @cache
-def _final_norm_replay(kind: NormKind, scaled: bool) -> Replay:
-    normed = norm_op("norm", kind, "x", "normed" if scaled else OUTPUT, params=("weight", "bias"))
-    return replay((normed, *((Op("scale", ("normed",), (OUTPUT,)),) if scaled else ())))
+def _final_norm_replay(kind: NormKind, scaled: bool, collapses: bool) -> Replay:
+    normed = norm_op("norm", kind, COLLAPSED if collapses else "x", "normed" if scaled else OUTPUT, params=("weight", "bias"))
+    return replay((*(collapse_ops() if collapses else ()), normed, *((Op("scale", ("normed",), (OUTPUT,)),) if scaled else ())))
 
 
 def head_part(

@@ -236,6 +236,7 @@ def local_dims(spec: Spec, *, is_last_cp_rank: bool = True) -> Dims:
         relations=0 if relation is None else relation.num_relations,
         flash4=spec.host.uses(FLASH4),
         gathers_latents=mesh.gathers_latents,
+        streams=spec.model.num_streams,
     )
 
 
