@@ -261,7 +261,6 @@ llama3_args = {
         dim=4096, n_layers=40, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=3 / 2, multiple_of=1024, rope_theta=500000, max_seq_len=8192
     ),
     "2B": TransformerModelArgs(dim=2048, n_layers=8, n_heads=16, hidden_dim=8192, head_dim=64, vocab_size=5120, use_flex_attn=False),
-    "flex": TransformerModelArgs(dim=2048, n_layers=8, n_heads=16, use_flex_attn=True),
     "made": TransformerModelArgs(dim=width(), n_layers=8, n_heads=16),
 }
 """
@@ -280,10 +279,91 @@ def test_a_flavor_of_a_forks_own_tree_has_the_sizes_of_its_registry(tmp_path, fl
         model = import_torchtitan(job, str(path)).loaded.spec.model
         attention = model.attention
         assert (model.num_layers, model.mlp.ffn_hidden_size, attention.num_kv_heads, attention.head_dim, model.vocab_size) == sizes
-    for other in ("flex", "made"):
-        with pytest.raises(MegaplanError, match=r"model\.flavor"):
-            import_torchtitan(job.replace(f'"{flavor}"', f'"{other}"'), str(path))
+    with pytest.raises(MegaplanError, match=r"model\.flavor"):
+        import_torchtitan(job.replace(f'"{flavor}"', '"made"'), str(path))
     assert codes(job)[0] == ["MP916"]
+
+
+BLOCKS = """
+def _layers(*, n_layers, dim, n_heads, n_kv_heads, hidden_dim, rope, attn_backend):
+    return [Block.Config(attention_norm=norm(dim)) for _ in range(n_layers)]
+
+def _small(attn_backend):
+    dim, vocab_size = 1024, 5120
+    width = 1024
+    return Llama3Model.Config(
+        dim=width, vocab_size=vocab_size, lm_head=Linear.Config(in_features=width),
+        layers=_layers(
+            n_layers=6, dim=width, n_heads=16, n_kv_heads=4, attn_backend=attn_backend, rope=RoPE.Config(dim=64, theta=5e5),
+            hidden_dim=compute_ffn_hidden_dim(width, multiple_of=512, ffn_dim_multiplier=1.5),
+        ),
+    )
+
+llama3_configs = {"small": _small}
+"""
+ONE_LAYER = """
+qwen3_configs = {
+    "3B-A1B": Qwen3Model.Config(
+        vocab_size=5120, dim=512, n_layers=6, tok_embeddings=Embedding.Config(), norm=RMSNorm.Config(eps=1e-6), enable_weight_tying=False,
+        layer=Qwen3TransformerBlock.Config(
+            attention_norm=RMSNorm.Config(), moe_enabled=True, feed_forward=FeedForward.Config(hidden_dim=9999),
+            moe=MoE.Config(hidden_dim=384, num_experts=16, num_shared_experts=1, score_before_experts=False,
+                           router=TokenChoiceTopKRouter.Config(top_k=4, score_func="softmax")),
+            attention=GQAttention.Config(n_heads=8, n_kv_heads=2, head_dim=64, q_norm=RMSNorm.Config(), k_norm=RMSNorm.Config()),
+        ),
+        rope=RoPE.Config(dim=64, theta=1000000.0),
+    ),
+}
+"""
+LATENT = """
+deepseekv3_args = {
+    "small": DeepSeekV3ModelArgs(
+        vocab_size=5120, dim=512, inter_dim=2048, moe_inter_dim=256, n_layers=5, n_dense_layers=2, n_heads=4, q_lora_rank=0,
+        moe_args=MoEArgs(num_experts=8, num_shared_experts=2, top_k=3, score_func="softmax", route_norm=False, score_before_experts=False),
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, mscale=0.7, use_flex_attn=True,
+    ),
+    "before": DeepSeekV3ModelArgs(
+        dim=512, inter_dim=2048, moe_inter_dim=256, n_layers=5, n_heads=4, moe_args=MoEArgs(num_experts=8, score_before_experts=True)
+    ),
+}
+"""
+LLAMA = 2 * 5120 * 1024 + 1024 + 6 * (1024 * 64 * (2 * 16 + 2 * 4) + 3 * 1024 * 4096 + 2 * 1024)
+QWEN = 2 * 5120 * 512 + 512 + 6 * (512 * 64 * (2 * 8 + 2 * 2) + 2 * 64 + 3 * 512 * 384 * (16 + 1) + 16 * 512 + 2 * 512)
+MLA = 512 * 4 * 192 + 512 * 576 + 512 + 512 * 4 * 256 + 4 * 128 * 512
+DEEPSEEK = 2 * 5120 * 512 + 512 + 5 * (MLA + 2 * 512) + 2 * 3 * 512 * 2048 + 3 * (3 * 512 * 256 * (8 + 2) + 8 * 512)
+
+
+@pytest.mark.parametrize(
+    ("model", "flavor", "registry", "parameters"),
+    [
+        ("llama3", "small", BLOCKS, LLAMA),
+        ("qwen3", "3B-A1B", ONE_LAYER, QWEN),
+        ("deepseek_v3", "small", LATENT, DEEPSEEK),
+        ("deepseek_v3", "before", LATENT, None),
+    ],
+)
+def test_registries_of_every_age_give_the_sizes_of_a_fork(tmp_path, model, flavor, registry, parameters):
+    """Functions that build layers, a configuration of one layer, and arguments; totals by hand."""
+    folder = tmp_path / "torchtitan/models" / model
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(registry)
+    path = folder / "job.toml"
+    path.write_text(f'[model]\nname = "{model}"\nflavor = "{flavor}"\n[training]\nlocal_batch_size = 1\nseq_len = 512\n')
+    if parameters is None:
+        with pytest.raises(MegaplanError, match=r"model\.flavor"):
+            import_torchtitan(path.read_text(), str(path))
+        return
+    assert build_inventory(import_torchtitan(path.read_text(), str(path)).loaded.spec).parameters == parameters
+
+
+def test_gpus_are_those_of_the_launcher_until_stated():
+    job = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
+    assert spec_of(job).mesh.dp_shard == 8
+    both = "[parallelism]\ndata_parallel_replicate_degree = 8\n"
+    assert (spec_of(job + both).mesh.dp_replicate, spec_of(job + both).mesh.dp_shard) == (8, 2)
+    assert spec_of(job.replace('flavor = "8B"', 'flavor = "8B_flex"')).model == spec_of(job).model
+    assert spec_of(job.replace('flavor = "8B"', 'flavor = "8B"\nnorm_type = "fused_rmsnorm"')).model == spec_of(job).model
+    assert codes(job.replace('flavor = "8B"', 'flavor = "8B"\nnorm_type = "np_layernorm"'))[0] == ["MP914"]
 
 
 def test_an_unknown_key_is_a_note_unless_it_decides_a_tensor_or_is_a_misspelling():

@@ -166,7 +166,6 @@ def codes(function, **given):
         ("looped", "MP932", "model.flavor"),
         ("elsewhere", "MP932", "training.local_batch_size"),
         ("muon", "MP932", "optimizer"),
-        ("flex", "MP914", "flex"),
         ("typo", "MP913", "tensor_paralel_degree"),
         (None, "MP933", "--config base"),
         ("absent", "MP933", "absent"),
@@ -176,6 +175,13 @@ def test_what_decides_an_estimate_and_is_not_known_is_refused(function, code, sa
     found, text = codes(function)
     assert found[0] == code
     assert said in text
+
+
+def test_masks_by_document_are_noted():
+    """Flex attention keeps what the kernel without masks keeps, so that the spec is the same."""
+    (note,) = [found for found in read("flex").loaded.diagnostics if found.code == "MP919"]
+    assert "flex masks attention by document" in note.detail
+    assert read("flex").loaded.spec.model == read("base").loaded.spec.model
 
 
 def test_steps_in_backward_are_noted():

@@ -16,7 +16,10 @@ from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, read_regis
 from megaplan.scalars import MAX_INT
 from megaplan.spec.comments import SECTION, settings_of_section
 
-FLOAT8_2024 = "float8.enable_float8_linear"
+FLOAT8_2024 = "float8.enable_float8_linear", "training.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear"
+ATTENTION = "model.attn_backend"
+WHOLE = "sdpa"
+"""Backend of attention without masks."""
 TOKENS, SEQUENCE = "training.num_tokens_per_microbatch_per_dp_rank", "training.max_context_length"
 
 
@@ -56,7 +59,7 @@ class JobConfig:
             self.age = Age.TOML_2024 if given.keys() & OF_2024 else Age.TOML_2025 if given.keys() & OF_2025 else Age.CURRENT
         if isinstance(mode := given.pop("activation_checkpoint", None), str):
             given |= {"activation_checkpoint.mode": mode, "activation_checkpoint.selective_ac_option": "op"}
-        self.low = bool(given.pop(FLOAT8_2024, False))
+        self.low = any(bool(given.pop(key, False)) for key in FLOAT8_2024)
         fused = given.pop("optimizer.fused", self.age is not Age.TOML_2024)
         self.values = {MOVED.get(key, key): value for key, value in given.items() if key not in self._policy.ignored}
         self.values.setdefault("optimizer.implementation", "fused" if fused else "foreach")
@@ -173,6 +176,8 @@ class JobConfig:
             raise MegaplanError(self._errors)
         absent = ", ".join(f"{key} = {json.dumps(DEFAULTS[key])}" for key in dict.fromkeys(self._defaulted)) or "none"
         chunks = "\nthe loss takes logits in chunks, and the estimate has them whole, which is more" if self._chunked else ""
+        if (backend := self.values.get(ATTENTION, WHOLE)) != WHOLE:
+            chunks += f"\n{backend} masks attention by document; the estimate has whole sequences, the same tensors and no less time"
         if self.values.get("optimizer.early_step_in_backward"):
             chunks += "\nthe optimizer takes each gradient in backward and frees it, and the estimate has them all, which is more"
         detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {absent}"

@@ -57,6 +57,8 @@ DEFAULTS: dict[str, Any] = {
     "activation_checkpoint.selective_ac_option": "2",
     "compile.enable": False,
     "compile.components": ["model", "loss"],
+    "model.attn_backend": "sdpa",
+    "model.norm_type": "rmsnorm",
     "quantize.linear.float8.enable_fsdp_float8_all_gather": False,
     "quantize.linear.float8.recipe_name": None,
     "quantize.linear.float8.filter_fqns": [],
@@ -67,6 +69,9 @@ MOVED = {
     "training.batch_size": "training.local_batch_size",
     "training.warmup_steps": "lr_scheduler.warmup_steps",
     "training.compile": "compile.enable",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    "training.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "training.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
     **{f"training.{name}": f"parallelism.{name}" for name in (
         "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "disable_loss_parallel",
     )},
@@ -82,7 +87,8 @@ MOVED = {
 }  # fmt: skip
 """Keys of older files by their current names."""
 OF_2024 = frozenset(
-    {"training.batch_size", "experimental.pipeline_parallel_microbatches", "float8.enable_float8_linear", "optimizer.fused"}
+    {"training.data_parallel_degree", "training.batch_size"}
+    | {"experimental.pipeline_parallel_microbatches", "float8.enable_float8_linear", "optimizer.fused"}
 )
 """Keys that only versions of 2024 have."""
 OF_2025 = frozenset({"training.compile"}) | frozenset(key for key in MOVED if key.startswith("float8."))
@@ -104,12 +110,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "optimizer.param_groups": (None, "groups of parameters with optimizers of their own are not priced"),
     "parallelism.full_dtensor": (False, "what it keeps in addition is not priced"),
     "parallelism.enable_fsdp_symm_mem": (False, "symmetric memory is outside torch's allocator and not priced"),
-    "model.attn_backend": ("sdpa", "block masks of flex attention, and attention over packed documents, are not priced"),
     "optimizer.optimizers": (None, "groups of parameters with optimizers of their own are not priced"),
     "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
     "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),
     "parallelism.pipeline_parallel_schedule_csv": ("", "a schedule of one's own is not read"),
-    "model.norm_type": ("rmsnorm", "its kept tensors are not listed"),
     "fault_tolerance.enable": (False, "replicas of torchft are not priced"),
     "float8.scaling_type_input": ("dynamic", "delayed scaling is not priced"),
     "float8.scaling_type_weight": ("dynamic", "delayed scaling is not priced"),
@@ -122,6 +126,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 """Keys that stop an import at any other value than this one, and the reason."""
 IGNORED = frozenset({
     "training.disable_cuda_graphs", "model.moe_comm_backend", "model.non_blocking_capacity_factor",
+    "model.use_flex_attn", "model.attn_mask_type", "model.tp_gemm_backend",
     "model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "optimizer.beta1", "optimizer.beta2",
     "optimizer.eps", "training.dataset", "training.dataset_path", "training.gc_freq", "training.gc_debug", "training.seed",
     "training.deterministic", "parallelism.context_parallel_load_balancer", "parallelism.context_parallel_rotate_method",

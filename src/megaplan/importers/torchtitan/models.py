@@ -119,6 +119,8 @@ FLAVORS: dict[str, dict[str, Flavor]] = {
         "70B": Flavor(8192, 80, 64, 8, 128, 28_672, 32_000, 10_000.0),
     },
     "qwen3": {
+        "debugmodel": Flavor(256, 8, 16, 8, 128, 3072, 2048, 1_000_000.0, qk_norm=True, tied=True),
+        "debugmodel_moe": Flavor(256, 8, 16, 8, 128, 0, 2048, 1_000_000.0, qk_norm=True, experts=Experts(64, 8, 768, normed=True)),
         "0.6B": _qwen3(1024, 28, 16, 3072, tied=True),
         "1.7B": _qwen3(2048, 28, 16, 6144, tied=True),
         "4B": _qwen3(2560, 36, 32, 9728, tied=True),
@@ -137,9 +139,9 @@ FLAVORS: dict[str, dict[str, Flavor]] = {
         ),
     },
 }
+SUFFIXES = ("_attn", "_flash", "_flex", "_varlen", "_non", "_fused_qkv")
+"""Ends of flavors that have the same sizes: other kernels, or one product for queries, keys and values."""
 REFUSED = {
-    "llama3/8B_flex": "flex attention's block masks are not priced",
-    "llama3/8B_varlen": "attention over packed documents is not priced",
     "llama4": "scores that multiply the rows before the experts, and chunked attention, are not priced",
     "gpt_oss": "experts with biases, attention sinks and sliding windows are not priced",
     "flux": "it is no decoder of text",

@@ -24,7 +24,9 @@ CHUNKED_LOSS = "loss.chunked"
 """Key of a loss that never has all logits."""
 MOST_CALLS = 64
 """Calls inside calls that are followed."""
-ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+ARITHMETIC = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv
+}  # fmt: skip
 COPIES = frozenset({"replace", "dataclasses.replace", "copy.copy", "copy.deepcopy", "deepcopy"})
 """Functions whose result is their argument with the fields that are given."""
 OPTIMIZERS = {
@@ -66,11 +68,13 @@ class Made:
     given: dict[str, Any] = field(default_factory=dict)
 
 
-class _Reader:
+class Reader:
     """Follows the functions of one file."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    def __init__(self, tree: ast.Module, *, builds_layers: bool = False) -> None:
+        """With `builds_layers`, calls of functions that loop are values, with what they are given."""
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        self.functions = {node.name: node for node in functions if not (builds_layers and _loops(node))}
         self._depth = 0
         self._module: dict[str, Any] = {}
         for node in tree.body:
@@ -128,6 +132,10 @@ class _Reader:
     def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
         if isinstance(target, ast.Name):
             scope[target.id] = value
+        elif isinstance(target, ast.Tuple):
+            values = value if isinstance(value, list) and len(value) == len(target.elts) else [Unread(target.lineno)] * len(target.elts)
+            for each, own in zip(target.elts, values, strict=True):
+                self._assign(each, own, scope)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value, scope)
             if isinstance(owner, Made):
@@ -167,7 +175,7 @@ class _Reader:
         elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
             left, right = self.value(node.left, scope), self.value(node.right, scope)
             safe = _is_number(left) and _is_number(right) and max(abs(left), abs(right)) <= MAX_INT
-            if safe and (right or not isinstance(node.op, ast.FloorDiv)):
+            if safe and (right or not isinstance(node.op, ast.FloorDiv | ast.Div)):
                 found = ARITHMETIC[type(node.op)](left, right)
         return found
 
@@ -201,7 +209,7 @@ def read_registry(text: str, name: str, function: str | None = None) -> dict[str
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MegaplanError([diagnostic("MP916", f"no Python: {error}", Location(name))]) from None
-    reader = _Reader(tree)
+    reader = Reader(tree)
     found = {each: reader.call(each, [], {}) for each in reader.functions}
     known = [each for each, made in found.items() if _is_config(made)]
     chosen = function or (known[0] if len(known) == 1 else None)
@@ -294,6 +302,10 @@ def _field(owner: Any, node: ast.Attribute) -> Any:
 
 def _is_config(made: Any) -> bool:
     return isinstance(made, Made) and made.name.rpartition(".")[2] == CONFIG and "model_spec" in made.given
+
+
+def _loops(function: ast.FunctionDef) -> bool:
+    return any(isinstance(each, ast.For | ast.ListComp) for each in ast.walk(function))
 
 
 def _is_number(value: Any) -> bool:

@@ -15,7 +15,7 @@ from megaplan.importers.structure import Policy
 from megaplan.importers.torchtitan.config import JobConfig
 from megaplan.importers.torchtitan.fork import fork_flavor
 from megaplan.importers.torchtitan.keys import ONE_RANK, Age
-from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, Flavor
+from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, SUFFIXES, Flavor
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
 from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.document import Document, SourceMap, parse_document
@@ -26,12 +26,17 @@ REASON = "the stages of the torchtitan job"
 FLOAT8 = "quantize.linear.float8."
 CONVERTERS = ("float8", "quantize.linear.float8")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+RMSNORMS = "rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"
+"""Norms with a weight alone; all keep their input and its root mean square."""
+LAUNCHED = 8
+"""GPUs of torchtitan's own `run_train.sh`."""
 MAX_DIGITS = 9
 """Most digits of a count that is written as text."""
 NO_CLIP = 1e30
 """Norm that exports write where gradients are not clipped."""
+UNCAST = {"output", "lm_head", "router.gate"}
+"""Modules outside the linears of blocks; the router's product is fp32."""
 EXPERT_AXES = {"ep": "expert_parallel", "etp": "expert_tensor_parallel"}
-BACKEND = "model.attn_backend"
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
@@ -141,16 +146,23 @@ def _flavor(config: JobConfig) -> Flavor:
         config.finish()  # its other keys belong to a model that has no spec
     elif (own := fork_flavor(config.name, name, flavor)) is not None:
         return own
-    elif flavor not in FLAVORS.get(name, {}):
+    if config.values.get("model.norm_type", RMSNORMS[0]) not in RMSNORMS:
+        config.refuse("model.norm_type", f"norms of other tensors than {', '.join(RMSNORMS)}", f"norm_type = {RMSNORMS[0]}")
+    flavor = _plain(flavor)
+    if flavor not in FLAVORS.get(name, {}):
         known = ", ".join(f"{model}/{each}" for model, flavors in FLAVORS.items() for each in flavors)
         sizes = json.dumps(FLAVORS["llama3"]["8B"].section()).replace('"', "")
         config.wrong("model.flavor", f"with model.name = {name} none of {known}", f"--set 'model={sizes}'")
     else:
-        found = FLAVORS[name][flavor]
-        if found.q_rank is not None and config.values.get(BACKEND) == "flex":
-            config.values.pop(BACKEND)  # its masks are of blocks of 128 positions: under 1 MiB for 32,768
-        return found
+        return FLAVORS[name][flavor]
     return FLAVORS["llama3"]["8B"]
+
+
+def _plain(flavor: str) -> str:
+    """A flavor without what changes its kernels alone."""
+    while (end := next((each for each in SUFFIXES if flavor.endswith(each)), None)) is not None:
+        flavor = flavor.removesuffix(end)
+    return flavor
 
 
 def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[str, Any], bool]:
@@ -170,7 +182,8 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
         shard = 1
     stated = shard > 0 or gpus is not None
     if shard < 0:
-        shard = max(1, (gpus or others) // others)
+        least = max(2 if mesh["dp_replicate"] > 1 and mesh["cp"] == 1 else 1, -(-experts["ep"] // mesh["cp"]))
+        shard = max(1, gpus // others) if gpus is not None else max(least, LAUNCHED // others)
     if gpus is not None and shard * others != gpus:
         config.refuse(key, f"the degrees make {shard * others} ranks, and --gpus {gpus}", f"--gpus {shard * others}")
     mesh["dp_shard"] = shard
@@ -228,7 +241,7 @@ def _recipe(config: JobConfig) -> dict[str, Any]:
     if name not in recipes:
         config.refuse(key, "of torchao's recipes tensorwise and rowwise are priced", "recipe_name = tensorwise")
     filters = ["output"] if config.age is Age.TOML_2024 else config.names(skipped)
-    if filters != ["output"]:
+    if not {"output", "lm_head"} & set(filters) or set(filters) - UNCAST:
         config.refuse(skipped, "float8 linears of all blocks, and not of the output, are priced", 'filter_fqns = ["output"]')
     gathers = config.switch(FLOAT8 + "enable_fsdp_float8_all_gather")
     return {"name": recipes.get(str(name), "fp8_current"), **({"param_gather": True} if gathers else {})}
