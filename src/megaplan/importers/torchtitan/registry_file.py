@@ -72,7 +72,7 @@ class Reader:
     """Follows the functions of one file."""
 
     def __init__(self, tree: ast.Module, *, builds_layers: bool = False) -> None:
-        """With `builds_layers`, calls of functions that loop are values, with what they are given."""
+        """`builds_layers`: calls of functions that loop are values, with what they are given."""
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         self.functions = {node.name: node for node in functions if not (builds_layers and _loops(node))}
         self._depth = 0
