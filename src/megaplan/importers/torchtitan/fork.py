@@ -138,14 +138,10 @@ def _flavor(given: dict[str, Any], model: str) -> Flavor | None:
     if not all(_is_size(given.get(key)) for key in _SIZES) or any(given.get(key, width) != width for key, width in _LATENT.items()):
         return None
     experts = _experts(given, model) if routed else None
-    if routed and experts is None:
-        return None
     dim, blocks, heads = given["dim"], given["n_layers"], given["n_heads"]
-    ffn = given.get("hidden_dim") or _rounded(dim, given.get("multiple_of", 256), given.get("ffn_dim_multiplier"))
-    head_dim = 192 if latent else given.get("head_dim") or (128 if model == "qwen3" else dim // heads)
-    sizes: tuple[Any, ...] = (given.get("n_kv_heads") or heads, head_dim, ffn, given.get("vocab_size") or VOCABULARIES[model])
+    sizes = _widths(given, model)
     theta = given.get("rope_theta", 1_000_000 if model == "qwen3" else 10_000)
-    if not all(map(_is_size, sizes)) or not isinstance(theta, int | float) or (latent and experts is None):
+    if not all(map(_is_size, sizes)) or not isinstance(theta, int | float) or (experts is None and (latent or routed)):
         return None
     return Flavor(
         dim,
@@ -162,6 +158,14 @@ def _flavor(given: dict[str, Any], model: str) -> Flavor | None:
         dense=given.get("n_dense_layers", 1) if latent else 0,
         q_rank=given.get("q_lora_rank") or 0 if latent else None,
     )
+
+
+def _widths(given: dict[str, Any], model: str) -> tuple[Any, Any, Any, Any]:
+    """Key heads, width of a head and of the MLP, and vocabulary, where they are known."""
+    dim, heads = given["dim"], given["n_heads"]
+    head_dim = 192 if model == "deepseek_v3" else given.get("head_dim") or (128 if model == "qwen3" else dim // heads)
+    ffn = given.get("hidden_dim") or _rounded(dim, given.get("multiple_of", 256), given.get("ffn_dim_multiplier"))
+    return given.get("n_kv_heads") or heads, head_dim, ffn, given.get("vocab_size") or VOCABULARIES[model]
 
 
 def _experts(given: dict[str, Any], model: str) -> Experts | None:

@@ -182,8 +182,7 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
         shard = 1
     stated = shard > 0 or gpus is not None
     if shard < 0:
-        least = max(2 if mesh["dp_replicate"] > 1 and mesh["cp"] == 1 else 1, -(-experts["ep"] // mesh["cp"]))
-        shard = max(1, gpus // others) if gpus is not None else max(least, LAUNCHED // others)
+        shard = max(1, gpus // others) if gpus is not None else _launched(mesh, experts["ep"], others)
     if gpus is not None and shard * others != gpus:
         config.refuse(key, f"the degrees make {shard * others} ranks, and --gpus {gpus}", f"--gpus {shard * others}")
     mesh["dp_shard"] = shard
@@ -192,6 +191,12 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
     if experts["ep"] > 1 and routed:
         mesh["ep"] = experts["ep"]
     return mesh | ({"vocab_parallel": True} if mesh["tp"] > 1 else {}), stated
+
+
+def _launched(mesh: dict[str, Any], ep: int, others: int) -> int:
+    """Data ranks of a job whose GPUs no one states: those of the launcher, or as few as experts and replicas need."""
+    replicated, cp = mesh["dp_replicate"] > 1 and mesh["cp"] == 1, int(mesh["cp"])
+    return max(2 if replicated else 1, -(-ep // cp), LAUNCHED // others)
 
 
 def _batch(config: JobConfig, mesh: dict[str, Any]) -> tuple[int, int, int]:
