@@ -9,6 +9,7 @@ from recorded_launches import PLAIN
 from megaplan.errors import MegaplanError, Severity
 from megaplan.importers.megatron.spec import import_megatron
 from megaplan.importers.megatron.tokenizer_files import counted_tokens
+from megaplan.inventory.build import build_inventory
 
 RUN = f"torchrun --nproc_per_node 1 pretrain_gpt.py {PLAIN} --make-vocab-size-divisible-by 1"
 
@@ -37,6 +38,9 @@ def piece(field: int, data: bytes) -> bytes:
         ("--tokenizer-type Llama2Tokenizer --tokenizer-model $TOKENIZER", "launch.sh", 32_000),
         ("--tokenizer-type TikTokenizer --tokenizer-model $TOKENIZER", "launch.sh", 131_072),
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model EleutherAI/pythia-12b", "launch.sh", 50_277),
+        ("--tokenizer-type TokenizerFromFile --tokenizer-file $DATA/starcoder/tokenizer.json", "launch.sh", 49_152),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model mistralai/Mistral-Nemo-Base-2407", "launch.sh", 131_072),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model facebook/opt-1.3b", "launch.sh", 50_265),
     ],
 )
 def test_tokens_of_a_tokenizer_by_its_name_or_the_scripts(words: str, name: str, tokens: int) -> None:
@@ -105,3 +109,38 @@ def test_programs_that_train_no_decoder(program: str, what: str) -> None:
 @pytest.mark.parametrize(("program", "counts"), [("pretrain_vlm.py", 1), ("examples/multimodal/train.py", 1), ("pretrain_gpt.py", 0)])
 def test_encoders_that_are_not_counted_are_named(program: str, counts: int) -> None:
     assert sum("builds encoders in front of the decoder" in each for each in warned(f"torchrun {program} {PLAIN}")) == counts
+
+
+def test_heads_and_norms_by_their_earlier_names() -> None:
+    """One key head takes h·d of each of keys and values, and a norm of each has d weights and biases."""
+
+    def total(words: str) -> int:
+        return build_inventory(import_megatron(f"{RUN} {words}", "launch.sh").loaded.spec).parameters
+
+    spec = import_megatron(RUN, "launch.sh").loaded.spec
+    attention, layers = spec.model.attention, spec.model.num_layers // 2
+    hidden, width, heads = spec.model.hidden_size, attention.head_dim, attention.num_heads
+    assert total("--attention-head-type multihead") == total("")
+    removed = 2 * (heads - 1) * width
+    assert total("") - total("--attention-head-type multiquery") == layers * removed * (hidden + attention.bias)
+    plain = "--normalization RMSNorm"
+    assert total(f"{plain} --use-qk-norm") - total(plain) == layers * 2 * width
+    assert total("--softmax-type off-by-one") == total("")
+
+
+def test_a_count_that_the_cluster_sets_is_that_of_whole_nodes_until_stated() -> None:
+    script = f"""
+    WORLD=$OMPI_COMM_WORLD_SIZE
+    python pretrain_gpt.py {PLAIN} --tensor-model-parallel-size 2 --world-size $WORLD --global-batch-size $((WORLD * 4))
+    """
+    imported = import_megatron(script, "launch.sh")
+    assert (imported.loaded.spec.mesh.world_size, imported.loaded.spec.global_batch_size) == (8, 32)
+    assert any("OMPI_COMM_WORLD_SIZE is set by the cluster alone, and read as 8" in found.detail for found in imported.loaded.diagnostics)
+    stated = import_megatron(script, "launch.sh", environment={"OMPI_COMM_WORLD_SIZE": "16"}).loaded.spec
+    assert (stated.mesh.world_size, stated.global_batch_size) == (16, 64)
+
+
+def test_a_job_that_queues_itself_again_is_read_once(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f"sbatch --dependency=singleton $0 --resume\n{RUN}\n")
+    assert import_megatron(script.read_text(), str(script)).loaded.spec.model == import_megatron(RUN, "launch.sh").loaded.spec.model

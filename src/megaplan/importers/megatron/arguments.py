@@ -18,6 +18,8 @@ from megaplan.importers.megatron.unset import readable, remedies, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
 
+HEADS: dict[Any, dict[str, Any]] = {"multihead": {}, "multiquery": {"group_query_attention": True, "num_query_groups": 1}}
+"""Arguments that the types of heads of earlier forks are read as."""
 MOST_DIGITS = 40
 """Most digits of a number that a launch gives."""
 _SHAPES = ("hidden_size", "num_attention_heads", "seq_length")
@@ -78,6 +80,8 @@ class Arguments:
                 self.values[name] = self.values[older]
                 self.note(name, f"{flag(older)} is of earlier releases, and is read as {flag(name)}")
                 self._read.add(older)
+        if self.values.get("attention_head_type") in HEADS:
+            self.values |= HEADS[self.values.pop("attention_head_type")]
         if self.values.get("checkpoint_activations") and self.values.get("recompute_method") is None:
             self.values["recompute_method"] = "uniform"  # the only method of the releases that had this switch
         for older, (name, value) in OLDER.items():
@@ -171,7 +175,7 @@ class Arguments:
             return None
         if (key, found) in OLDER_WORDS:
             meant = OLDER_WORDS[key, found]
-            self.note(key, f"{flag(key)} {found} is of earlier releases, and is read as {meant}")
+            self.note(key, f"{flag(key)} {found} has the tensors of {meant}, and is read as that")
             return meant
         if found not in row.words:
             plain = _letters(found)

@@ -6,7 +6,9 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
@@ -17,9 +19,14 @@ from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.script import OF_LAUNCHER, Field, read_words
 from megaplan.importers.megatron.shell.follow import Shell
 from megaplan.importers.megatron.shell.scan import NeedsBashError
-from megaplan.importers.megatron.unset import required
+from megaplan.importers.megatron.unset import required, unset
+from megaplan.scalars import MAX_INT
 from megaplan.spec.read import STDIN_NAME
 
+PROCESSES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
+"""Variables in which a cluster's launcher puts the number of processes."""
+NODE = 8
+"""Processes of a node that no one states."""
 MOST_CONDITIONS = 12
 """Most conditions whose other outcome is followed too."""
 _TAKES_ALL = re.compile(r"\$[@*#]|\$\{[@*#]|\bshift\b|\bgetopts\b")
@@ -84,6 +91,12 @@ class _Script:
                 shell, decisions = other, {place: True}
                 break
         given = read_recording(shell.recording(), self._name, number)
+        if counts := [name for name in PROCESSES if name not in self._environment and unset(name) in _texts(given.values)]:
+            ranks = _least_ranks(given.values)
+            self._environment = {**self._environment, **dict.fromkeys(counts, str(ranks))}
+            again, wrong = self.read(number)
+            said = f"{', '.join(counts)} is set by the cluster alone, and read as {ranks}; --env {counts[0]}=… states it"
+            return replace(again, left_out=(*again.left_out, (0, said))), wrong
         notes, errors = list[tuple[int, str]](), list[Diagnostic]()
         if lacking:
             notes.append((0, f"the script ends without {', '.join(lacking)}, and is read as if they were given"))
@@ -118,6 +131,20 @@ class _Script:
             return []
         keys = dict.fromkeys((*given.values, *other))
         return [key for key in keys if given.values.get(key) != other.get(key) and not changes_nothing(key)]
+
+
+def _texts(values: Mapping[str, Any]) -> str:
+    return " ".join(str(each) for value in values.values() for each in (value if isinstance(value, list) else [value]))
+
+
+def _least_ranks(values: Mapping[str, Any]) -> int:
+    """The fewest processes on whole nodes that the degrees of a launch need."""
+
+    def ranks(*axes: str) -> int:
+        degrees = [values.get(f"{axis}_parallel_size", 1) for axis in ("pipeline_model", *axes)]
+        return prod(degree for degree in degrees if isinstance(degree, int) and 0 < degree <= MAX_INT)
+
+    return -(-max(ranks("tensor_model", "context"), ranks("expert_model", "expert_tensor")) // NODE) * NODE
 
 
 def _changes_no_tensor(key: str) -> bool:

@@ -29,7 +29,7 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("use_bias", "add_bias_linear"), "--add-qkv-bias"),
         **dict.fromkeys(("num_attention_heads_kv",), "--group-query-attention --num-query-groups"),
         **dict.fromkeys(("attention_head_type",), "--group-query-attention --num-query-groups 1   # for"),
-        **dict.fromkeys(("use_qk_norm", "qk_norm", "use_qk_layernorm"), "--qk-layernorm"),
+        **dict.fromkeys(("qk_norm",), "--qk-layernorm"),
         **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
         **dict.fromkeys(("glu_activation",), "--swiglu   # for"),
         **dict.fromkeys(("no_tie_embed_logits",), "--untie-embeddings-and-output-weights"),
@@ -52,6 +52,9 @@ RENAMED = MappingProxyType(
     {
         "model_parallel_size": "tensor_model_parallel_size",
         "batch_size": "micro_batch_size",
+        "use_qk_norm": "qk_layernorm",
+        "use_qk_layernorm": "qk_layernorm",
+        "tokenizer_file": "tokenizer_model",
         "warmup": "lr_warmup_fraction",
         "activations_checkpoint_method": "recompute_method",
         "activations_checkpoint_num_layers": "recompute_num_layers",
@@ -63,6 +66,7 @@ RENAMED = MappingProxyType(
 OLDER_WORDS: MappingProxyType[tuple[str, Any], str] = MappingProxyType(
     {
         ("moe_token_dispatcher_type", "alltoall_seq"): "alltoall",
+        ("softmax_type", "off-by-one"): "vanilla",
     }
 )
 """Words of earlier releases, and those that took their place."""

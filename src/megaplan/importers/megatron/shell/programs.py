@@ -47,6 +47,7 @@ class Programs(Builtins):
         self.launches: list[RecordLine] = []
         self.absent: list[RecordLine] = []
         self._functions: dict[str, Body] = {}
+        self._submitted: set[Path] = set()
         self._locals: list[dict[str, Value | None]] = []
         self._depth = 0
 
@@ -169,6 +170,10 @@ class Programs(Builtins):
         place = next((at for at, word in enumerate(fields) if at and not word.startswith("-") and self._read(word) is not None), None)
         self.variables |= {key: value for key, value in JOB.items() if key not in self.variables}
         slurm(fields[1:place], self.variables)  # type: ignore[arg-type]
+        if place is not None and (path := self._path(fields[place])) is not None:
+            if path in self._submitted:
+                return True  # a job that queues itself again
+            self._submitted.add(path)
         wrapped = next((word.partition("=")[2] or fields[at + 1] for at, word in enumerate(fields) if word.split("=")[0] == "--wrap"), None)
         if wrapped is not None:
             return self._nested(wrapped, [])
