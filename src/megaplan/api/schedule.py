@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megaplan.errors import MegaplanError
 from megaplan.results import Picture, Result, Row
 from megaplan.schedules import InFlight, Orders, Placement, SlotTimes, Timeline, actions, in_flight, placement, replay
-from megaplan.schedules.registry import SCHEDULES
+from megaplan.schedules.registry import SCHEDULES, schedule_problems
 
 FORMAT = "megaplan.schedule/1"
 
@@ -147,6 +148,8 @@ def schedule(
             raise ValueError(f"{name} = {value} is below {least}")
     if min(forward, input, weight) < 0 or not 0 <= hidden <= 100:
         raise ValueError(f"forward = {forward}, input = {input}, weight = {weight}: at least 0; hidden = {hidden}: 0 to 100 percent")
+    if problems := schedule_problems(kind, pp, slots, num_microbatches):
+        raise MegaplanError([problem.diagnostic() for problem in problems])
     orders = actions(kind, pp, slots, num_microbatches)
     times = SlotTimes.equal(pp * slots, forward, input, weight)
     step = replay(orders, SlotTimes(times.forward, times.input, times.weight, hidden), p2p=p2p)

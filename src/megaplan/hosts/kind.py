@@ -60,6 +60,7 @@ class HostKind(NamedTuple):
         expandable: The launch sets expandable segments of torch's allocator unless the spec says otherwise.
         graphs: Values of `host.cuda_graphs` that it knows, its default first.
         empty_slots: A slot may have only the embedding or the head, or nothing.
+        few_microbatches: 1F1B runs fewer microbatches than pipeline ranks.
         block_layers: Layers of one of its blocks, which no cut separates; with several, all blocks have one recompute policy.
     """
 
@@ -87,4 +88,5 @@ class HostKind(NamedTuple):
     expandable: bool = True
     graphs: tuple[str, ...] = ("none",)
     empty_slots: bool = False
+    few_microbatches: bool = False
     block_layers: int = 1

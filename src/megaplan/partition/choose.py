@@ -57,7 +57,8 @@ def choose_cuts(
     num_layers, num_slots = len(inventory.layers), mesh.pp * mesh.vpp
     pattern_spans = parse_pattern(spec.model.pattern, spec.model.num_layers).spans
     mode: Mode = "manual" if pattern_spans is not None else split.mode
-    impossible = schedule_problems(spec.schedule.kind, mesh.pp, mesh.vpp, spec.schedule.num_microbatches)
+    few = spec.host.kind.few_microbatches
+    impossible = schedule_problems(spec.schedule.kind, mesh.pp, mesh.vpp, spec.schedule.num_microbatches, few=few)
     found = [problem.diagnostic() for problem in impossible]
     found += rules.problems(num_layers, max(1, num_filled(manual_spans(spec, pattern_spans))) if mode == "manual" else num_slots)
     if mode == "manual":

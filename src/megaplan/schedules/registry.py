@@ -76,7 +76,7 @@ def placement(kind: str) -> Placement:
     return SCHEDULES[kind].placement
 
 
-def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, planned: bool = False) -> list[Problem]:
+def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, planned: bool = False, few: bool = False) -> list[Problem]:
     """Reasons that the schedule cannot run on these degrees (MP310 … MP313); empty if it can.
 
     Args:
@@ -85,12 +85,14 @@ def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, pl
         vpp: Slots per rank.
         num_microbatches: Microbatches of one schedule step.
         planned: True for a spec, where one rank means no pipeline; false for a command about schedules only.
+        few: True for a runtime that runs 1F1B on fewer microbatches than ranks; torch's does not.
     """
     schedule = SCHEDULES.get(kind)
     if schedule is None:
         return [not_a_schedule(kind, SCHEDULES)]
     alone = [several_ranks(kind, pp)] if planned and pp < 2 and not schedule.accumulates else []
-    return [*alone, *schedule.problems(pp, vpp, num_microbatches)]
+    found = schedule.problems(pp, vpp, num_microbatches)
+    return [*alone, *(problem for problem in found if not (few and kind == "1f1b" and problem.code == "MP311"))]
 
 
 def enough_microbatches(kind: str, pp: int, vpp: int, num_microbatches: int) -> int:
@@ -130,10 +132,10 @@ def _orders(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
 
 @lru_cache(maxsize=1024)
 def refuse_impossible(kind: str, pp: int, vpp: int, num_microbatches: int) -> None:
-    """Raise if the schedule cannot run on these degrees.
+    """Raise if the schedule has no order on these degrees.
 
     Raises:
         MegaplanError: MP310 … MP313.
     """
-    if found := schedule_problems(kind, pp, vpp, num_microbatches):
+    if found := schedule_problems(kind, pp, vpp, num_microbatches, few=True):
         raise MegaplanError([problem.diagnostic() for problem in found])

@@ -195,7 +195,8 @@ def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
     if slots > layers and not (spec.host.kind.empty_slots and (has_boundaries(spec.model.pattern) or spec.split.spans)):
         detail = f"mesh.pp · mesh.vpp = {mesh.pp} · {mesh.vpp} = {slots} slots, model.num_layers = {layers}, and {slots} > {layers}"
         yield checked.error("MP212", detail, "mesh.pp", f"use at most {layers} slots")
-    for problem in schedule_problems(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, planned=True):
+    few = spec.host.kind.few_microbatches
+    for problem in schedule_problems(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, planned=True, few=few):
         yield checked.error(problem.code, problem.detail, problem.key, *problem.hints)
 
 

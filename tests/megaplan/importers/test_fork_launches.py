@@ -144,3 +144,9 @@ def test_a_job_that_queues_itself_again_is_read_once(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text(f"sbatch --dependency=singleton $0 --resume\n{RUN}\n")
     assert import_megatron(script.read_text(), str(script)).loaded.spec.model == import_megatron(RUN, "launch.sh").loaded.spec.model
+
+
+def test_a_pipeline_may_have_fewer_microbatches_than_stages() -> None:
+    words = "--pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 16"
+    spec = import_megatron(f"torchrun --nproc_per_node 8 pretrain_gpt.py {PLAIN} {words}", "launch.sh").loaded.spec
+    assert (spec.schedule.num_microbatches, spec.mesh.pp) == (1, 2)

@@ -118,10 +118,14 @@ def test_an_action_prints_as_torch_writes_it() -> None:
     ],
 )
 def test_a_schedule_that_cannot_run_is_refused_by_name(kind: str, pp: int, vpp: int, m: int, code: str) -> None:
+    assert [found.code for found in schedule_problems(kind, pp, vpp, m)] == [code]
+    if (kind, code) == ("1f1b", "MP311"):  # Megatron-Core runs it: one microbatch held for each, as far as there are any
+        assert schedule_problems(kind, pp, vpp, m, few=True) == []
+        assert [held[0].full for held in in_flight(kind, pp, vpp, m)] == [(3,), (3,), (2,), (1,)]
+        return
     with pytest.raises(MegaplanError) as refusal:
         in_flight(kind, pp, vpp, m)
     assert [found.code for found in refusal.value.diagnostics] == [code]
-    assert [found.code for found in schedule_problems(kind, pp, vpp, m)] == [code]
 
 
 def test_the_hints_of_uneven_rounds_are_legal() -> None:

@@ -52,4 +52,5 @@ HOST = HostKind(
     expandable=False,
     graphs=("none", "layers", "iteration"),
     empty_slots=True,
+    few_microbatches=True,
 )
