@@ -170,14 +170,27 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
     if "cp" in mesh and sections["model"].get("attention", {}).get("kind") == "mla" and stream("exchange").chance(0.5):
         mesh["context_exchange"] = "latents"
     limit_experts(stream("capacity"), sections["model"], megatron=sections["host"].get("name") == "megatron")
+    _add_pools(stream("pools"), sections, mesh)
     _add_post_training(stream("post_training"), sections, mesh)
     if sections["host"].get("name") != "megatron" and scope is not Scope.RUNTIME:
         add_stated(stream("stated towers"), sections)
         add_streams(stream("streams"), sections["model"])
 
 
+def _add_pools(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:
+    """`pools` of a pipeline of megarun, whole stages after the first one."""
+    unlike = sections["host"].get("name") == "megatron" or sections["split"].get("objective") == "bottleneck"
+    if mesh.get("pp", 1) == 1 or unlike or not draw.chance(0.4):
+        return
+    per_stage = mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1) * mesh.get("cp", 1) * mesh.get("tp", 1)
+    stages = draw.randint(1, mesh["pp"] - 1)
+    first = draw.randint(1, stages)
+    counts = [count for count in (first, stages - first) if count]
+    sections["pools"] = [{"count": count * per_stage, "device": device_section(draw) or {"name": "h100-sxm"}} for count in counts]
+
+
 def _add_post_training(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:
     """`post_training` of a spec whose rows hold a prompt and a response."""
     length = sections["batch"]["seq_length"]
-    if draw.chance(0.3) and length >= SHORTEST_ROW:
+    if draw.chance(0.3) and length >= SHORTEST_ROW and "pools" not in sections:
         sections["post_training"] = post_training_section(draw, length, mesh)

@@ -17,6 +17,7 @@ from megaplan.plan.make import make_plan
 from megaplan.spec.document import Document, SourceMap
 from megaplan.spec.host import device_of
 from megaplan.spec.load import check_document
+from megaplan.spec.pools import spec_on
 from megarun.job.job import Job
 from megarun.job.support import refuse_unbuilt
 from megarun.trace.compare import Pair, RankComparison
@@ -125,10 +126,11 @@ def _trace(job: Job, budget: Budget, found: _Found, wanted: str | None) -> None:
     from random_plans.owners import differing_owners  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    workspace = device_of(job.spec.device).gemm_workspace_bytes
+    per_stage = job.spec.mesh.world_size // job.spec.mesh.pp
     for rank in choose_ranks(job, budget):
         if wanted is not None and any(failure.key == wanted for failure in found.failures):
             return
+        workspace = device_of(spec_on(job.spec, rank // per_stage).device).gemm_workspace_bytes
         try:
             compared = RankComparison(budget.of_rank(rank), trace_rank(job, rank, workspace_bytes=workspace))
         except Exception as error:

@@ -130,7 +130,7 @@ def _fitting(spec: Spec) -> Spec:
 
 def _bundles(document: Spec) -> Iterator[Change]:
     """Many keys at once: what no byte depends on, then all that is optional, then halves of it."""
-    yield _changed(document, training=None, serving=None, device=None)
+    yield _changed(document, training=None, serving=None, device=None, pools=None)
     keys = [key for key in OPTIONAL if _has(document, key)]
     while len(keys) > 1:
         yield _changed(document, **dict.fromkeys(keys))

@@ -23,6 +23,7 @@ from megaplan.scalars import MAX_MICROBATCHES
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
+from megaplan.spec.pools import parts_of
 from megaplan.spec.rules import check_rules
 
 if TYPE_CHECKING:
@@ -232,5 +233,5 @@ class Pricer:
         return Price(spans, over + self.usable_bytes(spec), over)
 
     def usable_bytes(self, spec: Spec) -> int:
-        """Usable bytes of the spec's device."""
-        return device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes
+        """Usable bytes of the spec's device, or of the smallest of its pools."""
+        return min(device_budget(device_of(part.spec.device), spec.mesh.world_size).usable_bytes for part in parts_of(spec))

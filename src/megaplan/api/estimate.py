@@ -194,7 +194,7 @@ class Estimate(Result):
 
     def device_bytes(self, rank: RankBudget) -> int:
         """Memory use that the device's own tools show at the peak of these ranks: context, NCCL and driver included."""
-        return rank.peak_bytes + self.budget.device.reserve_bytes
+        return rank.peak_bytes + self.budget.device_of_rank(rank.ranks[0]).reserve_bytes
 
 
 def estimate(

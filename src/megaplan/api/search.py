@@ -245,6 +245,9 @@ def search(
     if job.spec.host.kind.floors is None:
         detail = f"host.name = {job.spec.host.kind.name}: a search varies keys of other hosts; its estimates are of one layout at a time"
         raise refuse("MP489", detail, "megaplan estimate SPEC", "--set 'host={name: megarun}'")
+    if job.spec.pools:
+        detail = "pools are given: a search prices layouts on one device; `split` finds the cuts of a layout with pools"
+        raise refuse("MP489", detail, "megaplan split SPEC -o PLAN", "--set 'pools=[]'")
     world = job.spec.mesh.world_size if devices is None else devices
     if world < 1 or top < 1:
         raise refuse("MP489", f"--devices {world}, --top {top}: both are at least 1", "--devices 8 --top 10")

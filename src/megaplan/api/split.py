@@ -108,7 +108,7 @@ class Split(Result):
         """Sentences about the layers that weighted cuts moved, and about a rank that holds more memory with fewer parameters."""
         spec, inventory, cuts = self.job.spec, self.job.inventory, self.cuts
         notes = tuple(in_flight_lines(spec, inventory, cuts.spans))
-        if cuts.mode != "weighted":
+        if cuts.mode != "weighted" or spec.pools:
             return notes
         weights = stack_costs(spec, inventory, self.job.costs)
         if cuts.objective == "step_time":

@@ -174,7 +174,7 @@ def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget
         layout: Slots of the spec.
         budget: Budget of the spec, if known.
     """
-    if not spec.host.kind.trained or spec.has_whole_state or not any(_uneven(spec.mesh, inventory)):
+    if not spec.host.kind.trained or spec.pools or spec.has_whole_state or not any(_uneven(spec.mesh, inventory)):
         return []
     budget = budget or build_budget(spec, inventory, layout)
     worst, cost = budget.worst, _cost(spec, inventory, layout, budget)

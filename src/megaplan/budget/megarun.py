@@ -11,7 +11,7 @@ from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.peaks import WORK_OF_STAGE, StageSpans
 from megaplan.budget.rank import Persistent, all_offsets, equal_runs, rank_cells, reserving
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
-from megaplan.budget.values import NOTHING_OFFLOADED, Budget, KeptBytes, RankBudget, StageBudget, device_budget
+from megaplan.budget.values import NOTHING_OFFLOADED, Budget, KeptBytes, RankBudget, StageBudget, device_budget, merged_ranks
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.tensors import Inventory
@@ -48,7 +48,7 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         new(StageBudget, (slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, last.parts(slot).stored.whole_parameters))
         for slot in layout.slots
     )
-    return Budget(device, stages, _merged(ranks), inventory.parameters, inventory.active_parameters)
+    return Budget(device, stages, merged_ranks(ranks), inventory.parameters, inventory.active_parameters)
 
 
 def evaluate(
@@ -203,17 +203,3 @@ def _distinct(
         ranks = tuple([first + offset for offset in offsets])
         found.append(new(RankBudget, (ranks, coordinate, stored.parameters, cells, where, usable_bytes, NOTHING_OFFLOADED)))
     return found
-
-
-def _merged(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
-    """Budgets with the largest peak first; equal ones of different pipeline ranks become one."""
-    by_peak: dict[int, list[RankBudget]] = {}  # only equal peaks can have equal cells
-    for rank in sorted(ranks, key=lambda rank: rank.ranks):
-        equal = by_peak.setdefault(rank.peak_bytes, [])
-        for index, twin in enumerate(equal):
-            if twin.cells == rank.cells and twin.parameters == rank.parameters:
-                equal[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
-                break
-        else:
-            equal.append(rank)
-    return tuple(rank for peak in sorted(by_peak, reverse=True) for rank in by_peak[peak])

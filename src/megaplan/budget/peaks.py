@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from megaplan.budget.values import Budget
+from megaplan.budget.values import Budget, PoolBudget, RankBudget, merged_ranks
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans
-from megaplan.layout.ranks import Layout
+from megaplan.layout.ranks import Layout, rank_coordinate
 from megaplan.spec.models import Spec
+from megaplan.spec.pools import parts_of
 
 if TYPE_CHECKING:
     from megaplan.budget.evaluation import BlockMemo
@@ -24,13 +25,23 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         layout: Slots of the spec.
 
     Returns:
-        The budget; ranks with equal cells are listed together, largest peak first.
+        The budget; ranks with equal cells are listed together, those with the least headroom first.
 
     Raises:
         MegaplanError: MP311 … MP313 if the schedule cannot run on these degrees; MP504 if the device is unknown.
     """
-    budget: Budget = spec.host.kind.budget(spec, inventory, layout)
-    return budget
+    parts, per_stage = parts_of(spec), spec.mesh.world_size // spec.mesh.pp
+    budgets: list[Budget] = [spec.host.kind.budget(part.spec, inventory, layout) for part in parts]
+    if not spec.pools:
+        return budgets[0]
+    ranks, pools = list[RankBudget](), list[PoolBudget]()
+    for part, budget in zip(parts, budgets, strict=True):
+        first, stop = part.ranks.start * per_stage, part.ranks.stop * per_stage
+        pools.append(PoolBudget((first, stop), budget.device))
+        for rank in budget.ranks:
+            if own := tuple([each for each in rank.ranks if first <= each < stop]):
+                ranks.append(rank._replace(ranks=own, coordinate=rank_coordinate(spec.mesh, own[0])))
+    return budgets[0]._replace(ranks=merged_ranks(ranks), pools=tuple(pools))
 
 
 StageSpans = tuple[int, Spans]

@@ -139,6 +139,27 @@ class RankBudget(NamedTuple):
         return self.headroom_bytes >= 0
 
 
+def merged_ranks(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
+    """Budgets with the least headroom first, on one device the largest peak; equal ones of different pipeline ranks become one."""
+    by_room: dict[tuple[int, int], list[RankBudget]] = {}  # only equal peaks can have equal cells
+    for rank in sorted(ranks, key=lambda rank: rank.ranks):
+        equal = by_room.setdefault((rank.headroom_bytes, rank.usable_bytes), [])
+        for index, twin in enumerate(equal):
+            if twin.cells == rank.cells and twin.parameters == rank.parameters:
+                equal[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
+                break
+        else:
+            equal.append(rank)
+    return tuple(rank for room in sorted(by_room) for rank in by_room[room])
+
+
+class PoolBudget(NamedTuple):
+    """The ranks of stages on one type of device, a half-open run, and that device."""
+
+    ranks: tuple[int, int]
+    device: DeviceBudget
+
+
 class StageBudget(NamedTuple):
     """One slot: its place, its layers, and the parameters of its whole tensors, shared copies included."""
 
@@ -166,11 +187,12 @@ class Budget(NamedTuple):
     """Every rank of a job.
 
     Attributes:
-        device: Device of every rank.
+        device: Device of every rank; with pools that of the first stages.
         stages: Slots in model order.
-        ranks: Distinct budgets, largest peak first; together they name every rank once.
+        ranks: Distinct budgets, least headroom first; together they name every rank once.
         parameters: Unique parameters of the model.
         active_parameters: Parameters that one token uses.
+        pools: Ranks on each type of device, in the order of the pipeline; empty if all are on `device`.
     """
 
     device: DeviceBudget
@@ -178,6 +200,11 @@ class Budget(NamedTuple):
     ranks: tuple[RankBudget, ...]
     parameters: int
     active_parameters: int
+    pools: tuple[PoolBudget, ...] = ()
+
+    def device_of_rank(self, rank: int) -> DeviceBudget:
+        """The device of one rank."""
+        return next((pool.device for pool in self.pools if pool.ranks[0] <= rank < pool.ranks[1]), self.device)
 
     @property
     def fits(self) -> bool:
@@ -186,7 +213,7 @@ class Budget(NamedTuple):
 
     @property
     def worst(self) -> RankBudget:
-        """The ranks with the largest peak."""
+        """The ranks with the least headroom."""
         return self.ranks[0]
 
     def of_rank(self, rank: int) -> RankBudget:

@@ -31,11 +31,12 @@ def estimate_lines(
     budget, job = found.budget, found.job
     letters = [block.family for block in job.inventory.layers]
     yield from header_lines(job.spec, letters, budget.parameters, budget.active_parameters)
-    device = budget.device
-    items = ", ".join(f"{item.name} {format_bytes(item.bytes)}" for item in device.reserve)
-    capacity, usable = format_bytes(device.capacity_bytes), format_bytes(device.usable_bytes)
-    reserve = f"  {device.name}: {capacity} − {format_bytes(device.reserve_bytes)} reserved ({items}) = {usable} usable"
-    yield from ((line, "") for line in wrap(reserve, indent="    "))
+    pools = [(f"{runs_label((pool.ranks,))} on ", pool.device) for pool in budget.pools]
+    for where, device in pools or [("", budget.device)]:
+        items = ", ".join(f"{item.name} {format_bytes(item.bytes)}" for item in device.reserve)
+        capacity, usable = format_bytes(device.capacity_bytes), format_bytes(device.usable_bytes)
+        reserve = f"  {where}{device.name}: {capacity} − {format_bytes(device.reserve_bytes)} reserved ({items}) = {usable} usable"
+        yield from ((line, "") for line in wrap(reserve, indent="    "))
     yield "", ""
     style = "bold green" if budget.fits else "bold red"
     yield from ((line, style) for line in wrap(verdict(budget), indent="  "))
@@ -97,11 +98,12 @@ def verdict(budget: Budget) -> str:
     """`fits: the worst, ranks 0-3, peak at 79.06 GiB and leave 58.40 GiB`."""
     worst = budget.worst
     label, peak = runs_label(runs_of(worst.ranks)), format_bytes(worst.peak_bytes)
+    what = "the peak with the least room" if budget.pools else "the largest peak"
     if budget.fits:
-        return f"fits: the largest peak is {peak}, on {label}; headroom {format_bytes(worst.headroom_bytes)}"
+        return f"fits: {what} is {peak}, on {label}; headroom {format_bytes(worst.headroom_bytes)}"
     over = sum(len(rank.ranks) for rank in budget.ranks if not rank.fits)
     excess = format_bytes(-worst.headroom_bytes)
-    return f"DOES NOT FIT: {over} of {_world(budget)} ranks; the largest peak is {peak}, on {label}, over by {excess}"
+    return f"DOES NOT FIT: {over} of {_world(budget)} ranks; {what} is {peak}, on {label}, over by {excess}"
 
 
 def _world(budget: Budget) -> int:

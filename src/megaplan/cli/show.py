@@ -88,7 +88,8 @@ def _lines(plan: PlanDocument, *, all_ranks: bool) -> Iterator[StyledLine]:
     )
     verdict = "fits" if estimates.fits else "DOES NOT FIT"
     views = [view_of_estimate(rank) for rank in estimates.ranks]
-    yield from _section(f"memory on {estimates.device.name}: {verdict}", rank_table(views, all_ranks=all_ranks))
+    devices = dict.fromkeys(device.name for device in (estimates.device, *estimates.device.pools))
+    yield from _section(f"memory on {' and '.join(devices)}: {verdict}", rank_table(views, all_ranks=all_ranks))
     yield from _section("time", list(time_lines(planned_time(plan.spec, plan.spans, plan.inventory))))
     yield from _section("digests", [f"plan   {plan.digests.plan}", f"model  {plan.digests.model}"])
 

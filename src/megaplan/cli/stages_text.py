@@ -34,7 +34,9 @@ def stage_lines(plan: PlanDocument) -> Iterator[str]:
     """One row per slot, then the blocks that each owns outside the layers; `*` marks a copy."""
     stages, costs = plan.decisions.stages, plan.decisions.split.certificate.costs
     parameters = {stage.slot: stage.parameters for stage in plan.estimates.stages}
+    pools = plan.estimates.device.pools
     rows = [["slot", "pp", "chunk", "layers", "count", "parameters", "cost share"]]
+    rows[0] += ["time", "device", "peak", "usable"] if pools else []
     total = sum(costs) or 1
     for stage, cost in zip(stages, costs, strict=True):
         start, stop = stage.layers
@@ -48,6 +50,7 @@ def stage_lines(plan: PlanDocument) -> Iterator[str]:
                 str(stop - start),
                 f"{parameters[stage.slot]:,}",
                 share,
+                *((amount(cost, "ns"), *_on_device(plan, stage.pp_rank)) if pools else ()),
             ]
         )
     yield from table(rows, left=())
@@ -57,6 +60,15 @@ def stage_lines(plan: PlanDocument) -> Iterator[str]:
         yield from wrap(f"slot {stage.slot}: {_broken(stage.letters)}{f'; owns {owns}' if owns else ''}", indent="  ")
     if any(stage.copies for stage in stages):
         yield "* a copy of a block that another slot owns; their gradients are summed"
+
+
+def _on_device(plan: PlanDocument, pp_rank: int) -> tuple[str, str, str]:
+    """Name of a pipeline rank's device, the rank's largest peak, and the usable bytes."""
+    first, stop = (plan.spec.mesh.world_size // plan.spec.mesh.pp * rank for rank in (pp_rank, pp_rank + 1))
+    ranks = plan.estimates.ranks
+    peak = max(rank.peak_bytes for rank in ranks if any(run[0] < stop and run[1] > first for run in rank.ranks))
+    device = plan.estimates.device.of_rank(first)
+    return device.name, format_bytes(peak), format_bytes(device.usable_bytes)
 
 
 def certificate_line(certificate: CertificateRecord, mode: str) -> str:

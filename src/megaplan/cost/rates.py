@@ -90,8 +90,8 @@ class Rates:
         return _ceil(num_bytes * 100 * SECOND_NS, self.device.network_bandwidth.value * self.percent["network"] * num_nics)
 
 
-def rates_of(spec: Spec) -> Rates:
-    """The rates that a spec plans with.
+def rates_of(spec: Spec, *, modelled: bool = False) -> Rates:
+    """The rates that a spec plans with; `modelled` without the device's measured constants.
 
     Raises:
         MegaplanError: MP504, the data file has no such device.
@@ -99,7 +99,7 @@ def rates_of(spec: Spec) -> Rates:
     section, device = spec.device, device_of(spec.device)
     percent = {part: figure.value for part, figure in device.efficiency.items()}
     plain = Rates(device, percent, device.launch.value, device.collective_latency.value, device.recurrence_step.value, own=percent)
-    found = measured(section.name) if spec.host.uses_triton else None
+    found = measured(section.name) if spec.host.uses_triton and not modelled else None
     rates = plain if found is None else rates_with(plain, found)
     return replace(
         rates,

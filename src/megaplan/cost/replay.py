@@ -146,18 +146,14 @@ class ReplayTimer:
         once = spec.model_copy(update={"recompute": type(spec.recompute)()})
         kept, fused = self.sums(once), ReplayTimer(self.inventory, once, self._change, fused=True).sums(once)
         plain, recompute, exposed = (count * each // pp for each in (kept.total - fused.total, sums.total - kept.total, self._waits(spec)))
-        data, busy = self._data_of(spec), count * sums.total // pp
-        copies, host = copies_ns(spec, data), self._host(spec, sums)
+        busy = count * sums.total // pp
         found = {
             "layers": busy - plain - recompute - exposed,
             PLAIN: plain,
             "recompute": recompute,
             f"{EXPOSED} transfers": exposed,
             BUBBLE: self._makespan(spec, sums, spans) - busy,
-            f"{EXPOSED} data": self.beside(spec, sums) - data.optimizer_ns - copies - host,
-            COPIES: copies,
-            "optimizer": data.optimizer_ns,
-            HOST: host,
+            **self.beside_terms(spec, sums),
         }
         absent = {PLAIN} if not plain else set()
         if self.rates(spec).measured is None:
@@ -197,9 +193,13 @@ class ReplayTimer:
 
     def beside(self, spec: Spec, sums: Sums) -> int:
         """Time of a step beside its microbatches: waits for data ranks and for the host, FSDP2's copies, and the optimizer."""
+        return sum(self.beside_terms(spec, sums).values())
+
+    def beside_terms(self, spec: Spec, sums: Sums) -> dict[str, int]:
+        """The parts of `beside` by term; `sums` are those of the computation that hides exchanges."""
         data = self._data_of(spec)
-        around = copies_ns(spec, data) + self._host(spec, sums)
-        return exposed_ns(spec, data, sums.forward, sums.total) + data.optimizer_ns + around
+        exposed, copies = exposed_ns(spec, data, sums.forward, sums.total), copies_ns(spec, data)
+        return {f"{EXPOSED} data": exposed, COPIES: copies, "optimizer": data.optimizer_ns, HOST: self._host(spec, sums)}
 
     def _host(self, spec: Spec, sums: Sums) -> int:
         found = self.rates(spec).measured

@@ -147,18 +147,19 @@ class MeasuredCosts:
     last: StoredBytes = StoredBytes()
 
 
-def model_times(spec: Spec, inventory: Inventory) -> ModelTimes:
+def model_times(spec: Spec, inventory: Inventory, rates: Rates | None = None) -> ModelTimes:
     """Times of every part of the model, from its FLOPs and bytes and the device's rates.
 
     Args:
         spec: A checked spec.
         inventory: Inventory of the spec.
+        rates: Rates of the device; those of the spec if None.
 
     Raises:
         MegaplanError: MP504, the device is unknown.
         ValueError: The inventory is another model's.
     """
-    rates, made = rates_of(spec), dict[tuple[int, str, bool], LayerTime]()
+    rates, made = rates or rates_of(spec), dict[tuple[int, str, bool], LayerTime]()
     layers = []
     for index, block in enumerate(inventory.layers):
         make = id(block), spec.policy(index, block.family), spec.multiplies_in_eight_bits(index, block.family)

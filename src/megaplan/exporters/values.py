@@ -18,6 +18,7 @@ PLANNING_ONLY = frozenset(
         "name",
         "serving",
         "device",
+        "pools",
         "split",
         "model.pattern",
         "model.num_layers",

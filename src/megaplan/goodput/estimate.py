@@ -18,6 +18,7 @@ from megaplan.layout.ranks import Layout
 from megaplan.layout.step_time import PlannedTime
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Run, Spec
+from megaplan.spec.pools import parts_of
 from megaplan.units import format_bytes
 
 FORMAT = "megaplan.run/1"
@@ -114,7 +115,7 @@ class _Estimate:
         return RunEstimate(
             format=FORMAT,
             name=spec.name,
-            device=spec.device.name,
+            device=" + ".join(dict.fromkeys(part.spec.device.name for part in parts_of(spec))),
             num_devices=spec.mesh.world_size,
             num_spare_devices=run.spares * spec.device.per_node,
             fits=fits,
@@ -144,8 +145,12 @@ class _Estimate:
 
     def _energy(self) -> tuple[RunFigure | None, RunFigure, RunFigure]:
         """Kilowatts of a device, the data centre's overhead, and kilograms of CO2 a kilowatt-hour."""
-        run, known, board = self.run, figures(), device_of(self.spec.device).power
-        power = None if board is None else RunFigure("power", board.value / 1000, "kW of one device", board.basis, board.source)
+        run, known, parts = self.run, figures(), parts_of(self.spec)
+        boards = [board for part in parts for board in [device_of(part.spec.device).power] * len(part.ranks) if board is not None]
+        power = None
+        if len(boards) == self.spec.mesh.pp:
+            mean, source = sum(board.value for board in boards) / len(boards) / 1000, "; ".join(dict.fromkeys(b.source for b in boards))
+            power = RunFigure("power", mean, "kW of one device", boards[0].basis, source)
         if run.power is not None:
             power = given("power", run.power, "kW of one device")
         overhead = known["pue"] if run.pue is None else given("pue", run.pue, "")

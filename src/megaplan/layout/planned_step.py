@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from megaplan.cost.times import model_times
+from megaplan.cost.pools import of_own_slots, replayed, slot_times
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans
-from megaplan.schedules import SlotTimes, Timeline, actions, replay
+from megaplan.schedules import Timeline, actions, replay
 from megaplan.spec.models import Spec
 
 
@@ -17,9 +17,6 @@ def planned_step(spec: Spec, inventory: Inventory, spans: Spans) -> Timeline:
         inventory: Parameter tensors of the spec.
         spans: Cuts: one half-open span of layers per slot.
     """
-    mesh, schedule, times = spec.mesh, spec.schedule, model_times(spec, inventory)
-    slots = times.of_slots(spans)
-    slot_times = SlotTimes(
-        tuple(slot.forward_ns for slot in slots), tuple(slot.input_ns for slot in slots), tuple(slot.weight_ns for slot in slots)
-    )
-    return replay(actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches), slot_times, p2p=times.boundary_ns)
+    mesh, schedule, times = spec.mesh, spec.schedule, slot_times(spec, inventory)
+    orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
+    return replay(orders, replayed(of_own_slots(times, spans)), p2p=times[0].boundary_ns)

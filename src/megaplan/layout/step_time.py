@@ -193,21 +193,22 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     """Megarun's step: its schedule replayed with layer times from the device's rates."""
     from megaplan.cost.data import shard_traffic  # noqa: PLC0415
     from megaplan.cost.model import model_costs  # noqa: PLC0415  (a host with fitted constants needs none of these)
+    from megaplan.cost.pools import PooledTimer  # noqa: PLC0415
     from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
     from megaplan.layout.step_time import time_basis  # noqa: PLC0415
-    from megaplan.spec.host import device_of  # noqa: PLC0415
+    from megaplan.spec.pools import peak_flops  # noqa: PLC0415
 
     if spec.num_actions > MAX_REPLAYED:
         return f"the schedule has {spec.num_actions:,} actions, and at most {MAX_REPLAYED:,} are replayed"
     tensors = build_inventory(spec) if inventory is None else inventory
     timer = ReplayTimer(tensors, spec)
-    terms = timer.terms(spec, spans)
+    terms = PooledTimer(tensors, spec).terms(spans) if spec.pools else timer.terms(spec, spans)
     known = time_basis(spec, timer)
     seconds = sum(terms.values()) * NS
     tokens = spec.global_batch_tokens / spec.mesh.world_size / seconds
-    peak = device_of(spec.device).peak_flops[spec.precision.params].value
+    peak = peak_flops(spec) / spec.mesh.world_size
     low, high = known.interval or intervals()[REPLAYED]
     return PlannedTime(
         *(seconds, seconds * low, seconds * high, tokens, model_costs(spec, tensors).model_flops * tokens / peak),

@@ -22,11 +22,12 @@ from itertools import pairwise
 from operator import add
 from typing import NamedTuple
 
+from megaplan.cost.pools import fastest
 from megaplan.cost.times import LayerTime, ModelTimes
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.cut_search import CutSearch
 from megaplan.partition.limits import SpanSum, Weight
-from megaplan.partition.paths import PARTS, RankPath, RunCounts, before, schedule_paths
+from megaplan.partition.paths import PARTS, RankPath, RunCounts, before, before_slots, schedule_paths
 from megaplan.partition.values import StackCosts
 from megaplan.schedules.placement import Placement, slots_of_rank
 
@@ -109,9 +110,13 @@ def _shortest(weights: Sequence[Sequence[int]], edges: Sequence[int], pins: froz
 class StepBound:
     """Bounds on one model's step under one schedule."""
 
-    def __init__(self, times: ModelTimes, rules: Constraints, where: Placement, paths: Sequence[RankPath]) -> None:
+    def __init__(self, slots: Sequence[ModelTimes], rules: Constraints, where: Placement, paths: Sequence[RankPath]) -> None:
+        """`slots` are the times of each slot's device; limits on spans take the least of them, means of paths each slot's own."""
+        times = fastest(slots)
         self._rules, self._where, self._paths, self._p2p = rules, where, paths, times.boundary_ns
         self._num_slots, self._num_layers = len(paths[0].slots), len(times.layers)
+        self._own = [before_slots(slots, part) for part in PARTS]
+        self._differ = any(each is not times for each in slots)
         self._num_ranks = max(path.rank for path in paths) + 1
         self._costs = StackCosts(tuple([layer.total_ns for layer in times.layers]), times.first.total_ns, times.last.total_ns, "ns")
         self._before = [before(times, part) for part in PARTS]
@@ -123,7 +128,7 @@ class StepBound:
             reached: Step time of known cuts.
             num_microbatches: Multiple of a rank's load that one of its paths contains.
         """
-        low, high = self._mean() if self._where == "loop" else 0, reached
+        low, high = self._mean() if self._where == "loop" or self._differ else 0, reached
         search = CutSearch(self._costs, self._num_slots, self._rules, folded=self._where == "v")
         while low < high:
             middle = (low + high) // 2
@@ -171,16 +176,16 @@ class StepBound:
             outside = behind
         return tuple(found)
 
-    def _scaled(self, often: Sequence[int]) -> list[int]:
-        """Time of all layers before each one, with the given counts of F, I and W."""
-        forward, backward, weight = self._before
+    def _scaled(self, often: Sequence[int], slot: int | None = None) -> list[int]:
+        """Time of all layers before each one, with the given counts of F, I and W, by the device of one slot; the least without one."""
+        forward, backward, weight = self._before if slot is None else (of_slot[slot] for of_slot in self._own)
         f, i, w = often
         return [f * a + i * b + w * c for a, b, c in zip(forward, backward, weight, strict=True)]
 
     def _mean(self) -> int:
         sums = []
         for path in self._paths:
-            at = {slot: self._scaled(times) for slot, times in enumerate(path.slots) if any(times)}
+            at = {slot: self._scaled(times, slot) for slot, times in enumerate(path.slots) if any(times)}
             sums.append(SlotSum(at, path.transfers * self._p2p))
         return mean_bound(sums, self._num_slots, self._num_layers, self._rules)
 

@@ -63,6 +63,8 @@ def choose_cuts(
     found += rules.problems(num_layers, max(1, num_filled(manual_spans(spec, pattern_spans))) if mode == "manual" else num_slots)
     if mode == "manual":
         found += manual_problems(spec, pattern_spans)
+    if spec.pools and measured is not None:
+        found.append(diagnostic("MP510", "a costs file has the times of one device", Location(key="pools"), ("pools: []",)))
     if found:
         raise MegaplanError(found)
     notes = [_other_baseline(baseline, num_slots)] if baseline is not None and len(baseline) != num_slots else []
@@ -78,7 +80,7 @@ def choose_cuts(
         spans = spans_of(equal_cuts(num_layers, num_slots), num_layers)
         if broken := rules.broken_by(cuts_of(spans)):
             raise MegaplanError([_equal_breaks(detail) for detail in broken])
-    found_cuts = _cuts(spec, inventory, weights, mode, spans, partial(certify, stack_of(spec, weights), spans))
+    found_cuts = _cuts(spec, inventory, weights, mode, spans, _certifying(spec, inventory, weights, mode, spans))
     return replace(found_cuts, diagnostics=(*notes, *found_cuts.diagnostics))
 
 
@@ -91,11 +93,16 @@ def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
     constraints_of(spec).check(len(inventory.layers), num_filled(spans))
     mode: Mode = "manual" if parse_pattern(spec.model.pattern, spec.model.num_layers).spans is not None else spec.split.mode
     weights = stack_costs(spec, inventory)
-    if mode == "weighted" and objective_of(spec) == "step_time":
+    return _cuts(spec, inventory, weights, mode, spans, _certifying(spec, inventory, weights, mode, spans))
+
+
+def _certifying(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spans: Spans) -> Callable[[], Certificate]:
+    """The certificate of given cuts, by the step where weighted cuts shorten it, and where layers have no one cost on several devices."""
+    if spec.pools or (mode == "weighted" and objective_of(spec) == "step_time"):
         from megaplan.partition.step import Pipeline  # noqa: PLC0415  (bottleneck needs no times)
 
-        return _cuts(spec, inventory, weights, mode, spans, partial(Pipeline(spec, inventory).certify, spans))
-    return _cuts(spec, inventory, weights, mode, spans, partial(certify, stack_of(spec, weights), spans))
+        return partial(Pipeline(spec, inventory).certify, spans)
+    return partial(certify, stack_of(spec, weights), spans)
 
 
 def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spans: Spans, certify: Callable[[], Certificate]) -> Cuts:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from megaplan.budget.values import device_budget
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans, cuts_of, num_filled, spans_of
 from megaplan.partition.memory import Memory
@@ -14,7 +13,6 @@ from megaplan.partition.stack import stack_of
 from megaplan.partition.step import Pipeline
 from megaplan.partition.values import stack_costs
 from megaplan.partition.weigh import fitting_cuts
-from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
@@ -56,9 +54,8 @@ def gain_of_optimum(spec: Spec, inventory: Inventory, spans: Spans, measured: Me
         worse = stack.bottleneck(filled) > stack.bottleneck(spans)
         best = spans if worse and num_filled(spans) < len(spans) else filled  # an empty slot may be better than none
     pipeline, memory = Pipeline(spec, inventory, measured), Memory(spec, inventory)
-    usable = device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes
     both: Sequence[Spans] = (spans, best)
     before, after = (stack.bottleneck(each) for each in both)
     now, then = (pipeline.step.of(cuts_of(each)) for each in both)
-    peak, lower_peak = (usable + max(memory.excesses(each)) for each in both)
+    peak, lower_peak = (memory.largest_peak(each) for each in both)
     return Gain(cuts_of(best), (before, after), stack.costs.unit, (now, then), (peak, lower_peak))

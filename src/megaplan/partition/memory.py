@@ -12,6 +12,7 @@ from megaplan.layout.build import Spans, build_layout
 from megaplan.layout.ranks import Layout
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
+from megaplan.spec.pools import parts_of
 
 if TYPE_CHECKING:
     from megaplan.budget.evaluation import BlockMemo
@@ -44,8 +45,12 @@ class Memory:
         self._measured_sums: tuple[tuple[SpanSum, ...], ...] = ()
         self._excesses: dict[Spans, tuple[int, ...]] = {}
         self._asked: set[Spans] = set()
-        self._usable_bytes = device_budget(device_of(spec.device), spec.mesh.world_size).usable_bytes - headroom_bytes
-        self._peaks = StagePeaks(spec, inventory, memo)
+        self._peaks, self._usable_bytes = list[StagePeaks](), list[int]()
+        for part in parts_of(spec):
+            peaks = StagePeaks(part.spec, inventory, None if spec.pools else memo)
+            self._peaks += [peaks] * len(part.ranks)
+            usable = device_budget(device_of(part.spec.device), spec.mesh.world_size).usable_bytes - headroom_bytes
+            self._usable_bytes += [usable] * len(part.ranks)
 
     @property
     def num_budgets(self) -> int:
@@ -55,18 +60,22 @@ class Memory:
     @property
     def work(self) -> int:
         """Work of these budgets, counted in steps of about a microsecond."""
-        return self._peaks.work
+        return sum(peaks.work for peaks in set(self._peaks))
 
     @property
     def num_stages(self) -> int:
         """Stages evaluated for them; a stage with the same spans in two splits is evaluated once."""
-        return self._peaks.num_stages
+        return sum(peaks.num_stages for peaks in set(self._peaks))
 
     def excesses(self, spans: Spans) -> tuple[int, ...]:
         """Bytes by which each pp rank exceeds usable memory; negative values are headroom."""
         if spans not in self._excesses:
             self._excesses[spans] = tuple(self._found(spans, range(self._spec.mesh.pp)))
         return self._excesses[spans]
+
+    def largest_peak(self, spans: Spans) -> int:
+        """Bytes at the largest peak of any rank."""
+        return max(over + usable for over, usable in zip(self.excesses(spans), self._usable_bytes, strict=True))
 
     def excess(self, rank: int, spans: Spans) -> int:
         """The excess of one pp rank."""
@@ -76,13 +85,20 @@ class Memory:
     def sums(self, spans: Spans) -> tuple[tuple[SpanSum, ...], ...]:
         """The sums of each pp rank that every fitting split keeps; `spans` are those of any split."""
         layout, of_host = build_layout(self._spec, self._inventory, spans), self._spec.host.kind.sums
-        sums: tuple[tuple[SpanSum, ...], ...] = of_host(self._spec, self._inventory, layout, self._usable_bytes, self._measured)
-        return sums
+        found: list[tuple[SpanSum, ...]] = []
+        for part in parts_of(self._spec):
+            usable = self._usable_bytes[part.ranks.start]
+            found += of_host(part.spec, self._inventory, layout, usable, self._measured)[part.ranks.start : part.ranks.stop]
+        return tuple(found)
 
     def _found(self, spans: Spans, ranks: Sequence[int]) -> list[int]:
         self._asked.add(spans)
         layout = build_layout(self._spec, self._inventory, spans)
-        found = [peak - self._usable_bytes for peak in self._peaks.of(layout, ranks)]
+        of_rank = dict[int, int]()
+        for peaks in dict.fromkeys(self._peaks[rank] for rank in ranks):
+            own = [rank for rank in ranks if self._peaks[rank] is peaks]
+            of_rank |= zip(own, peaks.of(layout, own), strict=True)
+        found = [of_rank[rank] - self._usable_bytes[rank] for rank in ranks]
         if self._measured is not None and len(spans) > 1:
             found = list(map(max, found, self._measured_excesses(layout, ranks)))
         return found

@@ -129,3 +129,9 @@ def before(times: ModelTimes, part: str) -> list[int]:
     found = [0, *(of(times.first) + size for size in accumulate(map(of, times.layers)))]
     found[-1] += of(times.last)
     return found
+
+
+def before_slots(times: Sequence[ModelTimes], part: str) -> list[list[int]]:
+    """`before` for each slot, by the times of its own device."""
+    of_device = {id(each): before(each, part) for each in times}
+    return [of_device[id(each)] for each in times]

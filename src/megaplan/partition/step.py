@@ -9,15 +9,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
+from megaplan.cost.pools import of_own_slots, slot_times
 from megaplan.cost.replay import linked_orders
-from megaplan.cost.times import ModelTimes, model_times
+from megaplan.cost.times import ModelTimes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans, cuts_of, spans_of
 from megaplan.partition.best_cuts import balance, climb
 from megaplan.partition.bounds import StepBound
 from megaplan.partition.constraints import Constraints, constraints_of
+from megaplan.partition.cut_search import CutSearch
+from megaplan.partition.limits import SpanSum, layer_weight
 from megaplan.partition.memory import Memory
-from megaplan.partition.paths import PARTS, RankPath, before, schedule_paths
+from megaplan.partition.paths import PARTS, RankPath, before_slots, schedule_paths
 from megaplan.partition.stack import stack_of
 from megaplan.partition.values import Certificate, StackCosts, equal_cuts
 from megaplan.partition.weigh import Weighted, fitting_cuts, moved_by_memory
@@ -40,9 +43,10 @@ ACTIONS_A_STEP = 5
 class StepTimes:
     """Step times of one model's cuts under one schedule; each is replayed once."""
 
-    def __init__(self, times: ModelTimes, linked: LinkedOrders, paths: Sequence[RankPath]) -> None:
-        self._boundary_ns, self._num_layers = times.boundary_ns, len(times.layers)
-        self._before = [before(times, part) for part in PARTS]
+    def __init__(self, times: Sequence[ModelTimes], linked: LinkedOrders, paths: Sequence[RankPath]) -> None:
+        """`times` are those of each slot's device."""
+        self._boundary_ns, self._num_layers = times[0].boundary_ns, len(times[0].layers)
+        self._before = [before_slots(times, part) for part in PARTS]
         self._linked, self._checks = linked, 0
         self._chains = [(path.transfers, _terms(path)) for path in paths]
         self._known: dict[tuple[int, ...], int] = {}
@@ -85,7 +89,8 @@ class StepTimes:
 
     def _slot_times(self, cuts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         edges = (0, *cuts, self._num_layers)
-        return tuple(tuple([at[stop] - at[start] for start, stop in pairwise(edges)]) for at in self._before)
+        spans = list(pairwise(edges))
+        return tuple(tuple([at[stop] - at[start] for at, (start, stop) in zip(of_slot, spans, strict=True)]) for of_slot in self._before)
 
 
 def _terms(path: RankPath) -> list[tuple[int, int, int]]:
@@ -143,23 +148,45 @@ class Pipeline:
     def __init__(self, spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> None:
         """Times are those of the costs file, or follow from the device's rates without one."""
         mesh, schedule = spec.mesh, spec.schedule
-        self.times: ModelTimes = model_times(spec, inventory) if measured is None else measured.times
+        self.slots = slot_times(spec, inventory) if measured is None else (measured.times,) * spec.mesh.num_slots
+        """Times of the model on each slot's device."""
+        self.times: ModelTimes = self.slots[0]
         self.costs = StackCosts(
             tuple(layer.total_ns for layer in self.times.layers), self.times.first.total_ns, self.times.last.total_ns, unit="ns"
         )
+        """Costs on the first device."""
         self._where, self._rules = placement(schedule.kind), constraints_of(spec)
         self._orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
 
     @cached_property
     def step(self) -> StepTimes:
         """Replays of the schedule."""
-        return StepTimes(self.times, linked_orders(*self._orders), schedule_paths(*self._orders))
+        return StepTimes(self.slots, linked_orders(*self._orders), schedule_paths(*self._orders))
+
+    def paced_cuts(self) -> Sequence[tuple[int, ...]]:
+        """With pools the cuts whose largest slot, or rank of a V, takes the least time on its own device; none without."""
+        if len(set(map(id, self.slots))) == 1:
+            return ()
+        number, folded = len(self.slots), self._where == "v"
+        weights = [layer_weight([layer.total_ns for layer in each.layers], each.first.total_ns, each.last.total_ns) for each in self.slots]
+        parts = [(index, number - 1 - index) if folded else (index,) for index in range(number // 2 if folded else number)]
+
+        def limits(most: int) -> list[list[SpanSum]]:
+            return [[SpanSum(tuple(weights[slot] for slot in part), most)] for part in parts]
+
+        low, high = 0, max(weight.up[-1] for weight in weights)
+        while low < high:
+            middle = (low + high) // 2
+            search = CutSearch(self.costs, number, self._rules, limits(middle), folded=folded)
+            low, high = (low, middle) if search.feasible(search.total) else (middle + 1, high)
+        found = balance(self.costs, number, self._rules, folded=folded, limits=limits(high))
+        return () if found is None else (found.cuts,)
 
     def certify(self, spans: Spans) -> Certificate:
         """The step time of cuts, compared with a bound for all cuts under the same constraints."""
-        value = self.step.of(cuts_of(spans))
-        bound = StepBound(self.times, self._rules, self._where, schedule_paths(*self._orders)).lower_bound(value, self._orders[-1])
-        return Certificate("step_time", value, bound, self.costs.of_slots(spans), "ns", "step")
+        value, costs = self.step.of(cuts_of(spans)), tuple(slot.total_ns for slot in of_own_slots(self.slots, spans))
+        bound = StepBound(self.slots, self._rules, self._where, schedule_paths(*self._orders)).lower_bound(value, self._orders[-1])
+        return Certificate("step_time", value, bound, costs, "ns", "step")
 
 
 class Shortest(NamedTuple):
@@ -203,7 +230,8 @@ def shortest(
         moved = 0 if baseline is None else sum(cut != old for cut, old in zip(cuts, baseline, strict=True))
         return pipeline.step.of(cuts), moved, cuts
 
-    others = [cuts for cuts in _starts(costs, num_slots, rules, baseline) if not rules.broken_by(cuts) and fitting(cuts)]
+    starts = (*_starts(costs, num_slots, rules, baseline), *pipeline.paced_cuts())
+    others = [cuts for cuts in starts if not rules.broken_by(cuts) and fitting(cuts)]
     reached = {shorten(pipeline.step, start, rules, num_layers, fitting) for start in dict.fromkeys((bottleneck, *others))}
     best = min(reached, key=order)
     places = FAR if num_slots <= MOST_FAR else FAR[:-1]

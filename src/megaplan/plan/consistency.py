@@ -15,11 +15,12 @@ from megaplan.plan import problems
 from megaplan.plan.canonical import normalise
 from megaplan.plan.decide import decisions_record
 from megaplan.plan.digests import model_digest
-from megaplan.plan.document import PlanDocument, RankEstimate
+from megaplan.plan.document import DeviceFigures, PlanDocument, RankEstimate
 from megaplan.plan.inputs import inputs_record
 from megaplan.spec.document import KeyPath
 from megaplan.spec.mesh_rules import MAX_WORLD_SIZE
 from megaplan.spec.pattern import parse_pattern
+from megaplan.spec.pools import parts_of
 from megaplan.spec.rules import check_rules
 
 At = Callable[[Sequence[str | int]], Location]
@@ -118,24 +119,24 @@ def _certificate(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 
 def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     estimates = plan.estimates
-    usable = estimates.device.capacity_bytes - estimates.device.reserve_bytes
-    here: KeyPath = ("estimates", "device")
-    if estimates.device.usable_bytes != usable:
-        yield problems.contradiction(f"usable_bytes = {estimates.device.usable_bytes}; capacity − reserve = {usable}", at(here))
-    if estimates.device.reserve_bytes != sum(estimates.device.reserve.values()):
-        total = sum(estimates.device.reserve.values())
-        yield problems.contradiction(f"reserve_bytes = {estimates.device.reserve_bytes}; its items sum to {total}", at(here))
+    yield from _device(estimates.device, ("estimates", "device"), at)
+    here: KeyPath
+    for index, pool in enumerate(estimates.device.pools):
+        yield from _device(pool, ("estimates", "device", "pools", index), at)
     if [stage.slot for stage in estimates.stages] != list(range(len(plan.decisions.stages))):
         yield problems.contradiction("the estimates' stages are not the slots of the plan, each once", at(("estimates", "stages")))
     for index, rank in enumerate(estimates.ranks):
         here = ("estimates", "ranks", index)
-        for detail in _rank_sums(rank, estimates.device.usable_bytes):
+        for detail in _rank_sums(rank, estimates.device.of_rank(rank.ranks[0][0] if rank.ranks else 0).usable_bytes):
             yield problems.contradiction(f"{rank.label}: {detail}", at(here))
     if estimates.fits != all(rank.fits for rank in estimates.ranks):
         yield problems.contradiction(
             f"estimates.fits = {str(estimates.fits).lower()}, and the ranks say otherwise", at(("estimates", "fits"))
         )
     mesh, world_size = plan.spec.mesh, plan.spec.mesh.world_size
+    planned = [(part.ranks.start * (world_size // mesh.pp), part.spec.device.name) for part in parts_of(plan.spec) if plan.spec.pools]
+    if (named := [(pool.ranks[0], pool.name) for pool in estimates.device.pools]) != planned:
+        yield problems.contradiction(f"devices from rank: {named}; by the inputs {planned}", at(("estimates", "device", "pools")))
     if not _tiled((run for entry in estimates.ranks for run in entry.ranks), world_size):
         detail = f"the estimates' ranks are not the {world_size} ranks of the mesh, each once"
         yield problems.contradiction(detail, at(("estimates", "ranks")))
@@ -145,6 +146,14 @@ def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
         for axis, written, wanted in _differences(rank.coordinate, rank_coordinate(mesh, first)):
             here = ("estimates", "ranks", index, "coordinate", *axis)
             yield problems.contradiction(f"{problems.dotted(here)} = {written}; rank {first} of the mesh has {wanted}", at(here))
+
+
+def _device(device: DeviceFigures, here: KeyPath, at: At) -> Iterator[Diagnostic]:
+    usable, total = device.capacity_bytes - device.reserve_bytes, sum(device.reserve.values())
+    if device.usable_bytes != usable:
+        yield problems.contradiction(f"usable_bytes = {device.usable_bytes}; capacity − reserve = {usable}", at(here))
+    if device.reserve_bytes != total:
+        yield problems.contradiction(f"reserve_bytes = {device.reserve_bytes}; its items sum to {total}", at(here))
 
 
 def _tiled(runs: Iterable[tuple[int, int]], stop: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
@@ -146,14 +146,34 @@ class Decisions(Part):
     host: dict[str, Any]
 
 
-class DeviceEstimate(Part):
-    """The device's memory; `reserve` itemises memory outside torch's allocator."""
+class DeviceFigures(Part):
+    """A device's memory; `reserve` itemises memory outside torch's allocator."""
 
     name: str
     capacity_bytes: Count
     reserve_bytes: Count
     reserve: dict[str, Count]
     usable_bytes: Integer
+
+
+class PoolEstimate(DeviceFigures):
+    """The device of the ranks [start, stop)."""
+
+    ranks: SpanField
+
+
+class DeviceEstimate(DeviceFigures):
+    """The device of every rank; with pools that of the first stages, and `pools` has each type of device."""
+
+    pools: tuple[PoolEstimate, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if key != "pools" or value}
+
+    def of_rank(self, rank: int) -> DeviceFigures:
+        """The device of one rank."""
+        return next((pool for pool in self.pools if pool.ranks[0] <= rank < pool.ranks[1]), self)
 
 
 class StageEstimate(Part):

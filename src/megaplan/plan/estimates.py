@@ -6,7 +6,7 @@ from typing import Any
 
 from megaplan.budget.peaks import build_budget
 from megaplan.budget.serving import serving_budget
-from megaplan.budget.values import Budget, RankBudget
+from megaplan.budget.values import Budget, DeviceBudget, RankBudget
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout, runs_of
 from megaplan.spec.models import Spec
@@ -26,8 +26,12 @@ def estimates_record(spec: Spec, inventory: Inventory, layout: Layout) -> dict[s
 
 
 def device_record(budget: Budget) -> dict[str, Any]:
-    """The device as JSON values."""
-    device = budget.device
+    """The device as JSON values, with the ranks on each type of device if there are several."""
+    pools = [{"ranks": list(pool.ranks), **_device(pool.device)} for pool in budget.pools]
+    return _device(budget.device) | ({"pools": pools} if pools else {})
+
+
+def _device(device: DeviceBudget) -> dict[str, Any]:
     return {
         "name": device.name,
         "capacity_bytes": device.capacity_bytes,

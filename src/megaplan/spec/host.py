@@ -84,6 +84,18 @@ class DeviceRef(Section):
         return {key: value for key, value in handler(self).items() if key in _ALWAYS or value not in (None, {})}
 
 
+class Pool(Section):
+    """Devices of another type, on which the next stages of the pipeline lie.
+
+    Attributes:
+        count: Devices: those of whole stages.
+        device: The device.
+    """
+
+    count: PositiveInt
+    device: DeviceRef
+
+
 _ALWAYS = frozenset({"name", "per_node", "efficiency_percent", "launch_ns", "collective_latency_ns", "recurrence_step_ns"})
 _FIGURES = {
     "capacity": "capacity",

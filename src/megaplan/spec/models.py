@@ -53,7 +53,7 @@ from megaplan.spec.architecture import (
     Ngram,
     RelationBias,
 )
-from megaplan.spec.host import DeviceRef, Host
+from megaplan.spec.host import DeviceRef, Host, Pool
 from megaplan.spec.later import LaterPostTraining
 from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding
 from megaplan.spec.lora import Lora
@@ -111,6 +111,7 @@ __all__ = [
     "Ngram",
     "Optimizer",
     "ParamType",
+    "Pool",
     "Precision",
     "Projection",
     "Projector",
@@ -285,7 +286,8 @@ class Spec(OptionsSection):
         recompute: Activation recompute.
         split: Cuts of the stack.
         host: The framework that runs the plan.
-        device: The device.
+        device: The device; with `pools` that of the first stages, which all devices that no pool counts hold.
+        pools: Further stages on other types of devices, in the order of the pipeline.
         serving: An inference pool; null for none.
         training: Length and learning rates of training.
         lora: Trained adapters at a frozen model; null to train the model.
@@ -293,7 +295,7 @@ class Spec(OptionsSection):
         post_training: Reinforcement learning of the model, for `megaplan rl`; null for none.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"lora", "run", "post_training"})
+    options: ClassVar[frozenset[str]] = frozenset({"pools", "lora", "run", "post_training"})
 
     format: Literal["megaplan.spec/1"]
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", strict=True)]
@@ -309,6 +311,7 @@ class Spec(OptionsSection):
     split: SplitSection = SplitSection()
     host: Host = Host()
     device: DeviceRef = DeviceRef()
+    pools: tuple[Pool, ...] = ()
     serving: Serving | None = None
     training: Training = Training()
     lora: Lora | None = None
@@ -360,10 +363,17 @@ class Spec(OptionsSection):
         mesh = self.mesh
         return num_actions(mesh.pp, mesh.vpp, self.schedule.num_microbatches) if mesh.is_pipelined else 0
 
+    @property
+    def devices_text(self) -> str:
+        """`8 x h200`, `4 x h200 + 4 x a100-80gb`."""
+        first = self.mesh.world_size - sum(pool.count for pool in self.pools)
+        devices = [(first, self.device.name), *((pool.count, pool.device.name) for pool in self.pools)]
+        return " + ".join(f"{count:,} x {name}" for count, name in devices)
+
     def described(self, parameters: int) -> str:
         """`nam56r, 4.73 B parameters: 8 x h200, pp 2 tp 4`."""
         degrees = self.mesh.degrees_text
-        size = f"{self.mesh.world_size:,} x {self.device.name}"
+        size = self.devices_text
         return f"{self.name}, {short_count(parameters)} parameters: {size}{f', {degrees}' if degrees else ''}"
 
     def as_document(self) -> dict[str, Any]:

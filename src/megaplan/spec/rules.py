@@ -21,6 +21,7 @@ from megaplan.spec.model_rules import model_rules
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import Pattern, has_boundaries, parse_pattern
 from megaplan.spec.pattern_rules import pattern_rules
+from megaplan.spec.pools import parts_of, pool_rules
 from megaplan.spec.serving_rules import serving_rules
 from megaplan.spec.split_rules import split_rules
 from megaplan.spec.training import StableRate, warm_up_steps
@@ -187,6 +188,15 @@ def _device(checked: Checked) -> Iterator[Diagnostic]:
             )
 
 
+def _other_devices(checked: Checked) -> Iterator[Diagnostic]:
+    """Yields what the rules of a device find about those of the pools."""
+    groups = (_device, low_precision_rules, _libraries)
+    known = [(found.code, found.detail) for rules in groups if checked.spec.pools for found in rules(checked)]
+    for part in parts_of(checked.spec)[1:] if not any(pool_rules(checked)) else ():
+        other = checked._replace(spec=part.spec)
+        yield from (found for rules in groups for found in rules(other) if (found.code, found.detail) not in known)
+
+
 def schedule_rules(checked: Checked) -> Iterator[Diagnostic]:
     """Yields MP212 and MP311 … MP313."""
     spec = checked.spec
@@ -258,6 +268,8 @@ def _all_rules(spec: Spec, locate: Locate) -> Iterator[Diagnostic]:
         training_rules,
         serving_rules,
         host_rules,
+        pool_rules,
+        _other_devices,
     )
     for rules in groups:
         yield from rules(checked)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from megaplan.cost.model import model_costs
-from megaplan.spec.host import device_of
+from megaplan.spec.pools import peak_flops
 from megarun.job.job import Job
 
 
@@ -27,8 +27,7 @@ class Utilisation:
     def of(cls, job: Job, device: torch.device) -> Utilisation:
         """The utilisation of a job on a type of device."""
         spec = job.spec
-        peak = device_of(spec.device).peak_flops[spec.precision.params].value * spec.mesh.world_size
-        return cls(model_costs(spec, job.inventory).model_flops, peak if device.type == "cuda" else None)
+        return cls(model_costs(spec, job.inventory).model_flops, peak_flops(spec) if device.type == "cuda" else None)
 
     def rates(self, tokens_per_second: float) -> tuple[float, float | None]:
         """Model FLOP/s, and their share of the peak (None without a peak)."""

@@ -11,6 +11,7 @@ from multiprocessing import get_context
 
 from megaplan.budget.values import Budget
 from megaplan.spec.host import device_of
+from megaplan.spec.pools import spec_on
 from megarun.errors import refusal
 from megarun.job.job import Job
 from megarun.trace.compare import RankComparison
@@ -53,10 +54,11 @@ def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComp
         budget: Estimate of the job.
         ranks: Global ranks, each traced in a new process, at most `MAX_PROCESSES` at a time.
     """
-    workspace_bytes = device_of(job.spec.device).gemm_workspace_bytes
+    per_stage = job.spec.mesh.world_size // job.spec.mesh.pp
+    workspace_bytes = {rank: device_of(spec_on(job.spec, rank // per_stage).device).gemm_workspace_bytes for rank in ranks}
     found: dict[int, RankTrace] = {}
     with rank_processes(len(ranks)) as pool:
-        waiting = {pool.submit(trace_alone, job, rank, workspace_bytes) for rank in ranks}
+        waiting = {pool.submit(trace_alone, job, rank, workspace_bytes[rank]) for rank in ranks}
         try:
             for trace in _shown(as_completed(waiting), len(ranks)):
                 found[trace.rank] = trace

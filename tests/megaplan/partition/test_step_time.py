@@ -49,9 +49,9 @@ def test_no_cuts_are_below_the_bound(kind: str) -> None:
         rules = Constraints(forbid=(3,)) if number % 3 == 0 else Constraints(pin=(2,)) if number % 3 == 1 else Constraints()
         orders = actions(kind, pp, vpp, num_microbatches)
         paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
-        step = StepTimes(times, link(orders, pp * vpp), paths)
+        step = StepTimes([times] * pp * vpp, link(orders, pp * vpp), paths)
         steps = [step.of(cuts) for cuts in combinations(range(1, num_layers), pp * vpp - 1) if not rules.broken_by(cuts)]
-        bound = StepBound(times, rules, placement(kind), paths).lower_bound(max(steps), num_microbatches)
+        bound = StepBound([times] * pp * vpp, rules, placement(kind), paths).lower_bound(max(steps), num_microbatches)
         assert bound <= min(steps), (number, times)
         shares.append(bound / min(steps))
     assert sum(shares) / len(shares) > 0.7

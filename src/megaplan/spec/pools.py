@@ -1,0 +1,90 @@
+"""Mixed pools: a pipeline whose stages lie on several types of devices, and its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from megaplan.devices import device_names
+from megaplan.errors import Diagnostic
+from megaplan.schedules import MAX_REPLAYED
+from megaplan.spec.context import Checked
+from megaplan.spec.host import DeviceRef, device_of
+from megaplan.spec.models import Spec
+
+
+class Part(NamedTuple):
+    """Stages on one type of device.
+
+    Attributes:
+        spec: The spec as if all stages were on that device.
+        ranks: Pipeline ranks of these stages.
+    """
+
+    spec: Spec
+    ranks: range
+
+
+def parts_of(spec: Spec) -> tuple[Part, ...]:
+    """The stages of each type of device, in the order of the pipeline; one part with the spec itself without pools."""
+    if not spec.pools:
+        return (Part(spec, range(spec.mesh.pp)),)
+    found, start, per_stage = [], 0, spec.mesh.world_size // spec.mesh.pp
+    first = spec.mesh.world_size - sum(pool.count for pool in spec.pools)
+    for count, device in [(first, spec.device), *((pool.count, pool.device) for pool in spec.pools)]:
+        stop = start + count // per_stage
+        found.append(Part(_alone(spec, device), range(start, stop)))
+        start = stop
+    return tuple(found)
+
+
+def _alone(spec: Spec, device: DeviceRef) -> Spec:
+    return spec.model_copy(update={"device": device, "pools": ()})
+
+
+def spec_on(spec: Spec, pp_rank: int) -> Spec:
+    """The spec as if all stages were on the device of one pipeline rank."""
+    return next(part.spec for part in parts_of(spec) if pp_rank in part.ranks)
+
+
+def joins_pools(spec: Spec) -> bool:
+    """True if a boundary of the pipeline joins two types of devices, which are in different nodes."""
+    return any(one.spec.device != other.spec.device for one, other in pairwise(parts_of(spec)))
+
+
+def peak_flops(spec: Spec) -> int:
+    """Dense FLOPs per second of all devices of the job in the dtype of the parameters."""
+    per_stage, dtype = spec.mesh.world_size // spec.mesh.pp, spec.precision.params
+    return sum(device_of(part.spec.device).peak_flops[dtype].value * len(part.ranks) * per_stage for part in parts_of(spec))
+
+
+def pool_rules(checked: Checked) -> Iterator[Diagnostic]:
+    """Yields MP509 and MP510."""
+    spec, mesh = checked.spec, checked.spec.mesh
+    if not spec.pools:
+        return
+    per_stage, counted = mesh.world_size // mesh.pp, sum(pool.count for pool in spec.pools)
+    for index, pool in enumerate(spec.pools):
+        if pool.count % per_stage:
+            detail = f"pools[{index}].count = {pool.count}, and a stage has {mesh.world_size} / {mesh.pp} = {per_stage} devices"
+            yield checked.error("MP509", detail, f"pools[{index}].count", f"count: {max(1, pool.count // per_stage) * per_stage}")
+        if pool.device.name not in device_names():
+            detail = f"pools[{index}].device.name = {pool.device.name}; the data file has {', '.join(device_names())}"
+            yield checked.error("MP504", detail, f"pools[{index}].device.name", "megaplan devices")
+    if counted >= mesh.world_size:
+        detail = f"the pools count {counted} devices, the mesh has {mesh.world_size}, and at least {per_stage} are of `device`"
+        yield checked.error("MP509", detail, "pools", "count fewer devices, or raise mesh.pp", "pools: []")
+    for key, reason in _unsupported(spec):
+        yield checked.error("MP510", f"pools of {', '.join(pool.device.name for pool in spec.pools)}, and {reason}", key, "pools: []")
+
+
+def _unsupported(spec: Spec) -> Iterator[tuple[str, str]]:
+    if not spec.host.kind.trained:
+        yield "host.name", f"host.name = {spec.host.kind.name}, whose step and memory are those of one device"
+    if spec.split.objective == "bottleneck":
+        yield "split.objective", "split.objective = bottleneck: layers have no one cost on several devices"
+    if spec.num_actions > MAX_REPLAYED:
+        yield "schedule.num_microbatches", f"the schedule has {spec.num_actions:,} actions; at most {MAX_REPLAYED:,} are replayed"
+    if spec.post_training is not None:
+        yield "post_training", "post_training is given: its phases are on one device"
