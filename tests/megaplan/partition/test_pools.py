@@ -132,7 +132,7 @@ def test_the_slower_device_gets_fewer_layers() -> None:
         ("MP510", [pools({"name": "a100-80gb"}), "split.objective=bottleneck"]),
         ("MP510", [pools({"name": "a100-80gb"}), "host={name: torchtitan}"]),
         ("MP510", [pools({"name": "a100-80gb"}), "schedule.num_microbatches=40000"]),
-        ("MP507", [pools({"name": "a100-80gb"}), "precision={recipe: {name: fp8_tensorwise}}"]),
+        ("MP507", [pools({"name": "a100-80gb"}), "precision={recipe: {name: fp8_current}}"]),
     ],
 )
 def test_what_pools_refuse(code: str, texts: list[str]) -> None:
