@@ -164,7 +164,7 @@ class Pipeline:
         return StepTimes(self.slots, linked_orders(*self._orders), schedule_paths(*self._orders))
 
     def paced_cuts(self) -> Sequence[tuple[int, ...]]:
-        """With pools the cuts whose largest slot, or rank of a V, takes the least time on its own device; none without."""
+        """The cuts whose largest slot, or rank of a V, takes the least time on its own device; none without pools."""
         if len(set(map(id, self.slots))) == 1:
             return ()
         number, folded = len(self.slots), self._where == "v"
