@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import megaplan
+from megaplan.budget.values import Budget
 from megaplan.exporters.hosts import EXPORTERS
 from megaplan.exporters.values import Source
 from megaplan.layout.step_time import PlannedTime
@@ -27,7 +28,8 @@ def estimated(document: Any) -> dict[str, str]:
     time = found.step_time
     if isinstance(time, PlannedTime):
         row |= {"step_microseconds": str(round(time.seconds * 1e6)), "time": digest(time.as_document())}
-    memory = [(rank.ranks, rank.cells, rank.peak_places, rank.parameters) for rank in found.ranks], found.serving, found.routing
+    routing = None if found.routing is None else [part[:5] if isinstance(part, Budget) else part for part in found.routing]  # no pools
+    memory = [(rank.ranks, rank.cells, rank.peak_places, rank.parameters) for rank in found.ranks], found.serving, routing
     return row | {
         "cuts": " ".join(str(slot.stop) for slot in found.job.layout.slots),
         "peak_bytes": str(found.peak_bytes),
