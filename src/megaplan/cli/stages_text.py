@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from megaplan.inventory.towers import by_part
 from megaplan.partition.values import amount
 from megaplan.spec.pattern import LETTERS
 from megaplan.terminal.table import line_width, table, wrap
@@ -56,7 +57,7 @@ def stage_lines(plan: PlanDocument) -> Iterator[str]:
     yield from table(rows, left=())
     yield ""
     for stage in stages:
-        owns = ", ".join(f"{name}*" if name in stage.copies else name for name in stage.owns)
+        owns = ", ".join(f"{name}*" if name in stage.copies else name for name in by_part(stage.owns))
         yield from wrap(f"slot {stage.slot}: {_broken(stage.letters)}{f'; owns {owns}' if owns else ''}", indent="  ")
     if any(stage.copies for stage in stages):
         yield "* a copy of a block that another slot owns; their gradients are summed"

@@ -56,6 +56,11 @@ def encoder_blocks(encoder: Encoder) -> dict[str, EncoderBlock]:
     }
 
 
+def by_part(names: Iterable[str]) -> list[str]:
+    """Names of blocks for a text: all those of an encoder are `vision`."""
+    return list(dict.fromkeys("vision" if name.startswith("vision.") else name for name in names))
+
+
 def block_of(encoder: Encoder, name: str) -> EncoderBlock | None:
     """The kind of the block of a layer with this name in the inventory; None for another block."""
     return encoder_blocks(encoder).get(name.rpartition(".")[2])

@@ -9,6 +9,7 @@ from megaplan.budget.peaks import build_budget
 from megaplan.budget.slots import kept_bytes
 from megaplan.budget.values import KeptBytes
 from megaplan.inventory.tensors import Inventory
+from megaplan.inventory.towers import by_part
 from megaplan.layout.build import Spans, build_layout, slot_parameters, spans_of
 from megaplan.partition.stack import stack_of
 from megaplan.partition.values import StackCosts, amount, equal_cuts
@@ -78,9 +79,8 @@ def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Seque
     for slot, end in ((0, costs.first), (num_slots - 1, costs.last)):
         now, then = (stop - start for start, stop in (spans[slot], equal_spans[slot]))
         if end * 20 >= slot_costs[slot] and now != then:
-            owns = ", ".join(
-                name for name in layout.slots[slot].blocks if not name.startswith("layers.") and name not in layout.slots[slot].copies
-            )
+            copies = layout.slots[slot].copies
+            owns = ", ".join(by_part(name for name in layout.slots[slot].blocks if not name.startswith("layers.") and name not in copies))
             share = 100 * end // (slot_costs[slot] or 1)
             yield f"slot {slot} takes {now} layers instead of {then}: what it owns in addition ({owns}) was {share}% of its cost"
     means = {letter: _mean(costs, inventory, letter) for letter in sorted({block.family for block in inventory.layers})}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic
+from megaplan.inventory.towers import by_part
 from megaplan.layout.ranks import joined, num_ranks, runs_of
 from megaplan.plan.digests import OUTSIDE_DIGEST
 from megaplan.plan.document import Estimates, PlanDocument, RankEstimate, SpanField, Stage
@@ -302,7 +303,7 @@ def _owners(before: tuple[Stage, ...], after: tuple[Stage, ...]) -> tuple[OwnerM
 def _holders(stages: tuple[Stage, ...]) -> dict[str, tuple[Place, ...]]:
     holders: dict[str, tuple[Place, ...]] = {}
     for stage in stages:
-        for block in stage.owns:
+        for block in by_part(stage.owns):
             holders[block] = (*holders.get(block, ()), (stage.pp_rank, stage.chunk))
     return holders
 

@@ -43,10 +43,10 @@ class _Estimate:
     def __init__(self, job: TrainingJob) -> None:
         self.job, self.plan = job, job.plan
         longest = min(job.lengths.longest(job.num_responses) + self.plan.rollout.prompt, float(job.spec.batch.seq_length))
-        self.engine: EngineMemory = engine_memory(job.spec, self.plan, longest)
+        self.engine: EngineMemory = engine_memory(job.rollout_spec, self.plan, longest)
         self.colocated = self.plan.placement == "colocated"
         self.sleep = (2 if self.colocated else 0) if self.plan.rollout.sleep is None else self.plan.rollout.sleep
-        self.rates = rates_of(job.spec)
+        self.rates = [rates_of(job.spec), *([rates_of(job.rollout_spec)] if self.plan.rollout.device is not None else [])]
         self.known = engine_figures(self.plan.rollout.engine)
         self.memory = tuple(Loop(job, job.budget(), self.engine, self.sleep).phases())
 
@@ -110,7 +110,7 @@ class _Estimate:
         return RlEstimate(
             format=FORMAT,
             name=job.spec.name,
-            device=job.spec.device.name,
+            device=" + ".join(dict.fromkeys((job.spec.device.name, job.rollout_spec.device.name))),
             num_devices=self.num_devices,
             placement=plan.placement,
             fits=fits and (plan.host_memory is None or host.host_total_bytes <= plan.host_memory),
@@ -181,19 +181,24 @@ class _Estimate:
         plan, spec = self.plan, self.job.spec
         moved, converted = self.sync_bytes, self.sync_bytes / self.known["convert_bytes_per_second"].value
         how = plan.sync.how or ("ipc" if self.colocated else "broadcast")
-        inside = self.num_devices <= device_of(spec.device).domain.value
-        link = self.rates.node_ns if inside else self.rates.network_ns
+        inside = len(self.rates) == 1 and self.num_devices <= device_of(spec.device).domain.value
         if how == "disk":
             rate = figures()["parallel_node_bytes_per_second"].value
-            nodes = max(1, self.rollout_devices // spec.device.per_node)
+            per_node = self.job.rollout_spec.device.per_node
+            nodes = max(1, self.rollout_devices // per_node)
             return moved / rate / max(1, spec.mesh.world_size // spec.device.per_node) + moved / rate * max(1, self.engine.group_size) / (
-                spec.device.per_node * nodes
+                per_node * nodes
             )
         if how == "p2p":
             part = self.engine.columns["engine_parameters"] if moved > self.engine.columns["engine_parameters"] else moved
-            return max(link(part) * NS, converted / self.engine.group_size)
+            return max(self._link_ns(part, inside=inside) * NS, converted / self.engine.group_size)
         buckets = ceil(moved / plan.sync.bucket_bytes)
-        return max((link(moved) + buckets * self.rates.latency_ns) * NS, converted)
+        latency = max(rates.latency_ns for rates in self.rates)
+        return max((self._link_ns(moved, inside=inside) + buckets * latency) * NS, converted)
+
+    def _link_ns(self, moved: int, *, inside: bool) -> int:
+        """Time of bytes between the pools, by the slower device's links: those of a node, or the network's, as between two types."""
+        return max(rates.node_ns(moved) if inside else rates.network_ns(moved) for rates in self.rates)
 
     def _moved_bytes(self) -> int:
         """The most bytes that a device sends to the host, and gets back, in an iteration."""
@@ -254,6 +259,6 @@ class _Estimate:
             if name not in given or getattr(rollout, name) is None:
                 yield figure
         yield figures()["copy_bytes_per_second"]
-        device = device_of(self.job.spec.device)
+        device = device_of(self.job.rollout_spec.device)
         for name, rate in (("memory_bandwidth", device.memory_bandwidth), ("node_bandwidth", device.node_bandwidth)):
             yield RunFigure(name, rate.value, "B/s", rate.basis, rate.source)

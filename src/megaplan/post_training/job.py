@@ -40,6 +40,12 @@ class TrainingJob:
     spans: Spans
 
     @property
+    def rollout_spec(self) -> Spec:
+        """The spec as if it were on the device of the rollout."""
+        device = self.plan.rollout.device
+        return self.spec if device is None else self.spec.model_copy(update={"device": device})
+
+    @property
     def num_responses(self) -> int:
         """Responses of an iteration."""
         return self.plan.prompts * self.plan.samples

@@ -92,7 +92,8 @@ class Loop:
     def _made(self, name: str, pool: str, columns: Bytes, host: Bytes) -> MemoryPhase:
         columns, host = ({key: size for key, size in each.items() if size} for each in (columns, host))
         total = sum(columns.values())
-        return MemoryPhase(name, pool, columns, total, device_of(self.job.spec.device).capacity.value - total, host, sum(host.values()))
+        spec = self.job.rollout_spec if pool == "rollout" else self.job.spec
+        return MemoryPhase(name, pool, columns, total, device_of(spec.device).capacity.value - total, host, sum(host.values()))
 
     @property
     def _asleep(self) -> Bytes:
@@ -185,9 +186,10 @@ class Loop:
         process = int(engine_figures(plan.rollout.engine)["process_bytes"].value)
         found: Bytes = {}
         if "rollout" in pools:
-            found["host_processes"] = per_node * process
+            engines = self.job.rollout_spec.device.per_node
+            found["host_processes"] = engines * process
             if self.sleep == 1 and not engine:
-                found["host_engine_parameters"] = per_node * self.engine.columns["engine_parameters"]
+                found["host_engine_parameters"] = engines * self.engine.columns["engine_parameters"]
         if "training" not in pools:
             return found
         ranks = self._fullest_node(min(per_node, spec.mesh.world_size))

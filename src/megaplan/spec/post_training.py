@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from megaplan.dtypes import DType
 from megaplan.scalars import Degree, NaturalInt, OptionsSection, ParamType, PositiveInt, StrictBool
+from megaplan.spec.host import DeviceRef
 from megaplan.spec.run import Seconds, quantity, written
 from megaplan.units import parse_bytes, parse_count
 
@@ -65,11 +66,12 @@ class Rollout(OptionsSection):
         graphs: Decoding runs in captured graphs.
         prefix_cache: Responses to one prompt share its pages and its prefill; null for the engine's default.
         sleep: Engine between rollouts: 0 stays in memory, 1 copies its parameters to the host, 2 drops them; null for 2, of split pools 0.
+        device: Device of a split pool; null for that of training.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({
         "tp", "pp", "ep", "gpus", "memory_fraction", "max_sequences", "batched_tokens", "dtype", "kv_dtype", "block_size", "graphs",
-        "prefix_cache", "sleep",
+        "prefix_cache", "sleep", "device",
     })  # fmt: skip
 
     engine: EngineName = "vllm"
@@ -88,6 +90,7 @@ class Rollout(OptionsSection):
     graphs: StrictBool = True
     prefix_cache: StrictBool | None = None
     sleep: SleepLevel | None = None
+    device: DeviceRef | None = None
 
 
 class Policy(OptionsSection):

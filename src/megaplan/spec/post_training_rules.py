@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megaplan.devices import device_names
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import divisors, remainder, use_one_of
 from megaplan.spec.context import Checked
+from megaplan.spec.host import DeviceRef, device_of
 from megaplan.spec.mesh_rules import sharded_by_blocks
 from megaplan.spec.post_training import PostTraining
+from megaplan.wording import series
 
 KEY = "post_training"
 RISING = ("p50", "p90", "p99")
@@ -69,12 +72,31 @@ def _pools(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
     if plan.placement == "split" and plan.sync.how == "ipc":
         detail = "sync.how = ipc, and the pools are on different devices"
         yield checked.error("MP850", detail, f"{KEY}.sync.how", f"--set {KEY}.sync.how=broadcast")
+    if rollout.device is not None:
+        yield from _device(checked, rollout.device, colocated=plan.placement == "colocated")
     if plan.policy.updates > plan.prompts * plan.samples:
         detail = f"{plan.policy.updates} updates of {plan.prompts * plan.samples} responses"
         yield checked.error("MP850", detail, f"{KEY}.policy.updates", f"--set {KEY}.policy.updates=1")
     for name in ("reference", "reward", "critic"):
         if name in plan.offload and getattr(plan, name) is None:
             yield checked.warning("MP850", f"offload has {name}, and the plan has none", f"{KEY}.offload")
+
+
+def _device(checked: Checked, device: DeviceRef, *, colocated: bool) -> Iterator[Diagnostic]:
+    """Yields MP850, MP504 and MP506 about the device of the rollout."""
+    here = f"{KEY}.rollout.device"
+    if colocated:
+        detail = f"rollout.device = {device.name}, and a colocated rollout is on the devices of training"
+        yield checked.error("MP850", detail, here, f"--set {KEY}.placement=split", f"--set {here}=null")
+    if device.name not in device_names():
+        detail = f"{here}.name = {device.name}; the data file has {', '.join(device_names())}"
+        yield checked.error("MP504", detail, f"{here}.name", "megaplan devices")
+        return
+    rollout = checked.spec.post_training.rollout if checked.spec.post_training is not None else None
+    peaks, dtype = device_of(device).peak_flops, (None if rollout is None else rollout.dtype) or checked.spec.precision.params
+    if dtype not in peaks:
+        detail = f"the rollout multiplies in {dtype}, and {device.name} multiplies {series(list(peaks), 'and')}"
+        yield checked.error("MP506", detail, f"{KEY}.rollout.dtype", f"--set {KEY}.rollout.dtype=bf16")
 
 
 def _degrees(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:

@@ -15,7 +15,7 @@ function memoryByRank() {
 }
 
 function bars(ranks, phaseOf) {
-  const usable = data.estimate.device.usable_bytes;
+  const limits = ranks.map((rank) => deviceOf(data.estimate, rank).usable_bytes), usable = Math.max(...limits);
   const sums = ranks.map((rank) => rank.cells[phaseOf(rank)].reduce((a, b) => a + b, 0)), widest = Math.max(usable, ...sums) * 1.01;
   const share = (bytes) => `${(100 * bytes) / widest}%`;
   const rows = ranks.map((rank, index) => {
@@ -27,10 +27,10 @@ function bars(ranks, phaseOf) {
       from += bytes;
       return bytes ? part : null;
     });
-    const bar = el('div', { class: 'bar', role: 'img', 'aria-label': `${rank.label}: ${size(sums[index])} of ${size(usable)} usable, in ${label(data.phases[phase]).toLowerCase()}` }, parts, el('i', { style: { left: share(usable) } }));
-    return [el('span', { class: 'who' }, capital(rank.label)), bar, el('span', { class: `sum${sums[index] > usable ? ' bad' : ''}` }, `${gib(sums[index])} GiB${sums[index] > usable ? ', over' : ''}`)];
+    const bar = el('div', { class: 'bar', role: 'img', 'aria-label': `${rank.label}: ${size(sums[index])} of ${size(limits[index])} usable, in ${label(data.phases[phase]).toLowerCase()}` }, parts, el('i', { style: { left: share(limits[index]) } }));
+    return [el('span', { class: 'who' }, capital(rank.label)), bar, el('span', { class: `sum${sums[index] > limits[index] ? ' bad' : ''}` }, `${gib(sums[index])} GiB${sums[index] > limits[index] ? ', over' : ''}`)];
   });
-  return el('div', {}, el('div', { class: 'bars' }, rows), el('p', { class: 'soft' }, `Dashed line: ${size(usable)} usable, of ${size(data.estimate.device.capacity_bytes)}.`));
+  return el('div', {}, el('div', { class: 'bars' }, rows), el('p', { class: 'soft' }, (data.estimate.device.pools || [data.estimate.device]).map((device) => `Dashed line${data.estimate.device.pools ? ` of ${deviceName(device.name)}` : ''}: ${size(device.usable_bytes)} usable, of ${size(device.capacity_bytes)}.`).join(' ')));
 }
 
 function rankTable(ranks, used) {
@@ -40,7 +40,7 @@ function rankTable(ranks, used) {
   const sum = (title, key, rule) => ({
     title, value: (rank) => rank[key], show: (rank) => gib(rank[key]), explain: (rank) => explain(`${title}, ${rank.label}`, [['Bytes', `${count(rank[key])} (${size(rank[key])})`], ['Formula', rule]]),
   });
-  const reserve = `capacity ${count(data.estimate.device.capacity_bytes)} − reserve`, empty = data.columns.filter((_, at) => !used.includes(at));
+  const reserve = `capacity ${(data.estimate.device.pools || [data.estimate.device]).map((device) => count(device.capacity_bytes)).join(' or ')} − reserve`, empty = data.columns.filter((_, at) => !used.includes(at));
   return [table('GiB at the peak of each distinct rank; a number shows its formula', [
     { title: 'Ranks', text: true, value: (rank) => rank.ranks[0][0], show: (rank) => capital(rank.label) },
     { title: 'PP', value: (rank) => rank.coordinate.pp },

@@ -2,8 +2,8 @@
 function header() {
   const { estimate, mesh } = data, worst = estimate.ranks[0];
   return [
-    headline(data.name, 'Plan', estimate.fits, `the fullest rank holds ${size(worst.peak_bytes)} of ${size(estimate.device.usable_bytes)} usable, on ${worst.label}`),
-    el('p', { class: 'soft' }, `${count(mesh.world_size)} × ${deviceName(estimate.device.name)} · ${meshLabel(mesh)} · ${NAMES[data.schedule.kind] || label(data.schedule.kind)}, ${count(data.schedule.num_microbatches)} microbatches · host ${data.host}`),
+    headline(data.name, 'Plan', estimate.fits, `the fullest rank holds ${size(worst.peak_bytes)} of ${size(deviceOf(estimate, worst).usable_bytes)} usable, on ${worst.label}`),
+    el('p', { class: 'soft' }, `${deviceNames(estimate, mesh.world_size)} · ${meshLabel(mesh)} · ${NAMES[data.schedule.kind] || label(data.schedule.kind)}, ${count(data.schedule.num_microbatches)} microbatches · host ${data.host}`),
     el('p', { class: 'soft' }, `Source: ${data.source}${data.changes.length ? ` with ${data.changes.join(', ')}` : ''}`),
     deck(cards(data)),
     diagnostics(estimate.diagnostics),
@@ -15,7 +15,7 @@ function headline(name, kind, fits, text) {
 }
 
 function cards({ estimate, mesh, run }) {
-  const worst = estimate.ranks[0], { capacity_bytes: capacity, usable_bytes: usable } = estimate.device, step = estimate.time;
+  const worst = estimate.ranks[0], { capacity_bytes: capacity, usable_bytes: usable } = deviceOf(estimate, worst), step = estimate.time;
   const left = worst.headroom_bytes, spare = left < 0 ? `${size(-left)} too much` : `${size(left)} free of ${size(usable)} usable`;
   const found = [card('Peak of the fullest rank', size(worst.peak_bytes), `${percent(worst.peak_bytes / capacity, 0)} of ${size(capacity)}; ${spare}`, meter(worst.peak_bytes / usable, `${percent(worst.peak_bytes / usable)} of the usable memory`))];
   if (step.step_seconds === undefined) found.push(card('Step time', 'not timed', step.reason));
@@ -23,7 +23,7 @@ function cards({ estimate, mesh, run }) {
     found.push(card('Step time', time(step.step_seconds * 1e9), `80 % interval ${time(step.interval[0] * 1e9)} – ${time(step.interval[1] * 1e9)}`),
       card('Tokens/s per device', count(step.tokens_per_second_per_device), `${count(step.tokens_per_second_per_device * mesh.world_size)} of all devices`), card('MFU', percent(step.mfu), `${step.basis}, ${step.calibration}`));
   }
-  found.push(card('Parameters', short(estimate.totals.parameters), `${short(estimate.totals.active_parameters)} active · ${count(estimate.totals.parameters)} in total`), card('Devices', `${count(mesh.world_size)} × ${deviceName(estimate.device.name)}`, meshLabel(mesh)));
+  found.push(card('Parameters', short(estimate.totals.parameters), `${short(estimate.totals.active_parameters)} active · ${count(estimate.totals.parameters)} in total${towerNames(estimate)}`), card('Devices', deviceNames(estimate, mesh.world_size), meshLabel(mesh)));
   if (run && run.days) found.push(...runCards(run));
   found.push(card('Largest micro-batch', estimate.largest_micro_batch === null ? 'none' : count(estimate.largest_micro_batch), 'that fits, with all else unchanged'));
   return found;

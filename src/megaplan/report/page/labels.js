@@ -31,4 +31,14 @@ function meshLabel(mesh) {
 // Names of devices are upper case: H100-SXM.
 const deviceName = (name) => name.toUpperCase();
 
+// The device of a rank, where stages lie on several types; and all of them with their numbers.
+const deviceOf = ({ device }, rank) => (device.pools || []).find(({ ranks: [start, stop] }) => start <= rank.ranks[0][0] && rank.ranks[0][0] < stop) || device;
+
+function deviceNames({ device }, world) {
+  const pools = device.pools || [{ ...device, ranks: [0, world] }];
+  return pools.map(({ name, ranks: [start, stop] }) => `${count(stop - start)} × ${deviceName(name)}`).join(' + ');
+}
+
+const towerNames = ({ totals }) => Object.entries(totals.towers || {}).map(([name, part]) => ` · ${name} ${short(part.parameters)} ${part.trained ? 'trained' : 'frozen'}`).join('');
+
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -3,7 +3,8 @@ function layerMap() {
   const { slots, layers, split } = data, families = [...new Set(layers.map(([family]) => family))];
   const stages = data.estimate.stages;
   const rows = slots.map((slot) => ({ ...slot, parameters: stages[slot.slot].parameters, cost: split ? split.costs[slot.slot] : null }));
-  const owned = (slot) => slot.owns.map((name) => `${name.replaceAll('_', ' ')}${slot.copies.includes(name) ? '*' : ''}`);
+  const parts = (names) => [...new Set(names.map((name) => (name.startsWith('vision.') ? 'vision' : name)))];
+  const owned = (slot) => parts(slot.owns).map((name) => `${name.replaceAll('_', ' ')}${slot.copies.includes(name) ? '*' : ''}`);
   const lines = rows.map((slot) => {
     const [start, stop] = slot.layers, cells = layers.slice(start, stop);
     const boxes = cells.map(([family, parameters], at) => el('span', { class: `f${family}`, title: `layer ${start + at}, ${data.families[family]}: ${count(parameters)} parameters` }, family));

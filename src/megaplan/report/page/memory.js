@@ -25,7 +25,7 @@ function memoryOverTime() {
 }
 
 function memoryPlot(box, curves, ranks) {
-  const usable = data.estimate.device.usable_bytes / 2 ** 30, all = data.step.makespan;
+  const usable = Math.min(...(data.estimate.device.pools || [data.estimate.device]).map((device) => device.usable_bytes)) / 2 ** 30, all = data.step.makespan;
   const tables = ranks.map((rank) => [curves[rank].times, curves[rank].sizes.map((bytes) => bytes / 2 ** 30)]);
   const values = uPlot.join([...tables, [[0, all], [usable, usable]]]);
   const shown = (_, value) => (value === null || value === undefined ? '' : `${fixed(value, 2)} GiB`);
