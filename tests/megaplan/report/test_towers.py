@@ -37,7 +37,7 @@ def plan(trained=None):
 
 
 def test_a_diff_names_an_encoder_once():
-    """Its blocks are one owner, on the first stage, and its parameters are those of the inventory."""
+    """All blocks of an encoder are one owner, on the first stage, with the parameters of the inventory."""
     before, after = plan(), plan(trained=True)
     diff = diff_plans(before, after)
     assert [owner_text(move) for move in diff.owners] == ["vision: nowhere → pp 0 chunk 0", "projector: nowhere → pp 0 chunk 0"]
