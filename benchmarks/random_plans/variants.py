@@ -42,10 +42,21 @@ def add_learned(draw: Draw, model: dict[str, Any]) -> None:
 
 
 def add_streams(draw: Draw, model: dict[str, Any]) -> None:
-    """Hyper-connections of a model whose ends have one stream each; megarun does not build them."""
+    """Options that megarun does not build: hyper-connections, factors of the stream, gates of norms and queries, scores of keys."""
     features = model.get("features", {}).keys() - {"relation_bias"}
     if not features and not model.keys() & {"towers", "parallel_layers", "learned_positions"} and draw.chance(STREAMS_SHARE):
         model["streams"] = {"count": draw.randint(2, 5), "mixing": draw.choice(["independent", "constrained"])}
+    elif not features:
+        draw.maybe(model, STREAMS_SHARE, stream_scale=True)
+    alone = not model.keys() & {"parallel_layers", "post_norm_layers"} and model.get("norm_placement") != "post"
+    if alone and draw.chance(STREAMS_SHARE):
+        layers = draw.some(range(model["num_layers"])) or [0]
+        model["norm_gate"] = {"rank": draw.wide(2, 20), "layers": layers}
+    attention = model.get("attention", {})
+    if attention.get("gate") and attention.get("q_lora_rank") and attention.get("gate_width", "channel") == "channel":
+        draw.maybe(attention, HEADS_SHARE, gate_source="query")
+    elif attention.get("kind") == "gqa":
+        draw.maybe(attention, STREAMS_SHARE, key_bias=True)
 
 
 def _add_heads(draw: Draw, model: dict[str, Any], attention: dict[str, Any]) -> None:

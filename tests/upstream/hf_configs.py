@@ -474,6 +474,11 @@ def _without(make: Callable[[Random], Config], *names: str) -> Callable[[Random]
     return lambda draw: {key: value for key, value in make(draw).items() if key not in names}
 
 
+def _axk2(draw: Random) -> Config:
+    config = _without(_sparse, "first_k_dense_replace", "mlp_bias")(draw)
+    return config | {"gated_norm_rank": draw.randint(2, 9), "n_group": None, "topk_group": None, **_listed_mlps(draw, config)}
+
+
 def _beam(draw: Random, config: Config) -> Config:
     kinds = ("sliding_attention", "full_attention")
     listed = {"layer_types": [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]} if _flag(draw) else {}
@@ -496,6 +501,8 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "bailing_hybrid": _bailing,
     "beam": _and(_routed("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", head_dim=True), _beam),
     "hy_v4": _and(_without(_sparse, "first_k_dense_replace"), _hy_v4),
+    "axk2": _axk2,
+    "doge": _dense("attention_bias", "mlp_bias"),
     "longcat_flash": _longcat,
     "apertus": _dense("attention_bias"),
     "apertus1p5_text": _dense("attention_bias"),

@@ -12,8 +12,10 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from megakernels.facts import SUMS_BYTES, Work
+from megakernels.ops.activation.facts import activation
 from megakernels.ops.rms_norm.facts import norm as norm_work
-from megaplan.blocks.ops import INPUT, OUTPUT, SHARED, BlockProgram, Dims, Op, reshape
+from megaplan.blocks.costs import linear_work
+from megaplan.blocks.ops import INPUT, OUTPUT, SHARED, BlockProgram, Dims, Op, linear, reshape
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.columns import Column
@@ -26,6 +28,7 @@ NormKind = Literal["rmsnorm", "layernorm", "layernorm_no_bias"]
 NormPlacement = Literal["pre", "post", "both"]
 NORMED = "normed"
 POST_NORM = "post_norm"
+SCALE = "stream_scale.weight"
 PASS_ON = "pass on"
 """Last operation of a block whose norm the next block reads; it represents that block."""
 ReturnedGradient = Literal["whole", "view"]
@@ -57,6 +60,8 @@ class ResidualPath(NamedTuple):
         passes_on: Use of the norm by the block after this one; None if that block does not read it.
         scaled: The block's output is multiplied by a constant.
         streams: Hyper-connections; None for one stream.
+        gate_rank: Width inside the gate of the norm before the block; None for no gate.
+        scales_stream: Each channel of the stream has a learned factor before the block adds to it.
     """
 
     norm: NormKind = "rmsnorm"
@@ -65,6 +70,8 @@ class ResidualPath(NamedTuple):
     passes_on: SharedNorm | None = None
     scaled: bool = False
     streams: Streams | None = None
+    gate_rank: int | None = None
+    scales_stream: bool = False
 
 
 PLAIN = ResidualPath()
@@ -85,11 +92,22 @@ def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size
     before = () if path.shares_input or path.placement == "post" else norm_tensors(path.norm, hidden_size)
     after = () if path.placement == "pre" else norm_tensors(path.norm, hidden_size, "post_norm.")
     connections = () if path.streams is None else block_tensors(path.streams, hidden_size)
-    return (*before, *tensors[1:], *after, *connections)
+    gate = () if path.gate_rank is None else _gate_tensors(path.gate_rank, hidden_size)
+    factors = (norm(SCALE, hidden_size),) if path.scales_stream else ()
+    return (*before, *gate, *tensors[1:], *after, *factors, *connections)
+
+
+def _gate_tensors(rank: int, hidden_size: int) -> tuple[ParamTensor, ...]:
+    return (
+        replicated("norm_gate.down.weight", (rank, hidden_size), Group.MATRIX),
+        replicated("norm_gate.up.weight", (hidden_size, rank), Group.MATRIX),
+    )
 
 
 def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPath:
     """Residual path of one block of a model, from its tensors: without a norm before it, it shares its input or has a norm after it."""
+    gate = [tensor.shape[0] for tensor in tensors if tensor.name == "norm_gate.down.weight"]
+    path = path._replace(gate_rank=gate[0]) if gate else path
     if path.placement == "pre" and f"{POST_NORM}.weight" in [tensor.name for tensor in tensors]:
         return path._replace(placement="both" if tensors[0].name == "norm.weight" else "post")
     shares = path.placement != "post" and tensors[0].name != "norm.weight"
@@ -105,6 +123,7 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
     for op in program.ops:
         if op.name == "norm":
             ops += _before(path, op)
+            ops = ops if path.gate_rank is None else [*ops[:-1], *_gated_norm(ops[-1])]
         elif op.name == "residual" and path.placement != "pre":
             stream, made = op.reads
             ops += [norm_op(POST_NORM, path.norm, made, "post_normed", prefix="post_"), op._replace(reads=(stream, "post_normed"))]
@@ -118,9 +137,7 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
         ops.append(Op(PASS_ON, (NORMED,), (), keeps=keeps, hands_views=path.passes_on.gradient == "view"))
         held |= {NORMED}
     after = program.after if path.placement == "pre" else program.after | {POST_NORM}
-    if path.streams is not None:
-        ops = [*connected(tuple(ops))]
-    return BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
+    return BlockProgram(_on_streams(path, tuple(ops)), held, program.reruns, program.caches, after)
 
 
 CAST_IN, CAST_INPUT, CAST_OUTPUT = "cast in", "cast_input", "cast_output"
@@ -171,6 +188,33 @@ def _scaled(add: Op) -> tuple[Op, ...]:
     return Op("scale output", (made,), ("scaled_output",)), add._replace(reads=(stream, "scaled_output"), holds=(made,))
 
 
+def _on_streams(path: ResidualPath, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """A block's operations on a stream with factors, or on one of several streams."""
+    if path.scales_stream:
+        ops = tuple([each for op in ops for each in (_on_scaled_stream(op) if op.name == "residual" else (op,))])
+    return ops if path.streams is None else connected(ops)
+
+
+def _on_scaled_stream(add: Op) -> tuple[Op, ...]:
+    """An addition to a stream whose channels have factors."""
+    stream, made = add.reads
+    scaled = Op("scale stream", (stream,), ("scaled_stream",), keeps=(stream,), params=(SCALE,))
+    return scaled, add._replace(reads=("scaled_stream", made))
+
+
+def _gated_norm(normed: Op) -> tuple[Op, ...]:
+    """A norm whose result is multiplied by the sigmoid of two narrow products of it."""
+    keeps = "norm_ungated", "norm_gate_sigmoid"
+    return (
+        normed._replace(makes=tuple("norm_ungated" if name == NORMED else name for name in normed.makes)),
+        linear("norm_gate.down", "norm_ungated", "norm_gate_low", "norm_gate.down.weight"),
+        Op("norm gate silu", ("norm_gate_low",), ("norm_gate_silu",), keeps=("norm_gate_low",)),
+        linear("norm_gate.up", "norm_gate_silu", "norm_gate_wide", "norm_gate.up.weight"),
+        Op("norm gate sigmoid", ("norm_gate_wide",), ("norm_gate_sigmoid",), keeps=("norm_gate_sigmoid",)),
+        Op("norm gate", keeps, (NORMED,), keeps=keeps),
+    )
+
+
 def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
     """A block's storages from its family's. A shared normed input belongs to the block that made it."""
     if path == PLAIN:
@@ -179,6 +223,9 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
     shapes = shapes if path.streams is None else shapes | stream_shapes(dims, path.streams.numbers)
     found = shapes | storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "post_mean", "post_rstd"), own))
     found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual, "scaled_output": (0,)})
+    wide = dict.fromkeys(("norm_ungated", "norm_gate_wide", "norm_gate_sigmoid", "scaled_stream"), dims.residual)
+    narrow = dict.fromkeys(("norm_gate_low", "norm_gate_silu"), (*own, path.gate_rank or 0))
+    found |= storages(dims.dtype, Column.ACTIVATIONS, {**wide, **narrow})
     return found | storages(dims.dtype, Column.ACTIVATIONS, {SHARED: (0,)}) if path.shares_input else found
 
 
@@ -191,7 +238,22 @@ def work_of(path: ResidualPath, load: Workload, ops: Works, hidden_size: int) ->
         statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
         ops = (ops[0]._replace(work=ops[0].work + statistic), *ops[1:])
     connections = () if path.streams is None else stream_works(path.streams, hidden_size, load.itemsize)
-    return (*ops, *more, *connections)
+    return (*ops, *more, *connections, *_narrow_works(path, load, hidden_size))
+
+
+def _narrow_works(path: ResidualPath, load: Workload, hidden_size: int) -> Works:
+    """A norm's gate, and factors of the stream's channels, on the rank's own tokens."""
+    found: Works = ()
+    if path.gate_rank is not None:
+        found = (
+            linear_work(load, "norm_gate.down", "head", hidden_size, path.gate_rank, own_tokens=True),
+            linear_work(load, "norm_gate.up", "head", path.gate_rank, hidden_size, own_tokens=True),
+            OpWork("norm gate", "head", activation(hidden_size, load.itemsize, gated=True), own_tokens=True),
+        )
+    if path.scales_stream:
+        row = hidden_size * load.itemsize
+        found += (OpWork("scale stream", "head", Work(moved_forward=2 * row, moved_input=3 * row), own_tokens=True),)
+    return found
 
 
 def norm_works(kind: NormKind, load: Workload, hidden_size: int, name: str = "post_norm") -> Works:

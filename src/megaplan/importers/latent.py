@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.importers.experts import first_dense, grouped_choice, sigmoid_choice
+from megaplan.importers.layer_heads import listed_dense
 from megaplan.importers.parts import common, experts, mlp, model_of, positions
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import latent_score_scale, rope
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms over latents, which no config has: the default of the classes' norm."""
-OWN_HEAD_DIM = ("glm_moe_dsa", "mistral4", "bailing_hybrid", "hy_v4")
+OWN_HEAD_DIM = ("glm_moe_dsa", "mistral4", "bailing_hybrid", "hy_v4", "axk2")
 """Types whose class writes its own `head_dim` over the config's."""
 _DIMS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -42,6 +43,18 @@ def glm4_moe_lite(reader: ConfigReader) -> dict[str, Any]:
 def axk1(reader: ConfigReader) -> dict[str, Any]:
     """axk1: deepseek_v3 with a norm on what experts add."""
     return _decoder(reader, sigmoid_choice(reader), experts_norm=True)
+
+
+def axk2(reader: ConfigReader) -> dict[str, Any]:
+    """axk2: deepseek_v32 with gates on the norms before attention and experts; one product of the query latent makes queries and gate."""
+    layers, first = reader.layers(2), reader.value("first_k_dense_replace")
+    dense = listed_dense(reader, set(range(first if isinstance(first, int) else 1)))
+    reader.skip("layer_types", "first_k_dense_replace")
+    indexer = _indexer(reader, layers, ["full"] * layers)
+    gated = [at for layer in range(layers) for at in ((2 * layer,) if layer in dense else (2 * layer, 2 * layer + 1))]
+    model = {"norm_gate": {"rank": reader.whole("gated_norm_rank"), "layers": gated}}
+    attention = {"gate": True, "gate_source": "query"}
+    return _decoder(reader, sigmoid_choice(reader), indexer, dense=dense, attention=attention, model=model)
 
 
 def longcat_flash(reader: ConfigReader) -> dict[str, Any]:

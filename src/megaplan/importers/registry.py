@@ -8,6 +8,7 @@ from typing import Any
 from megaplan.importers import (
     cohere,
     decoders,
+    doge,
     experts,
     gated_heads,
     gemma4,
@@ -27,6 +28,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "apertus1p5_text": inner.apertus,
     "arcee": decoders.arcee,
     "axk1": latent.axk1,
+    "axk2": latent.axk2,
     "bailing_hybrid": gated_heads.bailing_hybrid,
     "bamba": hybrids.bamba,
     "beam": gated_heads.beam,
@@ -39,6 +41,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "deepseek_v2": latent.deepseek_v2,
     "deepseek_v3": latent.deepseek_v3,
     "deepseek_v32": latent.sparse,
+    "doge": doge.doge,
     "dots1": experts.dots1,
     "ernie4_5": decoders.ernie4_5,
     "ernie4_5_moe": experts.ernie4_5_moe,
@@ -138,11 +141,9 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 """Import function of each `model_type`, from a config to `model` of a spec."""
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "axk2": ("gated_norm_rank", "norms have a gate of low rank, and the query latent makes a gate, too (q_gate_proj)"),
     "bitnet": ("hidden_act", "attention's output and an MLP's inner values have norms (attn_sub_norm, ffn_sub_norm)"),
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
     "deepseek_v4": ("hc_mult", "hyper-connections (hc_attn, hc_ffn) keep several streams, and keys are compressed (compressor)"),
-    "doge": ("keep_window_size", "attention has a learned mask (A, dt_proj), and both parts of a sum have weights (input_residual)"),
     "dots3_note": ("text_config", "the gate of latent attention has one value a head (g_proj), and the rotated key a norm"),
     "dots3_note_text": ("kv_lora_rank", "the gate of latent attention has one value a head (g_proj), and the rotated key a norm"),
     "gemma3n": ("text_config", "embeddings by layer, several streams (altup), shared keys and values"),

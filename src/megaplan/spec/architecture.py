@@ -94,6 +94,18 @@ SIDES = ("ngram", "structure", "platform")
 """Features that are embeddings in addition to that of tokens."""
 
 
+class NormGate(Section):
+    """Gates of norms before blocks: what a norm makes is multiplied by the sigmoid of two narrow products of it, with silu between.
+
+    Attributes:
+        rank: Width between the two products.
+        layers: Layers whose norm has a gate: 0-based global indices, rising.
+    """
+
+    rank: PositiveInt
+    layers: tuple[NaturalInt, ...]
+
+
 class Features(Section):
     """Optional features; null means absent.
 
@@ -146,6 +158,8 @@ class Model(OptionsSection):
         parallel_layers: Layers that read the normed input of the layer before them: 0-based global indices, rising.
         added_norm_layers: Layers with a norm on what they add too, in a model with norms before each block: global indices, rising.
         post_norm_layers: Layers whose only norm is on what they add, in a model with norms before each block: global indices, rising.
+        norm_gate: Gates of the norms before blocks; null for none.
+        stream_scale: A learned factor of each channel of the stream before a block adds to it.
         streams: Hyper-connections, several streams of the residual path; null for one stream, to which blocks add.
         norm_eps: Epsilon of every norm.
         zero_centered_norm: RMSNorms of the residual stream and of query and key heads scale by 1 + weight, and weights start at 0.
@@ -166,7 +180,7 @@ class Model(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset(
         {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
         | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier", "logits_cap", "towers"}
-        | {"added_norm_layers", "streams"}
+        | {"added_norm_layers", "streams", "norm_gate", "stream_scale"}
     )
 
     pattern: Text
@@ -181,6 +195,8 @@ class Model(OptionsSection):
     parallel_layers: tuple[NaturalInt, ...] = ()
     post_norm_layers: tuple[NaturalInt, ...] = ()
     added_norm_layers: tuple[NaturalInt, ...] = ()
+    norm_gate: NormGate | None = None
+    stream_scale: StrictBool = False
     streams: Streams | None = None
     norm_eps: PositiveFloat = 1e-5
     zero_centered_norm: StrictBool = False
@@ -204,7 +220,7 @@ class Model(OptionsSection):
     @property
     def residual_path(self) -> ResidualPath:
         """Residual path of the blocks."""
-        return ResidualPath(self.norm, self.norm_placement, streams=self.streams)
+        return ResidualPath(self.norm, self.norm_placement, streams=self.streams, scales_stream=self.stream_scale)
 
     @property
     def num_streams(self) -> int:
@@ -214,6 +230,8 @@ class Model(OptionsSection):
     def path_of(self, layer: int) -> ResidualPath:
         """Residual path of one layer; `layer` is its global index."""
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)
+        if self.norm_gate is not None and layer in self.norm_gate.layers:
+            path = path._replace(gate_rank=self.norm_gate.rank)
         if layer in self.added_norm_layers:
             return path._replace(placement="both")
         return path._replace(placement="post") if layer in self.post_norm_layers else path
@@ -221,7 +239,8 @@ class Model(OptionsSection):
     @property
     def own_paths(self) -> frozenset[int]:
         """Layers whose residual path may be another than the model's."""
-        return frozenset((*self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers))
+        gated = () if self.norm_gate is None else self.norm_gate.layers
+        return frozenset((*self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers, *gated))
 
     @property
     def choices(self) -> tuple[tuple[int, int], ...]:

@@ -22,6 +22,7 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
     yield from _parallel_layers(checked)
     yield from _post_norms(checked)
     yield from _norms(checked)
+    yield from _norm_gates(checked)
     yield from _streams(checked)
     yield from _multipliers(checked)
     yield from _features(checked)
@@ -87,6 +88,25 @@ def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
     if both := sorted(set(model.post_norm_layers) & set(model.added_norm_layers)):
         detail = f"layer {both[0]} is in post_norm_layers and in added_norm_layers"
         yield checked.error("MP715", detail, "model.added_norm_layers", f"remove {both[0]} from one of them")
+
+
+def _norm_gates(checked: Checked) -> Iterator[Diagnostic]:
+    """Checks that gates belong to norms before a block that reads them alone, and that prediction depths add as the layers do."""
+    model, key = checked.spec.model, "model.norm_gate"
+    layers = () if model.norm_gate is None else model.norm_gate.layers
+    yield from rising(checked, key, layers)
+    if layers and layers[-1] >= model.num_layers:
+        detail = f"norm_gate.layers has {layers[-1]}, num_layers = {model.num_layers}, and a layer is from 0 to {model.num_layers - 1}"
+        yield checked.error("MP715", detail, key, f"use layers below {model.num_layers}")
+    others = {*model.parallel_layers, *(each - 1 for each in model.parallel_layers), *model.post_norm_layers}
+    if layers and (model.norm_placement == "post" or set(layers) & others):
+        detail = "a layer of norm_gate.layers has no norm before it that it alone reads (norm_placement, parallel_layers, post_norm_layers)"
+        yield checked.error("MP715", detail, key, "remove the layer")
+    if model.stream_scale and (model.features.mtp is not None or model.streams is not None):
+        detail = (
+            f"stream_scale = true, and {'streams' if model.streams is not None else 'features.mtp'} is given, which adds without factors"
+        )
+        yield checked.error("MP715", detail, "model.stream_scale", "stream_scale: false")
 
 
 def _streams(checked: Checked) -> Iterator[Diagnostic]:

@@ -109,3 +109,28 @@ def test_a_norm_on_what_one_layer_adds() -> None:
     assert kept(spec, inventory, 1) == kept(*made(norm_placement="both"), 1)
     with pytest.raises(MegaplanError, match=r"MP715[\s\S]*layer 1 is in post_norm_layers and in added_norm_layers"):
         made(added_norm_layers=[1], post_norm_layers=[1])
+
+
+def test_a_norm_with_a_gate_and_factors_of_the_stream() -> None:
+    rank = 5
+    spec, inventory = made(norm_gate={"rank": rank, "layers": [0]}, stream_scale=True)
+    narrow = B * T * rank * 2
+    more = {"norm_ungated": STREAM, "norm_gate_sigmoid": STREAM, "norm_gate_low": narrow, "norm_gate_silu": narrow}
+    assert kept(spec, inventory) == kept(*made()) | more
+    assert kept(spec, inventory, 1) == kept(*made(), 1)
+    assert names(inventory) == ["norm.weight", "norm_gate.down.weight", "norm_gate.up.weight", *names(made()[1])[1:], "stream_scale.weight"]
+    assert inventory.parameters == made()[1].parameters + 2 * rank * H + 2 * H
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*a layer of norm_gate\.layers has no norm before it that it alone reads"):
+        made(norm_gate={"rank": rank, "layers": [1]}, norm_placement="post")
+
+
+def test_one_product_makes_queries_and_gate() -> None:
+    heads, rank, value = 4, 6, 8
+    section = {"kind": "mla", "num_heads": heads, "q_lora_rank": rank, "kv_lora_rank": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+    plain = section | {"v_head_dim": value}
+    spec, inventory = made("A", attention=plain | {"gate": True, "gate_source": "query"}, mlp=None)
+    assert {tensor.name: tensor.shape for tensor in inventory.layers[0].tensors}["q_up.weight"] == (heads * (12 + value), 2 * rank)
+    assert "gate_proj.weight" not in names(inventory)
+    assert kept(spec, inventory)["q_joined"] == B * T * 2 * rank * 2
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*gate_source = query, and not attention\.gate: true"):
+        made("A", attention=plain | {"gate_source": "query"}, mlp=None)

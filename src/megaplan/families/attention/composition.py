@@ -128,8 +128,9 @@ def attention_exchanges(
     attention = attention if variant is None else variant.section(attention)
     if isinstance(attention, GroupedQueryAttention):
         return Exchanges(context_width=attention.num_kv_heads * sum(head_widths(attention)))
-    whole = hidden_size if attention.gate or attention.q_lora_rank is None else 0
-    gathered = whole + (attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim
+    joined = attention.gate_source == "query"
+    whole = hidden_size if (attention.gate and not joined) or attention.q_lora_rank is None else 0
+    gathered = whole + (attention.q_lora_rank or 0) * (1 + joined) + attention.kv_lora_rank + attention.qk_rope_head_dim
     widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
     latents = 0 if variant is not None and variant.chooses else attention.kv_lora_rank + attention.qk_rope_head_dim
     return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths, latent_width=latents)
@@ -151,6 +152,7 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
         *_qk_norms(load, attention, heads, num_kv_heads),
         *((norm_work(load, "v_norm", PART, value, times=num_kv_heads),) if attention.value_norm else ()),
         OpWork("rope", PART, rope((heads + num_kv_heads) * rotated, load.itemsize), ROPE),
+        *((linear_work(load, "key bias", PART, num_kv_heads * value, num_kv_heads),) if attention.key_bias else ()),
         OpWork("attention", "attention", core._replace(groups=num_kv_heads).work(), core),
         *gated,
         linear_work(load, "o_proj", PART, made, hidden_size, closes=True),
@@ -173,16 +175,17 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: 
     """
     heads, nope, rotated = attention.num_heads // load.tp, attention.qk_nope_head_dim, attention.qk_rope_head_dim
     value, latent = attention.v_head_dim, attention.kv_lora_rank
-    query, rank = heads * (nope + rotated), attention.q_lora_rank
+    query, rank, joined = heads * (nope + rotated), attention.q_lora_rank, attention.gate_source == "query"
     if rank is None:
         queries: Works = (linear_work(load, "q_proj", PART, hidden_size, query),)
     else:
         queries = (
             linear_work(load, "q_down", PART, hidden_size, rank, own_tokens=True),
             norm_work(load, "q_latent_norm", PART, rank, own_tokens=True),
-            linear_work(load, "q_up", PART, rank, query),
+            linear_work(load, "q_up", PART, rank * (1 + joined), query + joined * heads * value),
         )
-    gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, heads * attention.gate_values),) if attention.gate else ()
+    has_own = attention.gate and not joined
+    gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, heads * attention.gate_values),) if has_own else ()
     return (
         *queries,
         *gate,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE, Dims, Op, add, linear, partial_gradient
@@ -25,6 +25,8 @@ class AttentionKey(NamedTuple):
         relations: True if scores have a relation bias; every layer adds to its gradient.
         gates_heads: True if the gate has one value a head.
         gate_bias: True if the gate has a number a head.
+        joins_gate: True if one product makes queries and gate.
+        key_bias: True if keys add a number to their scores.
         values: Source of values: a projection, its norm, or the norm of the keys' projection.
     """
 
@@ -37,6 +39,8 @@ class AttentionKey(NamedTuple):
     relations: bool = False
     gates_heads: bool = False
     gate_bias: bool = False
+    joins_gate: bool = False
+    key_bias: bool = False
     values: Literal["projection", "normed", "keys"] = "projection"
 
 
@@ -51,12 +55,13 @@ def core_ops(
     Under CP the indexer's normed keys are gathered. A shared choice is a result that no operation here saves.
     """
     indexed = table is not None
-    keys = ("k_gathered", "v_gathered") if context else ("k", "v")
+    gathered: tuple[str, ...] = ("k_gathered", "v_gathered") if context else ("k", "v")
     index, norm = (INDEX, ("indexer.k_norm.weight", "indexer.k_norm.bias")) if indexed else ((), ())
     made = ("attention", "lse", "indexer.threshold", "indexer.lse") if indexed else ("attention", "lse")
     given, handed = (GIVEN_CHOICE,) if role == "first" else (), (CHOICE,) if role == "source" else ()
     part = (RELATIONS,) if key.relations else ()
-    ops = [Op("gather keys", ("k", "v"), keys, fetches=part)] if context else []
+    ops = [*_before_core(context, key, gathered)]
+    keys = (*gathered, "key_scores") if key.key_bias else gathered
     reads = (*keys, *index)
     if context and indexed:
         table = table or ()
@@ -71,13 +76,27 @@ def core_ops(
             "attention",
             ("q", *reads, *given, *(table or ())),
             (*made, *handed, INSIDE) if kernels and (indexed or key.sinks) else (*made, *handed),
-            keeps=("q", "k", "v", *given, *index, *(table or ()), *made),
+            keeps=("q", "k", "v", *keys[2:], *given, *index, *(table or ()), *made),
             params=(*norm, "sinks") if key.sinks else norm,
             grads=("q", *reads),
             fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ()), *part),
         ),
         *output_ops(sharded, index, key),
     )
+
+
+def _before_core(context: bool, key: AttentionKey, gathered: tuple[str, ...]) -> Iterator[Op]:
+    """Numbers that keys add to their scores, and gathered keys and values."""
+    if key.key_bias:
+        yield _key_bias(key.bias)
+    if context:
+        yield Op("gather keys", ("k", "v"), gathered, fetches=(RELATIONS,) if key.relations else ())
+
+
+def _key_bias(bias: bool) -> Op:
+    """The numbers that keys add to their scores, from the values."""
+    params = ("key_scale", "key_proj.weight", *(("key_proj.bias",) if bias else ()))
+    return Op("key bias", ("v",), ("key_scores",), keeps=("v", "key_scores"), params=params)
 
 
 def output_ops(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[Op, ...]:

@@ -90,14 +90,15 @@ def _relations(dims: Dims, attention: GroupedQueryAttention | LatentAttention, p
 
 def attention_key(attention: GroupedQueryAttention | LatentAttention) -> AttentionKey:
     """Fields of the section that decide the operations."""
-    by_head = attention.gate_width == "head"
+    gates = AttentionKey("", False, gate=attention.gate, sinks=attention.sinks, gates_heads=attention.gate_width == "head")
     if isinstance(attention, GroupedQueryAttention):
-        own = attention.bias, attention.output_bias, attention.gate, attention.sinks
         values: Literal["projection", "normed", "keys"] = "keys" if attention.values_from_keys else "normed"
         values = values if attention.value_norm else "projection"
-        return AttentionKey("gqa", attention.qk_norm, *own, gates_heads=by_head, gate_bias=attention.gate_bias, values=values)
-    own = attention.bias, attention.bias or attention.output_bias, attention.gate, attention.sinks
-    return AttentionKey("mla", attention.q_lora_rank is not None, *own, gates_heads=by_head)
+        own = {"output_bias": attention.output_bias, "gate_bias": attention.gate_bias, "key_bias": attention.key_bias}
+        return gates._replace(kind="gqa", first=attention.qk_norm, bias=attention.bias, values=values, **own)
+    low_rank, joins = attention.q_lora_rank is not None, attention.gate_source == "query"
+    output = attention.bias or attention.output_bias
+    return gates._replace(kind="mla", first=low_rank, bias=attention.bias, output_bias=output, joins_gate=joins)
 
 
 def attention_ops(
@@ -159,6 +160,7 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed")}
     shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed")}
     shapes |= {"attention": wide(query, value), "v": wide(key, value), "v_proj": wide(key, value), "v_ones": (value,)}
+    shapes |= {"key_scores": wide(key)} if attention.key_bias else {}
     shapes |= gate_shapes(dims, attention, query, value)
     whole = attention.qk_norm_width == "all_heads"
     return {
@@ -201,13 +203,16 @@ def _latents(key: AttentionKey, rotates: bool, sharded: bool) -> list[Op]:
     q_bias, kv_bias = ("q_down.bias", "kv_down.bias") if key.bias else (None, None)
     query = "q_flat" if rotates else "q"
     ops = [norm("norm", "x", "normed", "rstd", "norm.weight")]
-    gate = (Projection("gate_proj", "gate", "gate_proj.weight"),) if key.gate else ()
+    gate = (Projection("gate_proj", "gate", "gate_proj.weight"),) if key.gate and not key.joins_gate else ()
+    latents, up = ("q_joined", "q_gate") if key.joins_gate else ("q_latent_normed", query)
     if low_rank:
         ops += [
             *(project("normed", "gathered", *gate, sharded=sharded) if gate else ()),
             linear("q_down", "normed", "q_latent", "q_down.weight", bias=q_bias),
             norm("q_latent_norm", "q_latent", "q_latent_normed", "q_latent_rstd", "q_latent_norm.weight"),
-            *project("q_latent_normed", "q_latent_gathered", Projection("q_up", query, "q_up.weight"), sharded=sharded),
+            *((Op("join latents", ("q_latent_normed", "q_latent"), ("q_joined",)),) if key.joins_gate else ()),
+            *project(latents, "q_latent_gathered", Projection("q_up", up, "q_up.weight"), sharded=sharded),
+            *((Op("split gate", ("q_gate",), (query, "gate")),) if key.joins_gate else ()),
         ]
     else:
         ops += project("normed", "gathered", Projection("q_proj", query, "q_proj.weight"), *gate, sharded=sharded)
@@ -289,7 +294,9 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
     if attention.q_lora_rank is not None:
         shapes |= {"q_latent": (*own, attention.q_lora_rank), "q_latent_normed": (*own, attention.q_lora_rank)}
         statistics["q_latent_rstd"] = own
-        gathered |= dict.fromkeys(("q_latent_gathered", partial_gradient("q_latent_gathered")), (attention.q_lora_rank,))
+        up = attention.q_lora_rank * (2 if attention.gate_source == "query" else 1)
+        shapes |= {"q_joined": (*own, up), "q_gate": wide(heads, key + value)} if attention.gate_source == "query" else {}
+        gathered |= dict.fromkeys(("q_latent_gathered", partial_gradient("q_latent_gathered")), (up,))
     found = {
         **storages(dims.dtype, Column.ACTIVATIONS, shapes),
         **statistics_of(dims, heads, statistics),

@@ -19,10 +19,7 @@ def attention_rules(checked: CheckedSpec, attention: GroupedQueryAttention | Lat
 
 
 def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    biased = isinstance(attention, GroupedQueryAttention) and attention.gate_bias
-    for name, value in {"gate_width": "head" * (attention.gate_width == "head"), "gate_bias": "true" * biased}.items():
-        if value and not attention.gate:
-            yield checked.error("MP715", f"attention.{name} = {value}, attention.gate = false", f"model.attention.{name}", "gate: true")
+    yield from _gates(checked, attention)
     if isinstance(attention, GroupedQueryAttention):
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
         if heads % kv_heads:
@@ -43,6 +40,21 @@ def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
             width, rotated = attention.indexer.head_dim, attention.qk_rope_head_dim
             detail = f"attention.indexer.head_dim = {width}, attention.qk_rope_head_dim = {rotated}, and {width} < {rotated}"
             yield checked.error("MP712", detail, "model.attention.indexer.head_dim", f"head_dim: {rotated}")
+
+
+def _gates(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
+    """Checks that a gate exists where something belongs to it, and that a query latent exists where it makes the gate."""
+    biased = isinstance(attention, GroupedQueryAttention) and attention.gate_bias
+    for name, value in {"gate_width": "head" * (attention.gate_width == "head"), "gate_bias": "true" * biased}.items():
+        if value and not attention.gate:
+            yield checked.error("MP715", f"attention.{name} = {value}, attention.gate = false", f"model.attention.{name}", "gate: true")
+    if isinstance(attention, LatentAttention) and attention.gate_source == "query":
+        needed = {"gate: true": attention.gate, "gate_width: channel": attention.gate_width == "channel"}
+        needed["q_lora_rank"] = attention.q_lora_rank is not None
+        if not all(needed.values()):
+            missing = next(name for name, holds in needed.items() if not holds)
+            detail = f"attention.gate_source = query, and not attention.{missing}: one product of the query latent makes queries and gate"
+            yield checked.error("MP715", detail, "model.attention.gate_source", f"give attention.{missing}")
 
 
 def _options(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:

@@ -104,6 +104,7 @@ class GroupedQueryAttention(OptionsSection):
         gate: The output of the heads is multiplied by the sigmoid of a projection as wide as the heads' output.
         gate_width: Values of the gate: one a channel, or one a head.
         gate_bias: A learned number per head that is added to the gate before its sigmoid.
+        key_bias: Each key adds a number to its scores, which a projection of all values makes, with a learned factor a head.
         sinks: A learned score per head in the denominator of its softmax.
         window_size: Positions that a token sees, itself included; null for all before it.
         full_layers: A layers without the window: 0-based global indices, rising.
@@ -122,7 +123,7 @@ class GroupedQueryAttention(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset(
         {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
         | {"window_rope_theta", "output_multiplier", "score_cap", "windows", "value_head_dim", "layer_heads", "gate_width"}
-        | {"window_rotary_dim", "value_norm", "values_from_keys", "gate_bias"}
+        | {"window_rotary_dim", "value_norm", "values_from_keys", "gate_bias", "key_bias"}
     )
 
     kind: Literal["gqa"]
@@ -140,6 +141,7 @@ class GroupedQueryAttention(OptionsSection):
     gate: StrictBool = False
     gate_width: Literal["channel", "head"] = "channel"
     gate_bias: StrictBool = False
+    key_bias: StrictBool = False
     sinks: StrictBool = False
     window_size: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()
@@ -212,6 +214,7 @@ class LatentAttention(OptionsSection):
         output_bias: Bias on the output projection alone.
         gate: The output of the heads is multiplied by the sigmoid of a projection of the block's input.
         gate_width: Values of the gate: one a channel, or one a head.
+        gate_source: The block's input, or the query latent: one product of it and its norm makes queries and gate.
         sinks: A learned score per head in the denominator of its softmax.
         latent_norm: RMSNorm over each latent.
         latent_norm_eps: Epsilon of these norms and of the indexer's; null for the model's norm_eps.
@@ -228,7 +231,7 @@ class LatentAttention(OptionsSection):
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"bias", "output_bias", "latent_norm", "latent_norm_eps", "rope_scaling", "softmax_scale", "windows"}
-        | {"output_multiplier", "gate", "gate_width", "sinks"}
+        | {"output_multiplier", "gate", "gate_width", "gate_source", "sinks"}
     )
 
     kind: Literal["mla"]
@@ -242,6 +245,7 @@ class LatentAttention(OptionsSection):
     output_bias: StrictBool = False
     gate: StrictBool = False
     gate_width: Literal["channel", "head"] = "channel"
+    gate_source: Literal["input", "query"] = "input"
     sinks: StrictBool = False
     latent_norm: StrictBool = True
     latent_norm_eps: PositiveFloat | None = None

@@ -45,6 +45,10 @@ def _grouped_query(attention: GroupedQueryAttention, hidden_size: int) -> list[P
     if attention.gate:
         tensors.append(column("gate_proj.weight", heads * attention.gate_values, hidden_size, num_matrices=groups))
     tensors += _of_heads(attention)
+    if attention.key_bias:
+        summed = row("key_proj.weight", groups, groups * attention.value_width)
+        biased = attention.bias * (replicated("key_proj.bias", (groups,), Group.OTHER, Init.ZEROS),)
+        tensors += [replicated("key_scale", (groups,), Group.OTHER, Init.ZEROS), summed, *biased]
     if attention.qk_norm and attention.qk_norm_width == "all_heads":
         tensors += [per_head(f"{name}_norm.weight", (widths[f"{name}_proj"],), Init.ONES) for name in ("q", "k")]
     elif attention.qk_norm:
@@ -57,7 +61,7 @@ def _latent(attention: LatentAttention, hidden_size: int) -> list[ParamTensor]:
 
     The down projections and latent norms are replicated: their outputs are shared by all heads, and each TP rank needs them whole.
     """
-    heads = attention.num_heads
+    heads, joined = attention.num_heads, attention.gate_source == "query"
     query = heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim)
     if attention.q_lora_rank is None:
         tensors = [column("q_proj.weight", query, hidden_size)]
@@ -65,7 +69,7 @@ def _latent(attention: LatentAttention, hidden_size: int) -> list[ParamTensor]:
         tensors = [
             replicated("q_down.weight", (attention.q_lora_rank, hidden_size), Group.MATRIX),
             *((norm("q_latent_norm.weight", attention.q_lora_rank),) if attention.latent_norm else ()),
-            column("q_up.weight", query, attention.q_lora_rank),
+            column("q_up.weight", query + joined * heads * attention.v_head_dim, attention.q_lora_rank * (1 + joined)),
         ]
     latent = attention.kv_lora_rank
     biased = {"kv_down": latent + attention.qk_rope_head_dim, "o_proj": hidden_size} if attention.bias else {}
@@ -79,7 +83,7 @@ def _latent(attention: LatentAttention, hidden_size: int) -> list[ParamTensor]:
         *((norm("kv_latent_norm.weight", latent),) if attention.latent_norm else ()),
         column("kv_up.weight", heads * (attention.qk_nope_head_dim + attention.v_head_dim), latent),
         row("o_proj.weight", hidden_size, heads * attention.v_head_dim),
-        *((column("gate_proj.weight", heads * attention.gate_values, hidden_size),) if attention.gate else ()),
+        *((column("gate_proj.weight", heads * attention.gate_values, hidden_size),) if attention.gate and not joined else ()),
         *_of_heads(attention),
         *(replicated(f"{name}.bias", (width,), Group.OTHER, Init.ZEROS) for name, width in biased.items()),
     ]
