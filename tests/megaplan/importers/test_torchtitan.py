@@ -364,6 +364,21 @@ def test_gpus_are_those_of_the_launcher_until_stated():
     assert spec_of(job.replace('flavor = "8B"', 'flavor = "8B_flex"')).model == spec_of(job).model
     assert spec_of(job.replace('flavor = "8B"', 'flavor = "8B"\nnorm_type = "fused_rmsnorm"')).model == spec_of(job).model
     assert codes(job.replace('flavor = "8B"', 'flavor = "8B"\nnorm_type = "np_layernorm"'))[0] == ["MP914"]
+    assert spec_of(job + "global_batch_size = 4\n").mesh.dp_shard == 4
+
+
+def test_optimizers_of_forks():
+    job = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nmax_norm = -1\n[optimizer]\nname = "CustomAdamW"\n'
+    found = import_torchtitan(job, "job.toml").loaded
+    assert any("CustomAdamW is priced as AdamW" in note.detail for note in found.diagnostics)
+    assert found.spec.training.gradient_clip is None
+    assert codes(job.replace("CustomAdamW", "Scion"))[0] == ["MP916"]
+    ignored = Policy(ignored=frozenset({"optimizer.name"}))
+    assert import_torchtitan(job.replace("CustomAdamW", "Scion"), "job.toml", policy=ignored).loaded.spec == found.spec
+
+
+def test_a_file_without_a_section_of_a_job_is_no_job():
+    assert codes('name = "expert"\ndescription = "of torchtitan"\n')[0] == ["MP916"]
 
 
 def test_an_unknown_key_is_a_note_unless_it_decides_a_tensor_or_is_a_misspelling():

@@ -4,6 +4,7 @@ import pytest
 
 from megaplan.errors import MegaplanError
 from megaplan.importers.torchtitan.spec import import_torchtitan
+from megaplan.inventory.build import build_inventory
 
 REGISTRY = '''
 """Configurations."""
@@ -225,3 +226,31 @@ def test_a_folder_that_begins_like_a_known_model_is_another_model():
     text = "def qwen3_vl_8b():\n    return Trainer.Config(model_spec=model_registry('8B'))\n"
     with pytest.raises(MegaplanError, match=r"model\.name = qwen3_vl"):
         import_torchtitan(text, "torchtitan/models/qwen3_vl/config_registry.py")
+
+
+STATED = """
+def _sizes(*, fuse_qkv):
+    dim, n_layers = 512, 6
+    layers = _build_qwen3_moe_layers(
+        fuse_qkv=fuse_qkv, n_layers=n_layers, dim=dim, n_heads=8, n_kv_heads=2, head_dim=64, moe_hidden_dim=384, num_experts=16, top_k=4,
+        attn_backend="flex", moe_comm_backend="standard", rope=CosSinRoPE.Config(dim=64, theta=1e6),
+    )
+    for layer in layers:
+        layer.moe.load_balance_coeff = None
+    return Qwen3Model.Config(vocab_size=5120, dim=dim, norm=norm(dim), layers=layers)
+
+
+def job() -> Trainer.Config:
+    spec = ModelSpec(name="qwen3", flavor="own", model=_sizes(fuse_qkv=True), parallelize_fn=parallelize, state_dict_adapter=Adapter)
+    return Trainer.Config(model_spec=spec, optimizer=default_adamw(lr=1e-4), training=TrainingConfig(local_batch_size=2, seq_len=512))
+"""
+
+
+def test_a_model_whose_sizes_the_file_states_needs_no_registry():
+    """Totals by hand; sizes that a loop changes are not known."""
+    half = 512 * 64 * (2 * 8 + 2 * 2) + 2 * 64 + 3 * 512 * 384 * 16 + 16 * 512 + 2 * 512
+    spec = import_torchtitan(STATED, "own/config_registry.py").loaded.spec
+    assert build_inventory(spec).parameters == 2 * 5120 * 512 + 512 + 6 * half
+    for before, after in (("layer.moe.load_balance_coeff = None", "layer.head_dim = 32"), ('name="qwen3"', 'name="own"')):
+        with pytest.raises(MegaplanError, match="MP932"):
+            import_torchtitan(STATED.replace(before, after), "own/config_registry.py")

@@ -13,7 +13,7 @@ DEFAULT = "GPT2BPETokenizer"
 GPT2_TOKENS, TIKTOKEN_TOKENS = 50_257, 131_072
 OF_MODEL = {
     r"nemotron_2_256k|nemotron-mini": 256_000,
-    r"nemotron-?h|nemotron-(?:3-)?nano": 131_072,
+    r"nemotron-?h|nemotron-(?:3-)?nano|nemotron-3-(?:super|ultra)": 131_072,
     r"mistral-?7b|mixtral.?8x7b|llama-?2": 32_000,
     r"mixtral.?8x22b": 32_768,
     r"llama-?3": 128_256,

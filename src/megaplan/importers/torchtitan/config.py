@@ -12,12 +12,16 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
-from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, read_registry
+from megaplan.importers.torchtitan.models import Flavor
+from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, STATED, read_registry
 from megaplan.scalars import MAX_INT
 from megaplan.spec.comments import SECTION, settings_of_section
 
 FLOAT8_2024 = "float8.enable_float8_linear", "training.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear"
 ATTENTION = "model.attn_backend"
+SECTIONS = tuple(sorted({f"{key.partition('.')[0]}." for key in (*DEFAULTS, *MOVED)}))
+"""Beginnings of the keys of a job."""
+ADAM = ("AdamW", "Adam")
 WHOLE = "sdpa"
 """Backend of attention without masks."""
 TOKENS, SEQUENCE = "training.num_tokens_per_microbatch_per_dp_rank", "training.max_context_length"
@@ -30,6 +34,7 @@ class JobConfig:
         age: Version of torchtitan that the file is for.
         always_shards: True for a version that applies FSDP2 to one rank, too.
         values: Values by current names.
+        stated: The model's dimensions, if the file itself states them.
         settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
     """
 
@@ -52,6 +57,7 @@ class JobConfig:
         is_python = name.endswith(".py")
         self.settings: list[str] = []
         given = read_registry(text, name, function) if is_python else self._parsed(text)
+        self.stated: Flavor | None = given.pop(STATED, None) if is_python else None
         self._chunked = bool(given.pop(CHUNKED_LOSS, False))
         self.age = Age.CURRENT
         self.always_shards = is_python or text.lstrip().startswith("{")
@@ -91,6 +97,8 @@ class JobConfig:
             raise MegaplanError([diagnostic("MP916", f"no TOML or JSON: {error}", Location(self.name))]) from None
         if values is None:
             raise MegaplanError([diagnostic("MP916", "the file is no table of sections", Location(self.name))])
+        if values and not any(key.startswith(SECTIONS) for key in values):
+            raise MegaplanError([diagnostic("MP916", f"no section of a job: {', '.join(SECTIONS)}", Location(self.name))])
         return values
 
     def _refuse_others(self) -> None:
@@ -178,6 +186,8 @@ class JobConfig:
         chunks = "\nthe loss takes logits in chunks, and the estimate has them whole, which is more" if self._chunked else ""
         if (backend := self.values.get(ATTENTION, WHOLE)) != WHOLE:
             chunks += f"\n{backend} masks attention by document; the estimate has whole sequences, the same tensors and no less time"
+        if (optimizer := self.values.get("optimizer.name", ADAM[0])) not in ADAM:
+            chunks += f"\n{optimizer} is priced as AdamW"
         if self.values.get("optimizer.early_step_in_backward"):
             chunks += "\nthe optimizer takes each gradient in backward and frees it, and the estimate has them all, which is more"
         detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {absent}"

@@ -67,6 +67,12 @@ def fork_flavor(path: str, model: str, flavor: str) -> Flavor | None:
     return None
 
 
+def stated_flavor(made: Made, model: str) -> Flavor | None:
+    """The dimensions of a configuration of one of torchtitan's own models; None if it is of another, or a size is not known."""
+    sizes = _sizes(made, "") if model in VOCABULARIES else None
+    return None if sizes is None else _flavor(sizes, model)
+
+
 def _registries(path: Path, model: str) -> Iterator[Path]:
     for folder in list(path.parents)[:MOST_FOLDERS]:
         names = (f"torchtitan/models/{model}", f"torchtitan/models/{model.rstrip('0123456789')}", f"torchtitan/experiments/{model}")

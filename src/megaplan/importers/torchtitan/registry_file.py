@@ -22,6 +22,8 @@ from megaplan.scalars import MAX_INT
 CONFIG = "Config"
 CHUNKED_LOSS = "loss.chunked"
 """Key of a loss that never has all logits."""
+STATED = "model.stated"
+"""Key of a model with its sizes."""
 MOST_CALLS = 64
 """Calls inside calls that are followed."""
 ARITHMETIC = {
@@ -114,6 +116,8 @@ class Reader:
 
     def _forget(self, node: ast.stmt, scope: dict[str, Any]) -> None:
         """Forget what a branch, a loop or a call may change: fields that it assigns, and all that a loop or a call names."""
+        if isinstance(node, ast.For) and self._changes_fields(node, scope):
+            return
         named: list[ast.AST] = []
         for each in ast.walk(node):
             if isinstance(each, ast.Assign):
@@ -128,6 +132,14 @@ class Reader:
         for each in [name for part in named for name in ast.walk(part) if isinstance(name, ast.Name)]:
             if each.id in scope or isinstance(each.ctx, ast.Store):
                 scope[each.id] = Unread(node.lineno)
+
+    def _changes_fields(self, loop: ast.For, scope: Mapping[str, Any]) -> bool:
+        """True if a loop only assigns fields of what it goes through, which are not known from then on."""
+        changed, made = _fields_alone(loop), self.value(loop.iter, scope)
+        owners = [each for each in (made if isinstance(made, list) else [made]) if isinstance(each, Made)]
+        for owner in owners if changed is not None else ():
+            owner.given |= {name: Unread(loop.lineno) for name in changed or ()}
+        return bool(owners) and changed is not None
 
     def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
         if isinstance(target, ast.Name):
@@ -263,6 +275,9 @@ def _model(made: Any, name: str, function: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(made, Made):
         yield "model.flavor", made
         return
+    if "model" in made.given:
+        yield from _stated(made)
+        return
     yield "model.name", _model_name(name, function)
     yield "model.flavor", made.positional[0] if made.positional else made.given.get("flavor", Unread(made.line))
     for key, value in made.given.items():
@@ -270,6 +285,17 @@ def _model(made: Any, name: str, function: str) -> Iterator[tuple[str, Any]]:
             yield from _converters(value)
         elif key != "flavor":
             yield f"model.{key}", value
+
+
+def _stated(made: Made) -> Iterator[tuple[str, Any]]:
+    """A model whose sizes the file itself states."""
+    from megaplan.importers.torchtitan.fork import stated_flavor  # noqa: PLC0415  (reads configurations as this module does)
+
+    name, model = made.given.get("name"), made.given["model"]
+    found = stated_flavor(model, str(name)) if isinstance(model, Made) else None
+    yield "model.name", name
+    yield "model.flavor", made.given.get("flavor")
+    yield STATED, found or Unread(model.line if isinstance(model, Made | Unread) else made.line)
 
 
 def _converters(made: Any) -> Iterator[tuple[str, Any]]:
@@ -302,6 +328,20 @@ def _field(owner: Any, node: ast.Attribute) -> Any:
 
 def _is_config(made: Any) -> bool:
     return isinstance(made, Made) and made.name.rpartition(".")[2] == CONFIG and "model_spec" in made.given
+
+
+def _fields_alone(loop: ast.For) -> list[str] | None:
+    """The fields of the loop's own variable that it assigns; None if it does anything else."""
+    found = []
+    for node in loop.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        owner: ast.expr | None = target
+        while isinstance(owner, ast.Attribute):
+            owner = owner.value
+        if not isinstance(target, ast.Attribute) or not (isinstance(owner, ast.Name) and ast.unparse(loop.target) == owner.id):
+            return None
+        found.append(target.attr)
+    return found
 
 
 def _loops(function: ast.FunctionDef) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, Severity
 from megaplan.importers.structure import Policy
-from megaplan.importers.torchtitan.config import JobConfig
+from megaplan.importers.torchtitan.config import ADAM, JobConfig
 from megaplan.importers.torchtitan.fork import fork_flavor
-from megaplan.importers.torchtitan.keys import ONE_RANK, Age
+from megaplan.importers.torchtitan.keys import DEFAULTS, ONE_RANK, Age
 from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, SUFFIXES, Flavor
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
 from megaplan.schedules.registry import SCHEDULES
@@ -124,7 +124,7 @@ def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, 
             "steps": config.whole("training.steps"),
             "learning_rate": config.number("optimizer.lr"),
             "weight_decay": config.number("optimizer.weight_decay"),
-            "gradient_clip": _clip(config.number("training.max_norm")),
+            "gradient_clip": _clip(config),
         },
     }
     plain["host"] = _host(config) | plain.pop("host")
@@ -133,13 +133,16 @@ def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, 
     return plain, stated
 
 
-def _clip(norm: float) -> float | None:
-    """The norm to which gradients are clipped; None for one that no gradient reaches."""
+def _clip(config: JobConfig) -> float | None:
+    """The norm to which gradients are clipped; None for one that no gradient reaches, and for −1, by which forks turn it off."""
+    norm = -1.0 if config.values.get("training.max_norm") == -1 else config.number("training.max_norm")
     return norm if 0 < norm < NO_CLIP else None
 
 
 def _flavor(config: JobConfig) -> Flavor:
     name, flavor = str(config.value("model.name")), str(config.value("model.flavor"))
+    if config.stated is not None:
+        return config.stated
     why = REFUSED.get(f"{name}/{flavor}", REFUSED.get(name))
     if why is not None:
         config.refuse("model.flavor", f"of model {name}: {why}")
@@ -182,7 +185,7 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
         shard = 1
     stated = shard > 0 or gpus is not None
     if shard < 0:
-        shard = max(1, gpus // others) if gpus is not None else _launched(mesh, experts["ep"], others)
+        shard = max(1, gpus // others) if gpus is not None else _launched(config, mesh, experts["ep"], others)
     if gpus is not None and shard * others != gpus:
         config.refuse(key, f"the degrees make {shard * others} ranks, and --gpus {gpus}", f"--gpus {shard * others}")
     mesh["dp_shard"] = shard
@@ -193,10 +196,16 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
     return mesh | ({"vocab_parallel": True} if mesh["tp"] > 1 else {}), stated
 
 
-def _launched(mesh: dict[str, Any], ep: int, others: int) -> int:
-    """Data ranks of a job whose GPUs no one states: those of the launcher, or as few as experts and replicas need."""
+def _launched(config: JobConfig, mesh: dict[str, Any], ep: int, others: int) -> int:
+    """Data ranks of a job whose GPUs no one states: the launcher's, fewer for its batch, but as many as experts and replicas need."""
     replicated, cp = mesh["dp_replicate"] > 1 and mesh["cp"] == 1, int(mesh["cp"])
-    return max(2 if replicated else 1, -(-ep // cp), LAUNCHED // others)
+    least = max(2 if replicated else 1, -(-ep // cp))
+    found = max(least, LAUNCHED // others)
+    whole, local = (config.values.get(key, DEFAULTS[key]) for key in (GLOBAL, LOCAL))
+    if isinstance(whole, int) and isinstance(local, int) and whole > 0:
+        fitting = (shard for shard in range(found, least, -1) if whole % max(1, local * shard * mesh["dp_replicate"]) == 0)
+        return next(fitting, least)
+    return found
 
 
 def _batch(config: JobConfig, mesh: dict[str, Any]) -> tuple[int, int, int]:
@@ -235,7 +244,8 @@ def _state(config: JobConfig) -> dict[str, Any]:
         config.refuse("model.converters", f"{', '.join(others)} is not priced; float8 linears are", "converters = []")
     if config.low or len(config.names("model.converters")) > len(others):
         precision["recipe"] = _recipe(config)
-    config.choice("optimizer.name", {"AdamW": True, "Adam": True})
+    if not str(config.value("optimizer.name")).endswith(ADAM):
+        config.wrong("optimizer.name", "AdamW, Adam, or a fork's own one of these", "--ignore optimizer.name")
     return {"precision": precision, "optimizer": {"matrix": "adamw"}}
 
 
