@@ -58,7 +58,7 @@ def _tensor(checked: Checked) -> Iterator[Diagnostic]:
     if broken:
         yield checked.error("MP201", "\n".join(broken), "mesh.tp", use_one_of(divisors(gcd(*counts.values()))))
     positions = batch.seq_length // mesh.cp
-    if batch.seq_length % mesh.cp == 0 and positions % mesh.tp:
+    if batch.seq_length % mesh.cp == 0 and positions % mesh.tp and checked.spec.host.sequence_parallel:
         name = "batch.seq_length" if mesh.cp == 1 else "batch.seq_length / mesh.cp"
         hint = _near_multiples(batch.seq_length, lcm(2 * mesh.cp, mesh.cp * mesh.tp) if mesh.cp > 1 else mesh.tp)
         yield checked.error("MP202", remainder(name, positions, "mesh.tp", mesh.tp), "batch.seq_length", hint)

@@ -150,3 +150,11 @@ def test_a_pipeline_may_have_fewer_microbatches_than_stages() -> None:
     words = "--pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 16"
     spec = import_megatron(f"torchrun --nproc_per_node 8 pretrain_gpt.py {PLAIN} {words}", "launch.sh").loaded.spec
     assert (spec.schedule.num_microbatches, spec.mesh.pp) == (1, 2)
+
+
+def test_positions_need_not_divide_over_tensor_ranks_without_sequence_parallelism() -> None:
+    words = PLAIN.replace("--seq-length 128", "--seq-length 127")
+    launch = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} --tensor-model-parallel-size 2"
+    assert import_megatron(launch, "launch.sh").loaded.spec.batch.seq_length == 127
+    with pytest.raises(MegaplanError, match="MP202"):
+        import_megatron(f"{launch} --sequence-parallel", "launch.sh")

@@ -377,6 +377,12 @@ def test_optimizers_of_forks():
     assert import_torchtitan(job.replace("CustomAdamW", "Scion"), "job.toml", policy=ignored).loaded.spec == found.spec
 
 
+def test_float8_has_the_section_of_2025():
+    older = NEW.replace("quantize.linear.float8", "quantize.dense.float8")
+    assert older != NEW
+    assert spec_of(older) == spec_of(NEW)
+
+
 def test_a_file_without_a_section_of_a_job_is_no_job():
     assert codes('name = "expert"\ndescription = "of torchtitan"\n')[0] == ["MP916"]
 

@@ -12,8 +12,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
-from megaplan.importers.torchtitan.models import Flavor
-from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, STATED, read_registry
+from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, STATED, Made, read_registry
 from megaplan.scalars import MAX_INT
 from megaplan.spec.comments import SECTION, settings_of_section
 
@@ -34,7 +33,7 @@ class JobConfig:
         age: Version of torchtitan that the file is for.
         always_shards: True for a version that applies FSDP2 to one rank, too.
         values: Values by current names.
-        stated: The model's dimensions, if the file itself states them.
+        stated: The model's configuration, if the file itself states it.
         settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
     """
 
@@ -57,7 +56,7 @@ class JobConfig:
         is_python = name.endswith(".py")
         self.settings: list[str] = []
         given = read_registry(text, name, function) if is_python else self._parsed(text)
-        self.stated: Flavor | None = given.pop(STATED, None) if is_python else None
+        self.stated: Made | None = given.pop(STATED, None) if is_python else None
         self._chunked = bool(given.pop(CHUNKED_LOSS, False))
         self.age = Age.CURRENT
         self.always_shards = is_python or text.lstrip().startswith("{")
@@ -173,6 +172,10 @@ class JobConfig:
         """Reports a setting that a spec cannot express (MP914)."""
         shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
         self._errors.append(diagnostic("MP914", f"{key} = {shown}: {why}", self._at(key), hints))
+
+    def unread(self, key: str, line: int) -> None:
+        """Reports a value that only running the file gives (MP932)."""
+        self._errors.append(diagnostic("MP932", f"{key} is made on line {line}", Location(self.name, line=line)))
 
     def finish(self) -> list[Diagnostic]:
         """The notes about assumptions and about keys that are not known.

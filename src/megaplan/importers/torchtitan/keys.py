@@ -80,7 +80,7 @@ MOVED = {
         "pipeline_parallel_schedule_csv", "pipeline_parallel_microbatches", "context_parallel_degree", "context_parallel_rotate_method",
         "enable_compiled_autograd",
     )},
-    **{f"float8.{name}": f"quantize.linear.float8.{name}" for name in (
+    **{f"{section}.{name}": f"quantize.linear.float8.{name}" for section in ("float8", "quantize.dense.float8") for name in (
         "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "recipe_name", "filter_fqns", "emulate",
         "force_recompute_fp8_weight_in_bwd",
     )},

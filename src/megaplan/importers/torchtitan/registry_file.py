@@ -232,7 +232,7 @@ def read_registry(text: str, name: str, function: str | None = None) -> dict[str
         hints = [f"--config {each}" for each in known[:12]]
         raise MegaplanError([diagnostic("MP933", f"{asked} a Trainer.Config", Location(name), hints)])
     keys = dict(_keys(found[chosen], name, chosen))
-    unread = [(key, value) for key, value in keys.items() if isinstance(value, Unread | Made)]
+    unread = [(key, value) for key, value in keys.items() if isinstance(value, Unread if key == STATED else Unread | Made)]
     if unread:
         raise MegaplanError(
             [diagnostic("MP932", f"{key} is made on line {value.line}", Location(name, line=value.line)) for key, value in unread]
@@ -289,13 +289,10 @@ def _model(made: Any, name: str, function: str) -> Iterator[tuple[str, Any]]:
 
 def _stated(made: Made) -> Iterator[tuple[str, Any]]:
     """A model whose sizes the file itself states."""
-    from megaplan.importers.torchtitan.fork import stated_flavor  # noqa: PLC0415  (reads configurations as this module does)
-
-    name, model = made.given.get("name"), made.given["model"]
-    found = stated_flavor(model, str(name)) if isinstance(model, Made) else None
-    yield "model.name", name
+    model = made.given["model"]
+    yield "model.name", made.given.get("name")
     yield "model.flavor", made.given.get("flavor")
-    yield STATED, found or Unread(model.line if isinstance(model, Made | Unread) else made.line)
+    yield STATED, model if isinstance(model, Made | Unread) else Unread(made.line)
 
 
 def _converters(made: Any) -> Iterator[tuple[str, Any]]:

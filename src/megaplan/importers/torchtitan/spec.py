@@ -13,7 +13,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, Severity
 from megaplan.importers.structure import Policy
 from megaplan.importers.torchtitan.config import ADAM, JobConfig
-from megaplan.importers.torchtitan.fork import fork_flavor
+from megaplan.importers.torchtitan.fork import fork_flavor, stated_flavor
 from megaplan.importers.torchtitan.keys import DEFAULTS, ONE_RANK, Age
 from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, SUFFIXES, Flavor
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
@@ -24,7 +24,7 @@ from megaplan.spec.overrides import apply_overrides
 
 REASON = "the stages of the torchtitan job"
 FLOAT8 = "quantize.linear.float8."
-CONVERTERS = ("float8", "quantize.linear.float8")
+CONVERTERS = ("float8", "quantize.dense.float8", "quantize.linear.float8")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 RMSNORMS = "rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"
 """Norms with a weight alone; all keep their input and its root mean square."""
@@ -142,7 +142,10 @@ def _clip(config: JobConfig) -> float | None:
 def _flavor(config: JobConfig) -> Flavor:
     name, flavor = str(config.value("model.name")), str(config.value("model.flavor"))
     if config.stated is not None:
-        return config.stated
+        if (stated := stated_flavor(config.stated, name)) is not None:
+            return stated
+        config.unread("model.flavor", config.stated.line)
+        config.finish()
     why = REFUSED.get(f"{name}/{flavor}", REFUSED.get(name))
     if why is not None:
         config.refuse("model.flavor", f"of model {name}: {why}")
