@@ -158,3 +158,11 @@ def test_positions_need_not_divide_over_tensor_ranks_without_sequence_parallelis
     assert import_megatron(launch, "launch.sh").loaded.spec.batch.seq_length == 127
     with pytest.raises(MegaplanError, match="MP202"):
         import_megatron(f"{launch} --sequence-parallel", "launch.sh")
+
+
+def test_places_that_a_template_leaves_are_no_redirections() -> None:
+    words = PLAIN.replace("--bf16", "--vocab-file <PATH TO gpt-vocab.json> --tensorboard-dir <DIRECTORY>  --fp16")
+    script = f'options=" {words} "\nsrun --output=log sh -c "python pretrain_gpt.py ${{options}}"\n'
+    assert import_megatron(script, "launch.sh").loaded.spec.precision.params == "fp16"
+    with pytest.raises(MegaplanError, match="--env NUMBER_OF_HEADS"):
+        import_megatron(script.replace("--num-attention-heads 4", "--num-attention-heads <NUMBER OF HEADS>"), "launch.sh")

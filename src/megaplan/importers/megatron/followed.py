@@ -29,6 +29,8 @@ NODE = 8
 """Processes of a node that no one states."""
 MOST_CONDITIONS = 12
 """Most conditions whose other outcome is followed too."""
+_BLANK = re.compile(r"(?<![<\w])<([A-Z][\w. -]*)>(?=[\s\"'/]|$)")
+"""A place that a template leaves for a path, `<PATH TO DATA>`; a variable that nothing sets, and to a shell redirections."""
 _TAKES_ALL = re.compile(r"\$[@*#]|\$\{[@*#]|\bshift\b|\bgetopts\b")
 
 
@@ -48,6 +50,7 @@ def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequ
     if _first(text).startswith("--") or not text:
         alone = read_words([*_alone(text, name), *(Field(word, 0) for word in argv)])
         return Given(alone.values, alone.lines, dict(environment), alone.left_out)
+    text = _BLANK.sub(lambda found: f"${{{re.sub(r'[^A-Za-z0-9]', '_', found[1])}}}", text)
     own, added = _own(text, argv)
     folder = Path(name).parent if name != STDIN_NAME else None
     script = _Script(text, name, environment, own, folder)
