@@ -169,7 +169,7 @@ def post_training_section(draw: Draw, seq_length: int, mesh: dict[str, int]) -> 
     section["offload"] = draw.sample(parts, draw.randint(1, len(parts)))
     if split:
         section |= {"placement": "split", "staleness": draw.choice([0, 1])}
-        draw.maybe(rollout, 0.3, device=lambda: device_section(draw))
+        draw.maybe(rollout, 0.9, device=lambda: device_section(draw))
     how = ["broadcast", "p2p", "disk", *([] if split else ["ipc"])]
     section["sync"] = {
         "how": draw.choice(how),
