@@ -21,8 +21,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
-from megaplan.importers.encoders import ENCODERS
 from megaplan.importers.registry import ARCHITECTURES
+from megaplan.importers.sound import EVERY_ENCODER
 from megaplan.importers.towers import MULTIMODAL, NAMES, TEXT
 
 TARGET = Path(__file__).parents[1] / "src/megaplan/importers/transformers_defaults.json"
@@ -93,8 +93,10 @@ def parts(config: type[PreTrainedConfig]) -> dict[str, list[Any]]:
 
 
 def forwards_tie(config: type[PreTrainedConfig]) -> bool:
-    """True if the class takes `tie_word_embeddings` of its text model."""
-    spec = config.sub_configs_defaults[TEXT]
+    """True if the class nests a text model and takes its `tie_word_embeddings`."""
+    spec = config.sub_configs_defaults.get(TEXT)
+    if spec is None:
+        return False
     text = {"tie_word_embeddings": True, "model_type": spec.model_type or spec.config_class.model_type}
     return bool(config(text_config=text, tie_word_embeddings=False).tie_word_embeddings)
 
@@ -102,9 +104,8 @@ def forwards_tie(config: type[PreTrainedConfig]) -> bool:
 def main() -> None:
     """Write the table, a line a model type."""
     base = sorted(field.name for field in dataclasses.fields(PreTrainedConfig))
-    lines = [
-        f"  {json.dumps(name)}: {json.dumps(facts(name), ensure_ascii=False)}" for name in sorted({*ARCHITECTURES, *ENCODERS, *MULTIMODAL})
-    ]
+    types = sorted({*ARCHITECTURES, *EVERY_ENCODER, *MULTIMODAL})
+    lines = [f"  {json.dumps(name)}: {json.dumps(facts(name), ensure_ascii=False)}" for name in types]
     head = f'{{"transformers": {json.dumps(transformers.__version__)},\n "common": {json.dumps(base)},\n "types": {{\n'
     TARGET.write_text(head + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
 

@@ -8,7 +8,7 @@ from typing import Any
 from hf_configs import random_config
 
 from megaplan.importers.defaults import class_facts
-from megaplan.importers.towers import MULTIMODAL, NAMES, TEXT
+from megaplan.importers.towers import FLAT, MULTIMODAL, NAMES, TEXT
 
 SIZES = {
     **dict.fromkeys(("hidden_size", "embed_dim", "d_model"), (32, 48)),
@@ -50,6 +50,8 @@ def random_towers(model_type: str, seed: int) -> dict[str, Any]:
             config[key] = {"model_type": kind, **_drawn(draw, class_facts(kind).fields)}
         if key in config and "num_attention_heads" in facts.parts[key].init:
             config[key] |= {"num_attention_heads": 4, "hidden_size": 48}
+    if model_type in FLAT:
+        return config | random_config(FLAT[model_type].type, seed) | {"model_type": model_type}
     config[TEXT] = random_config(facts.parts[TEXT].type, seed)
     if "tie_word_embeddings" in facts.fields:
         config["tie_word_embeddings"] = draw.random() < 0.5

@@ -47,15 +47,13 @@ def _global_heads(reader: ConfigReader, kinds: list[str], width: int) -> tuple[d
     """Heads of layers without a window that differ from the others, and the width of one: fields, or `per_layer_config` as it is saved."""
     same = reader.flag("attention_k_eq_v")
     wide, groups = reader.value("global_head_dim") or GLOBAL_WIDTH, reader.value("num_global_key_value_heads") if same else None
-    saved = reader.mapping("per_layer_config")
+    saved = {int(key) if key.isdigit() else -1: one for key, one in reader.mapping("per_layer_config").items()}  # "05" in 10 layers or more
     if saved:
-        first = saved.get(str(kinds.index(FULL)), {})
+        first = saved.get(kinds.index(FULL), {})
         wide, groups = first.get("head_dim", width), first.get("num_key_value_heads")
-        uneven = {str(layer) for layer, kind in enumerate(kinds) if kind == FULL} != set(saved) or any(
-            one != first for one in saved.values()
-        )
+        uneven = {layer for layer, kind in enumerate(kinds) if kind == FULL} != set(saved) or any(one != first for one in saved.values())
         if uneven or not set(first) <= {"head_dim", "num_key_value_heads"}:
-            reader.cannot("per_layer_config", dict(saved), "layers without a window differ among each other, or by other fields", None)
+            reader.cannot("per_layer_config", saved, "layers without a window differ among each other, or by other fields", None)
     reader.skip("global_head_dim", "num_global_key_value_heads", "per_layer_config")
     own = {"head_dim": wide} if wide != width else {}
     own |= {"num_kv_heads": groups} if groups not in (None, reader.value("num_key_value_heads")) else {}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isqrt, lcm
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, MegaplanError
-from megaplan.importers.defaults import class_facts
-from megaplan.importers.encoders import ENCODERS, Found, count, gated, layer_norm, linear, merged, mlp, pair
+from megaplan.importers.defaults import ClassFacts, PartFacts, class_facts
+from megaplan.importers.encoders import Found, count, gated, layer_norm, linear, merged, mlp, pair
 from megaplan.importers.reader import ConfigReader
+from megaplan.importers.sound import EVERY_ENCODER
 from megaplan.inventory.towers import encoder_size, projection_tensors
 from megaplan.spec.document import SourceMap
 from megaplan.spec.towers import Encoder, Projection
@@ -27,11 +29,13 @@ class Parts(NamedTuple):
         whole: The config itself.
         vision: The encoder of images.
         hidden: Width of the stream of text.
+        encoders: Readers of the encoders that the config has, by the name of the part.
     """
 
     whole: ConfigReader
     vision: ConfigReader
     hidden: int
+    encoders: Mapping[str, ConfigReader] = MappingProxyType({})
 
 
 Structure = Callable[[Parts], Found]
@@ -186,6 +190,34 @@ def _aligned(parts: Parts) -> Found:
     return _stated(parts.vision.whole("hidden_size"), parts.hidden, parts.hidden)
 
 
+def _gemma4(parts: Parts) -> Found:
+    """A matrix from each encoder, whose input has a norm without a weight."""
+    widths = {name: reader.whole("hidden_size") for name, reader in parts.encoders.items() if name == "vision"}
+    widths |= {name: reader.whole("output_proj_dims") for name, reader in parts.encoders.items() if name == "audio"}
+    return Found(sum(widths.values()) * parts.hidden, why="a norm without a weight")
+
+
+def _gemma4_unified(parts: Parts) -> Found:
+    """The same, from embedded patches and from frames of sound."""
+    fields = {"vision": "output_proj_dims", "audio": "audio_embed_dim"}
+    widths = [reader.whole(fields[name]) for name, reader in parts.encoders.items()]
+    return Found(sum(widths) * parts.hidden, why="a norm without a weight")
+
+
+def _moss(parts: Parts) -> Found:
+    """Frames of sound joined, two linears and a norm."""
+    width, bias = parts.encoders["audio"].whole("hidden_size") * parts.whole.whole("audio_merge_size"), parts.whole.flag("projector_bias")
+    return Found(mlp(width, parts.hidden, parts.hidden, bias=bias) + layer_norm(parts.hidden), why="no encoder of images")
+
+
+def _phi4(parts: Parts) -> Found:
+    """Two linears from the encoder of images, with two rows that part its crops, and twice two from that of sound."""
+    image, sound = (parts.encoders[name].whole("hidden_size") for name in ("vision", "audio"))
+    rate = parts.encoders["audio"].whole("downsample_rate")
+    sounds = 2 * mlp(sound * rate, parts.hidden, parts.hidden)
+    return Found(mlp(image, parts.hidden, parts.hidden) + 2 * image + sounds, why="rows between the crops of an image")
+
+
 def _paddle(parts: Parts) -> Found:
     return _merger(parts, parts.hidden)
 
@@ -195,6 +227,8 @@ MULTIMODAL: dict[str, Structure] = {
     "deepseek_vl": _aligned,
     "exaone4_5": _qwen2_5,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "gemma4_unified": _gemma4_unified,
     "glm46v": _glm4v,
     "glm4v": _glm4v,
     "glm4v_moe": _glm4v,
@@ -215,9 +249,11 @@ MULTIMODAL: dict[str, Structure] = {
     "minicpmv4_6": _minicpm,
     "minicpmv4_7": _minicpm,
     "mistral3": _mistral3,
+    "moss_transcribe_diarize": _moss,
     "ovis2": _ovis2,
     "paddleocr_vl": _paddle,
     "paligemma": _paligemma,
+    "phi4_multimodal": _phi4,
     "qianfan_ocr": _joined_pixels,
     "qwen2_5_vl": _qwen2_5,
     "qwen2_vl": _qwen2,
@@ -232,6 +268,8 @@ MULTIMODAL: dict[str, Structure] = {
 """Structure of the projections between encoders and text, by the model type of the whole config."""
 
 
+FLAT = {"phi4_multimodal": PartFacts("phi3", fixed=True, optional=False, init={})}
+"""Text models of types whose own fields are the text model's."""
 OWN_HEAD = frozenset({"llama4"})
 """Types whose text model has the head, so that its own `tie_word_embeddings` counts."""
 
@@ -242,15 +280,12 @@ def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any
     Fields that are flat, as earlier releases wrote them, are the text model's if none is nested.
     """
     facts = class_facts(config["model_type"])
-    part = facts.parts[TEXT]
+    part = FLAT.get(config["model_type"]) or facts.parts[TEXT]
     nested = config.get(TEXT)
     if isinstance(nested, dict):
         inner, source = dict(nested), inside(source, TEXT)
-    elif any(key in config for key in ("hidden_size", "num_hidden_layers")):
-        of_whole = (
-            {key for key in facts.fields if key not in class_facts(part.type).fields} | set(facts.parts) | {"architectures", "auto_map"}
-        )
-        inner = {key: value for key, value in config.items() if key not in of_whole and key != "model_type"}
+    elif config["model_type"] in FLAT or any(key in config for key in ("hidden_size", "num_hidden_layers")):
+        inner = _flat(config, facts, class_facts(part.type).fields)
     else:
         inner = dict(part.init)
     given = inner.get("model_type")
@@ -266,6 +301,14 @@ def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any
         inner.pop("tie_embedding", None)
         inner["tie_word_embeddings"] = tied
     return inner, source
+
+
+def _flat(config: Mapping[str, Any], facts: ClassFacts, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The text model's fields among those of a config that nests none, with the class's defaults where it never nests them."""
+    of_whole = {key for key in facts.fields if key not in known} | set(facts.parts) | {"architectures", "auto_map"}
+    inner = {key: value for key, value in config.items() if key not in of_whole and key != "model_type"}
+    own = facts.fields.items() if config["model_type"] in FLAT else ()
+    return {key: value for key, value in own if key in known} | inner
 
 
 def inside(source: SourceMap, key: str) -> SourceMap:
@@ -293,7 +336,7 @@ def towers_of(config: Mapping[str, Any], source: SourceMap, hidden: int) -> tupl
         fields = dict(part.init) if not isinstance(given, dict) else given
         own = fields.get("model_type")
         kind = part.type if part.fixed or not isinstance(own, str) or own == family else own
-        if kind not in ENCODERS:
+        if kind not in EVERY_ENCODER:
             what = f"{key}.model_type = {kind}: the tensors of this encoder are not known"
             hint = "--set model.towers=null cannot repair it; write the text model's fields as a config of their own"
             errors.append(diagnostic("MP805", what, source.locate(key), (hint,)))
@@ -301,8 +344,8 @@ def towers_of(config: Mapping[str, Any], source: SourceMap, hidden: int) -> tupl
         readers[name] = ConfigReader(fields, inside(source, key), kind, class_facts(kind))
     if errors:
         raise MegaplanError(errors)
-    found = {name: ENCODERS[reader.family](reader) for name, reader in readers.items()}
-    found["projector"] = MULTIMODAL[family](Parts(whole, readers.get("vision", whole), hidden))
+    found = {name: EVERY_ENCODER[reader.family](reader) for name, reader in readers.items()}
+    found["projector"] = MULTIMODAL[family](Parts(whole, readers.get("vision", whole), hidden, readers))
     for reader in readers.values():
         reader.finish_counting()
     whole.stop_if_wrong()

@@ -33,6 +33,23 @@ GEMMA: dict[str, Any] = {"model_type": "gemma3", "text_config": {"num_hidden_lay
 """The class's own encoder: transformers 5.24 builds 92,884,224 parameters of it, and 49,920 of its projection."""
 
 
+@pytest.mark.parametrize("absent", ["vision_config", "audio_config"])
+def test_parts_that_a_config_lacks_are_not_counted(absent: str) -> None:
+    ((fields, total),) = SMALL["gemma4"]
+    without = imported({key: value for key, value in fields.items() if key != absent}).loaded.spec
+    assert without.model.towers is not None
+    assert absent.removesuffix("_config") not in tower_parameters(without.model.towers)
+    assert build_inventory(without).parameters < total
+
+
+def test_layers_of_a_saved_config_are_numbered_with_zeros_in_front() -> None:
+    """transformers writes layer 5 of 30 as 05."""
+    text = {"model_type": "gemma4_unified_text", "num_hidden_layers": 12, "hidden_size": 64, "intermediate_size": 96}
+    saved = {f"{layer:02}": {"head_dim": 512} for layer in (5, 11)}
+    totals = {build_inventory(imported({**text, **more}).loaded.spec).parameters for more in ({}, {"per_layer_config": saved})}
+    assert len(totals) == 1
+
+
 def test_a_flat_config_of_an_earlier_release_is_the_nested_one() -> None:
     ((nested, total),) = SMALL["qwen2_vl"]
     text = {key: value for key, value in nested["text_config"].items() if key != "model_type"}
