@@ -57,6 +57,14 @@ steps differs by +0.66 % under fp8_rowwise and by +0.10 % under fp8_current, and
 a slow test requires at most 1 % for the first two. With batches of 512 tokens and banks in 16 bits it was +0.7 % and +1.5 %, which is no
 more than the variation of the difference between windows of 20 steps.
 
+`mxfp8` and `nvfp4` are emulated, for the same linears and banks: operands have the formats' exact values, as Transformer Engine defines
+them, and products are in fp32. MXFP8 has blocks of 32 elements along the summed dim and scales that are powers of two, rounded up. NVFP4
+has blocks of 16 with scales in e4m3 and a factor of the matrix; weights share a scale among 16 x 16 elements, what weight gradients
+multiply is transformed by a Hadamard matrix of 16 tokens, and outputs' gradients round stochastically, by a hash of an element's place and
+the matrix' largest number, so that a recomputed or resumed step rounds equally. Kept copies have the formats' bytes, blocks of tokens with
+their scales; rows that arrived for a bank are kept in 16 bits. Inside a product the operands are fp32, which the estimate counts; such a
+step has no time.
+
 Refused by megarun, planned with a note (MP790): the other recipes, `param_gather`, schedules that split the backward, and `--compile`
 (MP625).
 """

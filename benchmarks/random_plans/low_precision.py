@@ -12,7 +12,7 @@ from megaplan.devices import load_device
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.limits import BLOCKS
 from megaplan.hosts.megatron.limits import MEGATRON_RECIPES
-from megaplan.low_precision import GENERATIONS, TRAINED, Recipe
+from megaplan.low_precision import EMULATED, FORMATS, GENERATIONS, TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
 from megaplan.spec.models import Spec
@@ -22,6 +22,7 @@ SHARE = 0.9
 ROUNDED = 0.5
 TRAINED_SHARE = 0.3
 COVERED = 0.5
+BLOCKED = 0.4
 BANKS = "E"
 WIDTHS = (
     "hidden_size",
@@ -87,7 +88,7 @@ def add_trained_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     except ValidationError:
         return
     generation = load_device(sections.get("device", {}).get("name") or "h200").generation
-    names = [name for name in sorted(TRAINED) if generation in GENERATIONS[name]]
+    names = [name for name in sorted(TRAINED - EMULATED) if generation in GENERATIONS[name]]
     if not names or any(width % 16 for _, _, width in widths(spec)):
         return
     recipe: dict[str, Any] = {"name": draw.choice(names)}
@@ -111,6 +112,24 @@ def add_banks(draw: Draw, sections: dict[str, Any]) -> None:
     sections["precision"]["recipe"] = {key: value for key, value in recipe.items() if key != "families"}
     if families is not None:
         sections["precision"]["recipe"]["families"] = families
+
+
+def add_blocks(draw: Draw, sections: dict[str, Any]) -> None:
+    """Give a recipe that megarun trains scales of blocks, and the plan a device that has them."""
+    recipe = sections.get("precision", {}).get("recipe")
+    if recipe is None or not draw.chance(BLOCKED):
+        return
+    try:
+        spec = Spec.model_validate(sections)
+    except ValidationError:
+        return
+    fitting = [name for name in sorted(EMULATED) if not any(width % Recipe(name, "blackwell").multiple for _, _, width in widths(spec))]
+    if not fitting:
+        return
+    recipe["name"] = draw.choice(fitting)
+    if recipe["name"] not in FORMATS:
+        recipe.pop("format", None)
+    sections.setdefault("device", {})["name"] = "b200"
 
 
 def _round(section: dict[str, Any], multiple: int) -> None:

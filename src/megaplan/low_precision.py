@@ -20,7 +20,9 @@ FORMATS = {
     "mxfp8": "e4m3",
 }
 """Number formats. hybrid: e4m3 forward and e5m2 for gradients; 4 bits have one format."""
-TRAINED = frozenset({"fp8_current", "fp8_rowwise"})
+EMULATED = frozenset({"mxfp8", "nvfp4"})
+"""Recipes whose products megarun makes in fp32, of the values that their operands represent."""
+TRAINED = frozenset({"fp8_current", "fp8_rowwise", *EMULATED})
 """Recipes that megarun trains."""
 GENERATIONS = {
     "fp8_delayed": ("ada", "hopper", "blackwell", "cdna"),

@@ -1,4 +1,4 @@
-"""Rounding to eight bits in numpy, which the operations in eight bits are compared with, and a count of what is alive inside them."""
+"""Rounding to eight and four bits in numpy, which the operations are compared with, and a count of what is alive inside them."""
 
 import weakref
 from typing import Any
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-FORMATS = {"e4m3": (3, -6, 448.0), "e5m2": (2, -14, 57344.0)}
+FORMATS = {"e4m3": (3, -6, 448.0), "e5m2": (2, -14, 57344.0), "e2m1": (1, 0, 6.0)}
 """Bits of the fraction, exponent of the smallest normal number, largest number."""
 
 
@@ -26,6 +26,32 @@ def quantised(x: np.ndarray, format: str, axis: int | None) -> np.ndarray:
     largest = np.maximum(np.abs(x).max(axis, keepdims=True, initial=0.0), 1e-12)
     factor = np.exp2(np.floor(np.log2(FORMATS[format][2] / largest)))
     return rounded(x * factor, format) / factor
+
+
+def blocked(x: np.ndarray, scaling: str, axis: int, *, format: str = "e4m3", square: bool = False) -> np.ndarray:
+    """The values of a matrix whose blocks of 32 (mxfp8) or 16 (nvfp4) elements along an axis have scales; if square, 16 x 16 share one.
+
+    Source: Transformer Engine, `float_to_e8m0` of `common/util/ptx.cuh` and the Python reference of NVFP4.
+    """
+    size, moved = {"mxfp8": 32, "nvfp4": 16}[scaling], np.moveaxis(x, axis, -1)
+    rows, columns = moved.shape
+    padded = np.pad(moved, ((0, -rows % size if square else 0), (0, -columns % size)))
+    blocks = padded.reshape(len(padded), -(-columns // size), size)
+    amax = np.abs(blocks).max(-1, keepdims=True)
+    if square:
+        amax = amax.reshape(-1, size, *amax.shape[1:]).max(1).repeat(size, 0)
+    if scaling == "mxfp8":
+        scales = np.exp2(np.ceil(np.log2(np.maximum(amax / FORMATS[format][2], 2.0**-127))))
+        values = rounded(blocks / scales, format) * scales
+    else:
+        six, one = np.float32(6), np.float32(1)  # the definition's arithmetic is in fp32, which decides ties
+        encoding = np.float32(448 * 6) / np.float32(np.abs(x).max())
+        scales = np.minimum(rounded((amax.astype(np.float32) / six * encoding).astype(float), "e4m3"), 448).astype(np.float32)
+        with np.errstate(divide="ignore", over="ignore"):
+            inverse = np.minimum(one / (scales * (one / encoding)), np.finfo(np.float32).max)
+        elements = np.clip(blocks.astype(np.float32) * inverse, -six, six)
+        values = rounded(elements.astype(float), "e2m1") * scales * (one / encoding)
+    return np.moveaxis(values.reshape(padded.shape)[:rows, :columns], -1, axis)
 
 
 class Peak(TorchDispatchMode):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from rounding import Peak, quantised
+from rounding import Peak, blocked, quantised
 from storages import Idle
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -83,13 +83,13 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-@SCALED
+@pytest.mark.parametrize("scaling", ["tensor", "rows", "mxfp8"])
 @pytest.mark.parametrize(("gated", "biased"), [(True, True), (False, False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_each_expert_multiplies_its_rows_as_quantised_matrices(dtype: torch.dtype, scaling: str, gated: bool, biased: bool) -> None:
     """Row by row and expert by expert, in fp64, with what the operation kept of the first products."""
     given = case(dtype, gated=gated, biased=biased)
-    made = forward(given, scaling, True)
+    made = forward(given, scaling, scaling != "mxfp8")
     found = dict(
         zip(
             ("x", "weights", *(name for name in NAMES if given.bank[name] is not None)),
@@ -97,25 +97,28 @@ def test_each_expert_multiplies_its_rows_as_quantised_matrices(dtype: torch.dtyp
             strict=True,
         )
     )
-    by_row = scaling == "rows"
+    by_row = scaling != "tensor"
     token, weight = (given.rows // 2).numpy(), given.weights.flatten().double().numpy()[given.rows.numpy()][:, None]
     owner = np.repeat(np.arange(EXPERTS), given.counts.numpy())
 
+    def scaled(x: np.ndarray, axis: int) -> np.ndarray:
+        return blocked(x, scaling, axis) if scaling == "mxfp8" else quantised(x, "e4m3", axis)
+
     def rows_of(x: np.ndarray) -> np.ndarray:
-        return quantised(x, "e4m3", 1 if by_row else None)
+        return scaled(x, 1) if by_row else quantised(x, "e4m3", None)
 
     def stack(name: str, axis: int) -> np.ndarray:
         """Each row, or column, of a matrix scaled; or the whole bank."""
         bank = exact(given.bank[name])
         return (
-            np.stack([quantised(one, "e4m3", axis) for one in bank])
+            np.stack([scaled(one, axis) for one in bank])
             if by_row
             else quantised(bank.reshape(EXPERTS, -1), "e4m3", None).reshape(bank.shape)
         )
 
     def columns_of(x: np.ndarray, expert: int, whole: np.ndarray) -> np.ndarray:
         own = owner == expert
-        return quantised(x[own], "e4m3", 0) if by_row else quantised(np.concatenate([whole, x]), "e4m3", None)[len(whole) :][own]
+        return scaled(x[own], 0) if by_row else quantised(np.concatenate([whole, x]), "e4m3", None)[len(whole) :][own]
 
     def bias_of(name: str) -> np.ndarray | float:
         return exact(given.bank[name])[owner] if biased else 0.0

@@ -33,6 +33,7 @@ class EightBits:
     def __init__(self, spec: Spec, itemsize: int, policy: str) -> None:
         recipe, moe, mesh = spec.precision.recipe, spec.model.moe, spec.mesh
         self._by_row = recipe is not None and recipe.name not in PER_TENSOR
+        self._emulated = spec.emulates_products
         self._itemsize, self._fused, self._grad_bytes = itemsize, spec.host.uses_triton, spec.precision.grads.bytes
         self._travels, self._etp = mesh.ep * mesh.etp > 1, mesh.etp
         self._keeps = self._travels and policy != "selective"
@@ -40,7 +41,7 @@ class EightBits:
         self._products = 1 if moe is None or grouped else moe.num_experts // mesh.ep
 
     def passes(self, op: OpWork, tokens: int, *, shares: bool, keeps: bool = True) -> ScaledPasses | None:
-        """F, I and W of a linear, or of a bank, whose I has the gradients of the matrices; None for other operations.
+        """F, I and W of a linear, or of a bank, whose I has the gradients of the matrices; None for other operations and emulated ones.
 
         Args:
             op: The operation.
@@ -48,6 +49,8 @@ class EightBits:
             shares: True if the input is that of the linear before.
             keeps: True if the input's copy is kept in place of the input.
         """
+        if self._emulated:
+            return None
         if in_eight_bits(op):
             setting = {"by_row": self._by_row, "fused": self._fused, "has_weight_gradient": op.work.weight_grad > 0}
             return linear_passes(op.in_width, op.weights // op.in_width, tokens, self._itemsize, shares=shares, keeps=keeps, **setting)

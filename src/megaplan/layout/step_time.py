@@ -202,6 +202,8 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
 
     if spec.num_actions > MAX_REPLAYED:
         return f"the schedule has {spec.num_actions:,} actions, and at most {MAX_REPLAYED:,} are replayed"
+    if spec.emulates_products and spec.precision.recipe is not None:
+        return f"products of {spec.precision.recipe.name} are emulated in fp32"
     tensors = build_inventory(spec) if inventory is None else inventory
     timer = ReplayTimer(tensors, spec)
     terms = PooledTimer(tensors, spec).terms(spans) if spec.pools else timer.terms(spec, spans)

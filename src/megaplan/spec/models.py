@@ -25,7 +25,7 @@ from megaplan.families.moe.section import LayerSkew, MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.registry import Letter
 from megaplan.families.short_convolution.section import ShortConvolution
-from megaplan.low_precision import TRAINED
+from megaplan.low_precision import EMULATED, TRAINED
 from megaplan.scalars import (
     MAX_LAYERS,
     Activation,
@@ -328,6 +328,12 @@ class Spec(OptionsSection):
         if not self.host.kind.trained or recipe is None or recipe.name not in TRAINED:
             return False
         return recipe.covers(letter, layer, self.model.num_layers)
+
+    @property
+    def emulates_products(self) -> bool:
+        """True if megarun makes the products of the recipe in fp32."""
+        recipe = self.precision.recipe
+        return self.host.kind.trained and recipe is not None and recipe.name in EMULATED
 
     @property
     def newton_schulz_dtype(self) -> DType:

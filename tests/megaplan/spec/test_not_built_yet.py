@@ -30,7 +30,7 @@ NOT_BUILT = {
         "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16, without a recipe or model.parallel_layers"
     ),
     "precision.recipe={name: fp8_delayed, families: [A]}": (
-        "precision.recipe.name = fp8_delayed; megarun trains with fp8_current or fp8_rowwise"
+        "precision.recipe.name = fp8_delayed; megarun trains with fp8_current or fp8_rowwise or mxfp8 or nvfp4"
     ),
     "precision.recipe={name: fp8_current, families: [A], param_gather: true}": (
         "precision.recipe.param_gather = true; megarun trains with false"

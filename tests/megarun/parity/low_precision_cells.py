@@ -11,6 +11,7 @@ from parity_cells import C2, OTHER, RESHARD, SELECTIVE, T2, Cell, pattern
 
 ROWS = {"precision.recipe": {"name": "fp8_rowwise"}}
 CURRENT = {"precision.recipe": {"name": "fp8_current"}}
+MX, NV = ({"precision.recipe": {"name": name}} for name in ("mxfp8", "nvfp4"))
 EP2 = {"dp_shard": 2, "ep": 2}
 EXPERTS = {"model.moe.ffn_hidden_size": 48}
 OPTIONS = {"model.moe.bias": True, "model.moe.activation": "swiglu", "model.moe.swiglu_limit": 7.0, "model.moe.shared_gate": True}
@@ -28,5 +29,9 @@ LOW_PRECISION_CELLS = [
     Cell("low-ep2-current", EP2, spec=pattern("AE", 2) | EXPERTS | CURRENT | OPTIONS),
     Cell("low-tp2-ep2-rows-selective", T2 | {"ep": 2}, spec=pattern("AE", 2) | EXPERTS | ROWS | SELECTIVE),
     Cell("low-cp2-ep2-current-latent", C2 | {"ep": 2}, spec=pattern("AE", 2) | EXPERTS | CURRENT | LATENT),
+    Cell("low-pp2-nv-selective", {"pp": 2}, spec=pattern("AMDR", 4) | NV | SELECTIVE),
+    Cell("low-pp2-experts-nv", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | NV),
+    Cell("low-tp2-mx", T2, spec=pattern("AMD", 3) | MX),
+    Cell("low-ep2-mx", EP2, spec=pattern("AE", 2) | EXPERTS | MX),
     Cell("low-dp2-experts-rows-reshard", {"dp_shard": 2}, spec=pattern("ED", 2) | EXPERTS | ROWS | RESHARD),
 ]

@@ -78,3 +78,24 @@ def test_estimate_is_what_the_runtime_allocates(
     model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
     job = job_with({**model, "precision": {**precision, "recipe": {"name": name, **recipe}}, **settings})
     compare_distinct_ranks(job)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "settings", "precision"),
+    [
+        ("mxfp8", "AMDA", {"mesh": {"tp": 2}}, BF16),
+        ("nvfp4", "AMDR", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, **SELECTIVE}, NARROW),
+        ("mxfp8", "AEE", EXPERTS | OPTIONS, NARROW),
+        ("nvfp4", "AEE", {"mesh": {"dp_shard": 2, "ep": 2}, **EXPERTS}, BF16),
+        pytest.param("nvfp4", "AMDA", {"mesh": {"tp": 2}, **SELECTIVE}, BF16, marks=pytest.mark.slow),
+        pytest.param("mxfp8", "AEE", {"mesh": {"tp": 2, "ep": 2}, **EXPERTS, **SELECTIVE, **LATENT}, BF16, marks=pytest.mark.slow),
+        pytest.param("nvfp4", "AD", {"mesh": {"cp": 2}, "data.packing": "documents", **FULL}, BF16, marks=pytest.mark.slow),
+    ],
+    ids=["tp", "pp-dp-selective", "experts-options", "experts-ep", "tp-selective", "experts-tp-ep-selective", "cp-packed-full"],
+)
+def test_scales_of_blocks_are_counted(
+    job_with: Callable[..., Any], name: str, pattern: str, settings: dict[str, Any], precision: dict[str, Any]
+) -> None:
+    """Emulated products hold values in fp32; what is kept has the formats' bytes."""
+    model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
+    compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name}}, **settings}))

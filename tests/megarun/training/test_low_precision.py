@@ -41,18 +41,19 @@ def gradients(values: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("pattern", ["AMRD", "AE"])
-@pytest.mark.parametrize("name", ["fp8_current", "fp8_rowwise"])
+@pytest.mark.parametrize("name", ["fp8_current", "fp8_rowwise", "mxfp8", "nvfp4"])
 def test_two_runs_have_the_same_bits(spec_with: Callable[..., dict[str, Any]], name: str, pattern: str) -> None:
-    """And gradients are near those without the recipe, of which an element's rounding is 2^-4 at most."""
+    """And gradients are near those without the recipe, of which an element's rounding is 2^-4 at most, with four bits 2^-2."""
     model = {"model.pattern": pattern, "model.num_layers": len(pattern), "model.moe.ffn_hidden_size": 48}
     first, again = (gradients(spec_with({**model, "precision.recipe": {"name": name}})) for _ in range(2))
     assert all(torch.equal(first[parameter], again[parameter]) for parameter in first)
     wide = gradients(spec_with(model))
     distances = {parameter: float((first[parameter] - wide[parameter]).norm() / wide[parameter].norm()) for parameter in wide}
     assert set(first) == set(wide)
-    assert 0.005 < distances["layers.0.q_proj.weight"] < 0.3
-    assert all(0.005 < distances[f"layers.1.experts.{part}_proj"] < 0.3 for part in ("gate", "up", "down") if "E" in pattern)
-    assert max(distances.values()) < 0.5
+    near, farthest = (0.3, 0.5) if name != "nvfp4" else (0.6, 0.9)
+    assert 0.005 < distances["layers.0.q_proj.weight"] < near
+    assert all(0.005 < distances[f"layers.1.experts.{part}_proj"] < near for part in ("gate", "up", "down") if "E" in pattern)
+    assert max(distances.values()) < farthest
 
 
 def test_layers_that_a_recipe_leaves_out_multiply_as_before(spec_with: Callable[..., dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from megakernels.ops.fp8_linear.facts import (
     MULTIPLE,
     NOTHING,
     SCALE_BYTES,
+    VALUE_BYTES,
     WHOLE,
     ScaledPass,
     ScaledPasses,
@@ -53,12 +54,14 @@ class ScaledBank(NamedTuple):
         by_row: True if rows and columns have scales, and not whole tensors.
         fused: True if Triton kernels make the copies; what plain torch holds while it makes one is not counted.
         keeps: True if the input's copy is kept in place of the input.
+        emulated: True if operands are values in fp32, without scales.
     """
 
     sizes: ExpertSizes
     by_row: bool
     fused: bool
     keeps: bool
+    emulated: bool = False
 
     @property
     def kept_shape(self) -> tuple[int, int]:
@@ -249,6 +252,7 @@ class _Walk:
     def __init__(self, given: ScaledBank) -> None:
         self.given, self.bank, self.now, self.peak = given, given.sizes, 0, 0
         self.columns = given.kept_shape[1]
+        self.size, self.scale = (VALUE_BYTES, 0) if given.emulated else (1, SCALE_BYTES)
         self.make(2 * self.bank.experts * INDEX)  # where each expert's rows end, as they are and transposed
 
     def make(self, num_bytes: int, inside: int = 0) -> int:
@@ -267,33 +271,33 @@ class _Walk:
         given = bank.tokens if gathers else bank.rows
         if not bank.rows:
             return 0
-        data, scale = self.make(given * columns), self._scales(given, columns, given)
+        data, scale = self.make(given * columns * self.size), self._scales(given, columns, given)
         places = 0
         if gathers:
             places = self.make(0 if bank.slots == 1 else INDEX * bank.rows)
-            data = self._instead(data, bank.rows * columns)
-            scale = self._instead(scale, SCALE_BYTES * bank.rows) if by_row else scale
-        scale = scale if by_row else self._instead(scale, SCALE_BYTES * bank.rows)
+            data = self._instead(data, bank.rows * columns * self.size)
+            scale = self._instead(scale, SCALE_BYTES * bank.rows) if by_row and not self.given.emulated else scale
+        scale = scale if by_row or self.given.emulated else self._instead(scale, SCALE_BYTES * bank.rows)
         self.drop(places)
         return data + scale
 
     def copy_of_matrices(self, rows: int) -> int:
         """A copy of all matrices as they are, with a scale for each of their `rows`."""
         count, elements = self.bank.experts * rows, self.bank.matrices
-        data, scale = self.make(elements), self._scales(count, elements // count, count)
-        return data + (scale if self.given.by_row else self._instead(scale, SCALE_BYTES * count))
+        data, scale = self.make(elements * self.size), self._scales(count, elements // count, count)
+        return data + (scale if self.given.by_row or self.given.emulated else self._instead(scale, SCALE_BYTES * count))
 
     def turned_rows(self, columns: int, *, gathers: bool = False) -> int:
         """A transposed copy of rows, with a scale for each expert's columns."""
         bank = self.bank
-        made = self.make(columns * self.columns) + self.make(SCALE_BYTES * bank.experts * columns)
+        made = self.make(columns * self.columns * self.size) + self.make(self.scale * bank.experts * columns)
         self._one_scale(bank.tokens if gathers else bank.rows, columns)
         return made
 
     def turned_matrices(self, columns: int) -> int:
         """A transposed copy of all matrices."""
-        ends = self.make(2 * self.bank.experts * INDEX)
-        made = self.make(self.bank.matrices) + self.make(SCALE_BYTES * self.bank.experts * columns)
+        ends = self.make(0 if self.given.emulated else 2 * self.bank.experts * INDEX)
+        made = self.make(self.bank.matrices * self.size) + self.make(self.scale * self.bank.experts * columns)
         self._one_scale(self.bank.matrices // columns, columns)
         self.drop(ends)
         return made
@@ -322,10 +326,10 @@ class _Walk:
         return new
 
     def _scales(self, rows: int, columns: int, count: int) -> int:
-        return self.make(SCALE_BYTES * (count if self.given.by_row else 1), self._maxima(rows, columns))
+        return 0 if self.given.emulated else self.make(SCALE_BYTES * (count if self.given.by_row else 1), self._maxima(rows, columns))
 
     def _one_scale(self, rows: int, columns: int) -> None:
-        if not self.given.by_row:
+        if not self.given.by_row and not self.given.emulated:
             self.drop(self.make(SCALE_BYTES, self._maxima(rows, columns)))
 
     def _maxima(self, rows: int, columns: int) -> int:

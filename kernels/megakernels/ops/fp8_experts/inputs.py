@@ -3,18 +3,19 @@
 from torch import Tensor
 
 from megakernels._common import require
-from megakernels.ops.fp8_linear.facts import MULTIPLE
+from megakernels.ops.fp8_linear.facts import BLOCKS, MULTIPLE
 from megakernels.ops.fp8_linear.inputs import DTYPES, SCALINGS
 from megakernels.ops.moe.inputs import Experts, require_experts
 
 
-def check_forward(given: Experts, scaling: str) -> None:
+def check_forward(given: Experts, scaling: str, *, keeps: bool) -> None:
     """Refuse what `fp8_experts` does not take."""
     x, weights, rows = given.x, given.weights, given.rows
     fits = x.dim() == 2 and weights.dim() == 2 and weights.shape[0] == x.shape[0] and rows.shape == (weights.numel(),)
     require(fits, "fp8_experts", "x must be [N,h], weights [N,k], rows [N·k]", x=x.shape, weights=weights.shape, rows=rows.shape)
     require_experts("fp8_experts", given)
     _check_bank("fp8_experts", given, scaling)
+    require(not keeps or scaling not in BLOCKS, "fp8_experts", "keeps goes with scaling tensor or rows", scaling=scaling)
     require(x.dtype in DTYPES, "fp8_experts", "x must be fp32 or bf16", dtype=x.dtype)
 
 
@@ -40,4 +41,4 @@ def check_backward(grad_y: Tensor, given: Experts, scales: Tensor | None, scalin
 def _check_bank(operation: str, given: Experts, scaling: str) -> None:
     _, width, hidden = given.up.shape
     fits = scaling in SCALINGS and width % MULTIPLE == 0 and hidden % MULTIPLE == 0
-    require(fits, operation, "F and h must be multiples of 16, scaling tensor or rows", F=width, h=hidden, scaling=scaling)
+    require(fits, operation, "F and h must be multiples of 16, scaling tensor, rows or of blocks", F=width, h=hidden, scaling=scaling)

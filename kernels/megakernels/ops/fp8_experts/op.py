@@ -37,8 +37,9 @@ def fp8_experts(
         down: [E, h, F].
         activation: swiglu, geglu, relu2 or gelu.
         scaling: tensor, a scale for x, for the activated rows, and for each bank as a whole; or rows, one for each of their rows.
-            Backward scales columns, of an expert's rows or matrix, where it sums over rows.
-        keeps: True to return what the weight gradients multiply of x.
+            Backward scales columns, of an expert's rows or matrix, where it sums over rows. mxfp8 and nvfp4 have scales of blocks, and
+            their products are emulated (`fp8_linear.blocks`).
+        keeps: True to return what the weight gradients multiply of x; not with scales of blocks.
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
@@ -61,7 +62,7 @@ def fp8_experts(
     Source: arXiv:2211.15841 (dropless experts); pytorch, `aten/src/ATen/native/cuda/GroupMMCommon.cuh` (what groups are aligned to).
     """
     given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
-    inputs.check_forward(given, scaling)
+    inputs.check_forward(given, scaling, keeps=keeps)
     found: list[Tensor] = _fp8_experts(*given[:7], activation, scaling, keeps, gate_bias, up_bias, down_bias, limit)
     return found
 
@@ -88,7 +89,7 @@ def fp8_experts_backward(
         up: [E, F, h].
         down: [E, h, F].
         activation: swiglu, geglu, relu2 or gelu.
-        scaling: tensor or rows.
+        scaling: tensor, rows, mxfp8 or nvfp4.
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
@@ -134,12 +135,12 @@ def _given(values: dict[str, Any]) -> Experts:
 
 
 def _forward(values: dict[str, Any]) -> list[Tensor]:
-    return run.forward(_given(values), by_row=values["scaling"] == "rows", keeps=values["keeps"])
+    return run.forward(_given(values), values["scaling"], keeps=values["keeps"])
 
 
 def _backward(values: dict[str, Any]) -> list[Tensor]:
     of_forward = values["scales"], values["gate_out"], values["up_out"]
-    return run.backward(values["grad_y"], _given(values), *of_forward, by_row=values["scaling"] == "rows")
+    return run.backward(values["grad_y"], _given(values), *of_forward, values["scaling"])
 
 
 def _fake(*arguments: Any) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 On Hopper bf16 has one launch for all experts, which reads the groups on the device. That product gives bf16 alone and is built for no other
 generation, so the rest has a product for each expert, whose rows the host reads, as fp32 has in `RowGroups`. A CPU multiplies the same
-eight-bit values in fp32.
+eight-bit values in fp32, as every device does the values of blocks with scales.
 """
 
 import torch
@@ -41,8 +41,8 @@ def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast
         [M, N].
     """
     num_experts, columns, _ = second.data.shape
-    scales = second.scale.view(num_experts, columns)
-    if has_grouped_product(like, num_experts) and first.data.shape[0]:
+    scales = None if second.scale is None else second.scale.view(num_experts, columns)
+    if first.scale is not None and scales is not None and has_grouped_product(like, num_experts) and first.data.shape[0]:
         found: Tensor = torch._scaled_grouped_mm(
             first.data, second.data.mT, first.scale, scales, offs=groups.ends, out_dtype=like.dtype, use_fast_accum=fast
         )
@@ -51,21 +51,23 @@ def times(first: Operand, second: Operand, groups: Groups, like: Tensor, *, fast
     if first.data.shape[0]:
         for index, rows in enumerate(groups.spans(turned=False)):
             if rows.stop > rows.start:
-                own = Operand(first.data[rows], first.scale[rows])
-                multiply(own, Operand(second.data[index], scales[index]), out[rows], fast=fast)
+                own = Operand(first.data[rows], None if first.scale is None else first.scale[rows])
+                multiply(own, Operand(second.data[index], None if scales is None else scales[index]), out[rows], fast=fast)
     return out
 
 
 def outer(first: Operand, second: Operand, groups: Groups, like: Tensor) -> Tensor:
     """Σ over each expert's rows of first ⊗ second, both transposed: [a, columns] and [b, columns] give [E, a, b], of no rows zeros."""
     count, across, columns = groups.counts.shape[0], first.data.shape[0], second.data.shape[0]
-    if has_grouped_product(like, count):
+    if first.scale is not None and second.scale is not None and has_grouped_product(like, count):
         found: Tensor = torch._scaled_grouped_mm(
             first.data, second.data.mT, first.scale, second.scale, offs=groups.stops, out_dtype=like.dtype, use_fast_accum=False
         )
         return found
     out = like.new_empty((count, across, columns))
-    scales, others = first.scale.view(count, across), second.scale.view(count, columns)
+    scales = None if first.scale is None else first.scale.view(count, across)
+    others = None if second.scale is None else second.scale.view(count, columns)
     for index, rows in enumerate(groups.spans(turned=True)):
-        multiply(Operand(first.data[:, rows], scales[index]), Operand(second.data[:, rows], others[index]), out[index])
+        own = Operand(first.data[:, rows], None if scales is None else scales[index])
+        multiply(own, Operand(second.data[:, rows], None if others is None else others[index]), out[index])
     return out

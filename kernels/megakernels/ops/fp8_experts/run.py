@@ -1,6 +1,7 @@
 """Forward and backward of the experts' MLPs in eight bits: copies, products, and what is between them.
 
-Every tensor is dropped after its last use, in the order that `sizes` counts.
+Every tensor is dropped after its last use, in the order that `sizes` counts. Where blocks have scales, operands are values in fp32, and an
+expert's matrix or columns of rows have a factor of their own.
 """
 
 from types import ModuleType
@@ -11,79 +12,106 @@ from torch import Tensor
 from megakernels._common.device import module_for
 from megakernels.ops.fp8_experts import reference
 from megakernels.ops.fp8_experts.products import outer, times
-from megakernels.ops.fp8_experts.reference import FORMAT, groups_of, matrices_of
-from megakernels.ops.fp8_linear import choice
+from megakernels.ops.fp8_experts.reference import FORMAT, Groups, groups_of, matrices_of
+from megakernels.ops.fp8_linear import blocks, choice
+from megakernels.ops.fp8_linear.blocks import GRADIENT, INPUT, WEIGHT
+from megakernels.ops.fp8_linear.facts import BLOCKS
 from megakernels.ops.fp8_linear.reference import Operand
 from megakernels.ops.moe.inputs import Experts
+from megakernels.ops.moe.reference import gather_rows
 
 
-def forward(given: Experts, *, by_row: bool, keeps: bool) -> list[Tensor]:
+def forward(given: Experts, scaling: str, *, keeps: bool) -> list[Tensor]:
     """Returns y, gate_out if there is a gate, up_out, and if it keeps them the columns of x with their scales."""
     pieces, rows, top_k = module_for(given.x, reference), given.rows, given.weights.shape[1]
     groups = groups_of(given.counts, rows.shape[0])
-    kept = pieces.turned(given.x, groups, by_row=by_row, rows=rows, top_k=top_k) if keeps else ()
-    first = _rows(given.x, by_row, rows, top_k)
-    gate_out = None if given.gate is None else times(first, _stacked(given.gate, by_row), groups, given.gate, fast=True)
-    up_out = times(first, _stacked(given.up, by_row), groups, given.up, fast=True)
+    kept = _columns(pieces, given.x, groups, scaling, INPUT, rows, top_k) if keeps else ()
+    first = _rows(given.x, scaling, INPUT, rows, top_k)
+    gate_out = None if given.gate is None else times(first, _stacked(given.gate, scaling), groups, given.gate, fast=True)
+    up_out = times(first, _stacked(given.up, scaling), groups, given.up, fast=True)
     del first
     hidden = pieces.hidden_rows(gate_out, up_out, given, groups)
-    first = _rows(hidden, by_row)
+    first = _rows(hidden, scaling, INPUT)
     del hidden
-    made = times(first, _stacked(given.down, by_row), groups, given.down, fast=True)
+    made = times(first, _stacked(given.down, scaling), groups, given.down, fast=True)
     del first
     pieces.add_down_bias(made, given, groups)
     y = pieces.sum_rows(made, rows, top_k)
     return [y, *(() if gate_out is None else (gate_out,)), up_out, *kept]
 
 
-def backward(
-    grad_y: Tensor, given: Experts, scales: Tensor | None, gate_out: Tensor | None, up_out: Tensor, *, by_row: bool
-) -> list[Tensor]:
+def backward(grad_y: Tensor, given: Experts, scales: Tensor | None, gate_out: Tensor | None, up_out: Tensor, scaling: str) -> list[Tensor]:
     """Returns the gradients of x, weights, the matrices and the biases that there are."""
     pieces, rows, top_k = module_for(grad_y, reference), given.rows, given.weights.shape[1]
     groups = groups_of(given.counts, rows.shape[0])
-    pulled = times(_rows(grad_y, by_row, rows, top_k), _turned(pieces, given.down, by_row), groups, given.down, fast=False)
+    pulled = times(_rows(grad_y, scaling, GRADIENT, rows, top_k), _turned(pieces, given.down, scaling), groups, given.down, fast=False)
     grad_gate_out, grad_up_out, hidden, grad_weights = pieces.pull(pulled, gate_out, up_out, given, groups)
     del pulled
-    second = pieces.turned(hidden, groups, by_row=by_row)
+    second = _columns(pieces, hidden, groups, scaling, INPUT)
     del hidden
-    grad_down = outer(pieces.turned(grad_y, groups, by_row=by_row, rows=rows, top_k=top_k), second, groups, given.down)
+    grad_down = outer(_columns(pieces, grad_y, groups, scaling, GRADIENT, rows, top_k), second, groups, given.down)
     del second
     biases = pieces.bias_gradients(grad_y, grad_weights, given, grad_gate_out, grad_up_out, groups)
-    made = times(_rows(grad_up_out, by_row), _turned(pieces, given.up, by_row), groups, given.up, fast=False)
+    made = times(_rows(grad_up_out, scaling, GRADIENT), _turned(pieces, given.up, scaling), groups, given.up, fast=False)
     if given.gate is not None and grad_gate_out is not None:
-        made.add_(times(_rows(grad_gate_out, by_row), _turned(pieces, given.gate, by_row), groups, given.gate, fast=False))
+        made.add_(times(_rows(grad_gate_out, scaling, GRADIENT), _turned(pieces, given.gate, scaling), groups, given.gate, fast=False))
     grad_x = pieces.sum_rows(made, rows, top_k)
     del made
-    second = pieces.turned(given.x, groups, by_row=by_row, rows=rows, top_k=top_k) if scales is None else Operand(given.x, scales)
+    second = _columns(pieces, given.x, groups, scaling, INPUT, rows, top_k) if scales is None else Operand(given.x, scales)
     matrices = []
     if given.gate is not None and grad_gate_out is not None:
-        matrices.append(outer(pieces.turned(grad_gate_out, groups, by_row=by_row), second, groups, given.gate))
+        matrices.append(outer(_columns(pieces, grad_gate_out, groups, scaling, GRADIENT), second, groups, given.gate))
         del grad_gate_out
-    matrices.append(outer(pieces.turned(grad_up_out, groups, by_row=by_row), second, groups, given.up))
+    matrices.append(outer(_columns(pieces, grad_up_out, groups, scaling, GRADIENT), second, groups, given.up))
     return [grad_x, grad_weights, *matrices, grad_down, *biases]
 
 
-def _rows(x: Tensor, by_row: bool, rows: Tensor | None = None, top_k: int = 1) -> Operand:
+def _rows(x: Tensor, scaling: str, role: str, rows: Tensor | None = None, top_k: int = 1) -> Operand:
     """Rows as the first operand, a scale for each: x [M, K], or rows[i] // top_k of [N, K] where they are given."""
-    num_rows = x.shape[0] if rows is None else rows.shape[0]
+    num_rows, of_blocks = x.shape[0] if rows is None else rows.shape[0], scaling in BLOCKS
     if not num_rows:
-        return Operand(x.new_empty((0, x.shape[1]), dtype=FORMAT), x.new_empty(0, dtype=torch.float32))
-    data, scale = choice.operand(x, dtype=FORMAT, by_row=by_row)
+        return Operand(x.new_empty((0, x.shape[1]), dtype=FORMAT), None if of_blocks else x.new_empty(0, dtype=torch.float32))
+    data, scale = choice.operand(x, scaling, role)
     if rows is not None:
         token = rows if top_k == 1 else rows // top_k
-        data = data.view(torch.uint8).index_select(0, token).view(FORMAT)
-        scale = scale.index_select(0, token) if by_row else scale
-    return Operand(data, scale if by_row else scale.expand(num_rows).contiguous())
+        data = data.index_select(0, token) if of_blocks else data.view(torch.uint8).index_select(0, token).view(FORMAT)
+        scale = scale.index_select(0, token) if scale is not None and scaling == "rows" else scale
+    return Operand(data, scale if scaling == "rows" or scale is None else scale.expand(num_rows).contiguous())
 
 
-def _stacked(stack: Tensor, by_row: bool) -> Operand:
+def _stacked(stack: Tensor, scaling: str) -> Operand:
     """Matrices [E, N, K] as the second operand: of products that sum over K; a scale for each of their rows."""
-    data, scale = choice.operand(stack.flatten(0, 1), dtype=FORMAT, by_row=by_row)
-    return Operand(data.view(stack.shape), scale if by_row else scale.expand(data.shape[0]).contiguous())
+    if scaling in BLOCKS:
+        return Operand(_each(stack, scaling), None)
+    data, scale = choice.operand(stack.flatten(0, 1), scaling, WEIGHT)
+    assert scale is not None
+    return Operand(data.view(stack.shape), scale if scaling == "rows" else scale.expand(data.shape[0]).contiguous())
 
 
-def _turned(pieces: ModuleType, stack: Tensor, by_row: bool) -> Operand:
+def _turned(pieces: ModuleType, stack: Tensor, scaling: str) -> Operand:
     """Matrices [E, K, N] as the second operand [E, N, K] of products that sum over K; a scale for each of their columns."""
-    data, scale = pieces.turned(stack.flatten(0, 1), matrices_of(stack), by_row=by_row)
+    if scaling in BLOCKS:
+        return Operand(_each(stack, scaling, transposed=True), None)
+    data, scale = pieces.turned(stack.flatten(0, 1), matrices_of(stack), by_row=scaling == "rows")
     return Operand(data.view(stack.shape[2], stack.shape[0], stack.shape[1]).transpose(0, 1), scale)
+
+
+def _each(stack: Tensor, scaling: str, *, transposed: bool = False) -> Tensor:
+    """The values of matrices whose blocks have scales, or of their transposes."""
+    data = torch.empty((stack.mT if transposed else stack).shape, dtype=torch.float32, device=stack.device)
+    for matrix, place in zip(stack, data, strict=True):
+        place.copy_(blocks.rounded(matrix, scaling, WEIGHT, transposed=transposed))
+    return data
+
+
+def _columns(pieces: ModuleType, x: Tensor, groups: Groups, scaling: str, role: str, rows: Tensor | None = None, top_k: int = 1) -> Operand:
+    """The transpose of rows [M, C], or of the gathered ones of tokens, as an operand of a product that sums over each expert's."""
+    if scaling not in BLOCKS:
+        found: Operand = pieces.turned(x, groups, by_row=scaling == "rows", rows=rows, top_k=top_k)
+        return found
+    gathered = x if rows is None else gather_rows(x, rows, top_k)
+    data = torch.zeros(x.shape[1], groups.columns, dtype=torch.float32, device=x.device)
+    for own, place in zip(groups.spans(turned=False), groups.spans(turned=True), strict=True):
+        if own.stop > own.start:
+            data[:, place.start : place.start + own.stop - own.start] = blocks.rounded(gathered[own], scaling, role, transposed=True)
+    return Operand(data, None)

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from megakernels._common import chooses_triton
 from megakernels.ops.fp8_experts.facts import ScaledBank
+from megakernels.ops.fp8_linear.facts import BLOCKS
 from megakernels.ops.moe.facts import ExpertSizes
 
 
 def _bank(tokens: int, slots: int, up: Tensor, scaling: str, *, gated: bool, keeps: bool) -> ScaledBank:
     experts, width, hidden = up.shape
     sizes = ExpertSizes(tokens, slots, experts, width, hidden, gated, False, up.itemsize)
-    return ScaledBank(sizes, scaling == "rows", chooses_triton(up), keeps)
+    return ScaledBank(sizes, scaling == "rows", chooses_triton(up), keeps, scaling in BLOCKS)
 
 
 def forward_scratch(values: Mapping[str, Any]) -> int:

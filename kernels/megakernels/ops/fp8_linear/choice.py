@@ -1,12 +1,13 @@
-"""Selects who makes copies in eight bits: Triton kernels if enabled and rows are dense, else plain torch."""
+"""Selects who makes copies: Triton kernels if enabled and rows are dense, else plain torch; emulated blocks are made by plain torch."""
 
 from types import ModuleType
-from typing import Any
 
+import torch
 from torch import Tensor
 
 from megakernels._common.device import module_for
-from megakernels.ops.fp8_linear import reference
+from megakernels.ops.fp8_linear import blocks, reference
+from megakernels.ops.fp8_linear.facts import BLOCKS
 from megakernels.ops.fp8_linear.reference import Operand
 from megakernels.ops.fp8_linear.sizes import dense_rows
 
@@ -16,19 +17,27 @@ def chosen(x: Tensor, like: Tensor) -> ModuleType:
     return module_for(like, reference) if dense_rows(x) else reference
 
 
-def operand(x: Tensor, **how: Any) -> Operand:
-    """`reference.operand` or `kernel.operand`."""
-    found: Operand = chosen(x, x).operand(x, **how)
+def operand(
+    x: Tensor, scaling: str, role: str, *, dtype: torch.dtype = blocks.E4M3, transposed: bool = False, second: bool = False
+) -> Operand:
+    """`reference.operand` or `kernel.operand`; of `scaling` in blocks the values, as `blocks.rounded` makes them in the operand's role."""
+    if scaling in BLOCKS:
+        return Operand(blocks.rounded(x, scaling, role, transposed=transposed, dtype=dtype), None)
+    found: Operand = chosen(x, x).operand(x, dtype=dtype, by_row=scaling == "rows", transposed=transposed, second=second)
     return found
 
 
-def kept(x: Tensor, *, by_column: bool) -> tuple[Tensor, Tensor]:
-    """`reference.kept` or `kernel.kept`."""
-    found: tuple[Tensor, Tensor] = chosen(x, x).kept(x, by_column=by_column)
+def kept(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
+    """`reference.kept` or `kernel.kept`; or `blocks.kept`."""
+    if scaling in BLOCKS:
+        return blocks.kept(x, scaling)
+    found: tuple[Tensor, Tensor] = chosen(x, x).kept(x, by_column=scaling == "columns")
     return found
 
 
-def turned(low: Tensor, scale: Tensor, like: Tensor) -> Operand:
-    """`reference.turned` or `kernel.turned`."""
+def turned(low: Tensor, scale: Tensor, like: Tensor, scaling: str, width: int) -> Operand:
+    """`reference.turned` or `kernel.turned`; or `blocks.restored`."""
+    if scaling in BLOCKS:
+        return Operand(blocks.restored(low, scale, width, scaling), None)
     found: Operand = chosen(low, like).turned(low, scale)
     return found

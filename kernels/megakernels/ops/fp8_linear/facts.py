@@ -17,6 +17,10 @@ SCALED_SLICE_ELEMENTS = 1 << 22
 """Elements that plain torch scales at once before they are rounded to eight bits."""
 SCALE_BYTES = 4
 """Bytes of a scale."""
+BLOCKS = {"mxfp8": 32, "nvfp4": 16}
+"""Elements of the summed dim that have a scale of one byte, by scaling; products of such operands are emulated in fp32."""
+VALUE_BYTES = 4
+"""Bytes of an emulated operand's element."""
 SCALED_TILE = 128
 """Rows and columns of a tile of the Triton kernels."""
 LONGEST_ROW, ROW_TILE_ELEMENTS = 16384, 8192
@@ -65,6 +69,16 @@ class ScaledLinears(NamedTuple):
     itemsize: int
     by_row: bool
     fused: bool
+
+    @property
+    def makes_operand(self) -> bool:
+        """True if the copy that forward multiplies is not the one that is kept."""
+        return self.by_row
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of one scale of the kept copy."""
+        return SCALE_BYTES
 
     def kept_shape(self, rows: int) -> tuple[int, int]:
         """Shape of the kept copy of `rows` tokens."""
@@ -118,6 +132,88 @@ class ScaledLinears(NamedTuple):
 
     def _making(self, rows: int, columns: int, scaled: int) -> int:
         return making_bytes(rows, columns, scaled if self.by_row else WHOLE, self.itemsize, fused=self.fused)
+
+
+class BlockLinears(NamedTuple):
+    """Sizes of several linears of one input whose blocks have scales: operands are values in fp32, and products are made in it.
+
+    Attributes:
+        rows: Tokens that they multiply.
+        width: Width of the input.
+        outs: Widths of the outputs.
+        itemsize: Bytes of an element of activations.
+        scaling: mxfp8 or nvfp4.
+    """
+
+    rows: int
+    width: int
+    outs: tuple[int, ...]
+    itemsize: int
+    scaling: str
+
+    @property
+    def makes_operand(self) -> bool:
+        """True: blocks of the kept copy are along tokens."""
+        return True
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of one scale of the kept copy."""
+        return 1
+
+    def kept_shape(self, rows: int) -> tuple[int, int]:
+        """Shape of the kept copy of `rows` tokens."""
+        return rows, padded(self.width) // (2 if self.scaling == "nvfp4" else 1)
+
+    @property
+    def num_scales(self) -> int:
+        """Bytes of the kept copy's scales, with the factor of the matrix."""
+        return ceil_div(self.rows, BLOCKS[self.scaling]) * padded(self.width) + (SCALE_BYTES if self.scaling == "nvfp4" else 0)
+
+    def keeping_bytes(self, rows: int) -> int:
+        """Bytes inside the operation that makes the kept copy of `rows` tokens, which is allocated last."""
+        values, kept = self._values(self.width, rows), rows * self.kept_shape(rows)[1]
+        last = values // 2 + 2 * SCALE_BYTES if self.scaling == "nvfp4" else kept
+        return values + max(self._making(self.width, rows), last) - kept
+
+    def forward_bytes(self, *, given: bool) -> int:  # noqa: ARG002  (as for other scalings)
+        """Bytes inside the products; the input's copy is never given."""
+        own = self._values(self.rows, self.width)
+        peak = own + self._making(self.rows, self.width)
+        for out in self.outs:
+            peak = max(peak, own + self._values(out, self.width) + max(self._making(out, self.width), VALUE_BYTES * self.rows * out))
+        return peak
+
+    @property
+    def input_gradient_bytes(self) -> int:
+        """Bytes inside the products that make the input's gradient: one gradient and weight at a time, later ones with their product."""
+        return max(self._input_gradient(index, out) for index, out in enumerate(self.outs))
+
+    def _input_gradient(self, index: int, out: int) -> int:
+        first, product = self._values(self.rows, out), self.rows * self.width * (VALUE_BYTES + (self.itemsize if index else 0))
+        second = self._values(self.width, out) + max(self._making(self.width, out), product)
+        return first + max(self._making(self.rows, out, random=True), second)
+
+    def weight_gradient_bytes(self, *, given: bool) -> int:
+        """Bytes inside the products that make the weights' gradients, where the input's kept copy is given or its values made inside."""
+        own = self._values(self.width, self.rows)
+        restoring = VALUE_BYTES * (self.num_scales + (self.rows * self.width if self.scaling == "nvfp4" else 0))
+        peak = own + (restoring if given else self._making(self.width, self.rows))
+        for out in self.outs:
+            inside = max(self._making(out, self.rows, random=True), VALUE_BYTES * out * self.width)
+            peak = max(peak, own + self._values(out, self.rows) + inside)
+        return peak
+
+    def _values(self, rows: int, columns: int) -> int:
+        return VALUE_BYTES * rows * rounded_up(columns, BLOCKS[self.scaling])
+
+    def _making(self, rows: int, columns: int, *, random: bool = False) -> int:
+        """Bytes inside the rounding of one slice: elements in eight bits, or units and random numbers; scales and their values."""
+        size = BLOCKS[self.scaling]
+        summed = rounded_up(columns, size)
+        elements = min(rows, rounded_up(slice_rows(rows, summed), 16)) * summed
+        scales = rounded_up(elements // summed, 16) * summed // size * (1 + 2 * VALUE_BYTES)
+        return scales + (elements if self.scaling == "mxfp8" else VALUE_BYTES * (elements * (1 + random) + 2))
 
 
 def linear_passes(
@@ -193,6 +289,11 @@ def num_maxima(rows: int, columns: int, scaled: int) -> int:
 def in_one_pass(columns: int, scaled: int) -> bool:
     """True if one Triton kernel finds the scales and rounds, because a program holds whole rows."""
     return scaled == BY_ROW and columns <= LONGEST_ROW
+
+
+def rounded_up(size: int, multiple: int) -> int:
+    """The next multiple."""
+    return ceil_div(size, multiple) * multiple
 
 
 def slice_rows(rows: int, columns: int) -> int:

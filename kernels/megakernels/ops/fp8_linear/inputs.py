@@ -6,17 +6,25 @@ import torch
 from torch import Tensor
 
 from megakernels._common import require
+from megakernels.ops.fp8_linear.facts import BLOCKS
 
 DTYPES = (torch.float32, torch.bfloat16)
-SCALINGS = ("tensor", "rows")
-KEPT_SCALINGS = ("tensor", "columns")
+SCALINGS = ("tensor", "rows", *BLOCKS)
+KEPT_SCALINGS = ("tensor", "columns", *BLOCKS)
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def check_quantize(x: Tensor, scaling: str) -> None:
     """Refuse what `fp8_quantize` does not take."""
     fits = x.dim() > 1 and x.dtype in DTYPES and scaling in KEPT_SCALINGS
-    require(fits, "fp8_quantize", "x must be fp32 or bf16 [...,K], scaling tensor or columns", x=x.shape, dtype=x.dtype, scaling=scaling)
+    require(
+        fits,
+        "fp8_quantize",
+        "x must be fp32 or bf16 [...,K], scaling tensor, columns or of blocks",
+        x=x.shape,
+        dtype=x.dtype,
+        scaling=scaling,
+    )
 
 
 def check_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str) -> None:
@@ -52,7 +60,7 @@ def check_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor]
 
 def check_weight_gradients(gradients: Sequence[Tensor], x: Tensor, scale: Tensor | None, width: int, scaling: str) -> None:
     """Refuse what `fp8_weight_gradients` does not take."""
-    stored = width if scale is None else -(-width // 16) * 16
+    stored = width if scale is None else -(-width // 16) * 16 // (2 if scaling == "nvfp4" else 1)
     fits = bool(gradients) and x.shape[-1] == stored and (scale is None) == (x.dtype in DTYPES) and scaling in SCALINGS
     rows_fit = fits and all(gradient.shape[:-1] == x.shape[:-1] for gradient in gradients)
     require(
@@ -70,4 +78,4 @@ def _check_weights(operation: str, weights: Sequence[Tensor], scaling: str) -> N
     fits = bool(weights) and scaling in SCALINGS and all(weight.dim() == 2 and weight.dtype in DTYPES for weight in weights)
     fits = fits and all(weight.shape[1] == weights[0].shape[1] and weight.dtype == weights[0].dtype for weight in weights)
     found = [tuple(weight.shape) for weight in weights]
-    require(fits, operation, "weights must be fp32 or bf16 [N,K] each, scaling tensor or rows", weights=found, scaling=scaling)
+    require(fits, operation, "weights must be fp32 or bf16 [N,K] each, scaling tensor, rows or of blocks", weights=found, scaling=scaling)

@@ -1,7 +1,8 @@
 """Linears of one input that multiply in eight bits, forward and backward.
 
 Four operations without an autograd formula, which a caller with a process group puts collectives between. With `scaling` rows, each product
-scales the rows of its first and the columns of its second operand; with tensor, whole matrices. Inputs and weights are e4m3.
+scales the rows of its first and the columns of its second operand; with tensor, whole matrices. Inputs and weights are e4m3. With mxfp8 and
+nvfp4, blocks of the summed dim have scales, and products are emulated (`blocks`).
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.library import custom_op
 
 from megakernels._common import register_scratch
-from megakernels.ops.fp8_linear import choice, inputs, reference, sizes
-from megakernels.ops.fp8_linear.facts import padded
+from megakernels.ops.fp8_linear import blocks, choice, inputs, reference, sizes
+from megakernels.ops.fp8_linear.blocks import GRADIENT, INPUT, WEIGHT
+from megakernels.ops.fp8_linear.facts import BLOCKS, BlockLinears, padded
 
 __all__ = ["fp8_input_gradients", "fp8_linears", "fp8_quantize", "fp8_weight_gradients"]
 
@@ -22,13 +24,13 @@ def fp8_quantize(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
 
     Args:
         x: [..., K], fp32 or bf16.
-        scaling: tensor, or columns for a scale of each column, which is what a weight gradient scaled by rows multiplies.
+        scaling: tensor, or columns for a scale of each column, which is what a weight gradient scaled by rows multiplies; mxfp8 or nvfp4.
 
     Returns:
-        (float8_e4m3fn [..., K'], scale fp32 [1] or [K']), K' the next multiple of 16.
+        (float8_e4m3fn [..., K'], scale fp32 [1] or [K']), K' the next multiple of 16; of blocks what `blocks.kept` makes.
 
     Scratch:
-        The maxima of x's tiles; in plain torch the slice of x that is being scaled.
+        The maxima of x's tiles; in plain torch the slice of x that is being scaled; of blocks x in fp32, too.
 
     Triton:
         Three kernels: maxima of tiles, scales, and the rounded copy. The same bits as plain torch's where x is finite.
@@ -51,7 +53,7 @@ def fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], bias
         scale: scale of x if it is quantised already, with scaling tensor; None otherwise.
         weights: [N, K] each, fp32 or bf16.
         biases: [N] each or None, added before rounding.
-        scaling: tensor or rows.
+        scaling: tensor, rows, mxfp8 or nvfp4.
 
     Returns:
         [..., N] each, contiguous, in the weights' dtype.
@@ -78,7 +80,7 @@ def fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], 
     Args:
         gradients: [..., N] each.
         weights: [N, K] each.
-        scaling: tensor or rows.
+        scaling: tensor, rows, mxfp8 or nvfp4.
         gradient_format: e4m3 or e5m2, in which the gradients multiply.
 
     Returns:
@@ -109,7 +111,7 @@ def fp8_weight_gradients(
         x: [..., K], or with its scale what `fp8_quantize` made of that, with scaling columns where this one is rows.
         scale: scale of x if it is quantised; None otherwise.
         width: K.
-        scaling: tensor or rows.
+        scaling: tensor, rows, mxfp8 or nvfp4.
         gradient_format: e4m3 or e5m2, in which the gradients multiply.
         biases: true for each linear that has one.
 
@@ -132,24 +134,29 @@ def fp8_weight_gradients(
 
 @custom_op("megakernels::fp8_quantize", mutates_args=())
 def _fp8_quantize(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
-    data, scale = choice.kept(x.reshape(-1, x.shape[-1]), by_column=scaling == "columns")
+    data, scale = choice.kept(x.reshape(-1, x.shape[-1]), scaling)
     return data.view(*x.shape[:-1], -1), scale
 
 
 @_fp8_quantize.register_fake
 def _(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
     columns = padded(x.shape[-1])
+    if scaling in BLOCKS:
+        rows = x.numel() // x.shape[-1]
+        own = BlockLinears(rows, x.shape[-1], (), x.itemsize, scaling)
+        shape = (*x.shape[:-1], own.kept_shape(rows)[1])
+        return x.new_empty(shape, dtype=blocks.E4M3), x.new_empty(own.num_scales, dtype=blocks.E4M3)
     data = x.new_empty((*x.shape[:-1], columns), dtype=torch.float8_e4m3fn)
     return data, x.new_empty(columns if scaling == "columns" else 1, dtype=torch.float32)
 
 
 @custom_op("megakernels::fp8_linears", mutates_args=())
 def _fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str) -> list[Tensor]:
-    by_row, rows = scaling == "rows", x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
     made = [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=weight.dtype) for weight in weights]
-    first = reference.Operand(rows, scale) if scale is not None else choice.operand(rows, dtype=torch.float8_e4m3fn, by_row=by_row)
+    first = reference.Operand(rows, scale) if scale is not None else choice.operand(rows, scaling, INPUT)
     for weight, bias, out in zip(weights, biases, made, strict=True):
-        second = choice.operand(weight, dtype=torch.float8_e4m3fn, by_row=by_row, second=True)
+        second = choice.operand(weight, scaling, WEIGHT, second=True)
         reference.multiply(first, second, out.view(-1, weight.shape[0]), bias, fast=True)
         del second
     return made
@@ -162,12 +169,12 @@ def _(x: Tensor, _scale: Tensor | None, weights: Sequence[Tensor], _biases: Sequ
 
 @custom_op("megakernels::fp8_input_gradients", mutates_args=())
 def _fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str) -> Tensor:
-    by_row, shape = scaling == "rows", (*gradients[0].shape[:-1], weights[0].shape[1])
+    shape = (*gradients[0].shape[:-1], weights[0].shape[1])
     total = weights[0].new_empty(shape)
     rows = total.view(-1, shape[-1])
     for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
-        first = choice.operand(gradient.reshape(-1, weight.shape[0]), dtype=inputs.FORMATS[gradient_format], by_row=by_row)
-        second = choice.operand(weight, dtype=torch.float8_e4m3fn, by_row=by_row, transposed=True, second=True)
+        first = choice.operand(gradient.reshape(-1, weight.shape[0]), scaling, GRADIENT, dtype=inputs.FORMATS[gradient_format])
+        second = choice.operand(weight, scaling, WEIGHT, transposed=True, second=True)
         made = torch.empty_like(rows) if index else rows
         reference.multiply(first, second, made)
         if index:
@@ -186,16 +193,16 @@ def _fp8_weight_gradients(
     gradients: Sequence[Tensor], x: Tensor, scale: Tensor | None,
     width: int, scaling: str, gradient_format: str, biases: Sequence[bool],
 ) -> list[Tensor]:  # fmt: skip
-    by_row, rows = scaling == "rows", x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
     made = [gradient.new_empty((gradient.shape[-1], width)) for gradient in gradients]
     sums = [gradient.new_empty(gradient.shape[-1]) for gradient, given in zip(gradients, biases, strict=True) if given]
     if scale is None:
-        second = choice.operand(rows, dtype=torch.float8_e4m3fn, by_row=by_row, transposed=True, second=True)
+        second = choice.operand(rows, scaling, INPUT, transposed=True, second=True)
     else:
-        second = choice.turned(rows, scale, gradients[0])
+        second = choice.turned(rows, scale, gradients[0], scaling, width)
     for gradient, out in zip(gradients, made, strict=True):
         matrix = gradient.reshape(-1, gradient.shape[-1])
-        first = choice.operand(matrix, dtype=inputs.FORMATS[gradient_format], by_row=by_row, transposed=True)
+        first = choice.operand(matrix, scaling, GRADIENT, dtype=inputs.FORMATS[gradient_format], transposed=True)
         reference.multiply(first, second, out)
         del first
     given = (gradient for gradient, has_bias in zip(gradients, biases, strict=True) if has_bias)

@@ -26,12 +26,12 @@ class Operand(NamedTuple):
     """One side of a product.
 
     Attributes:
-        data: Eight-bit [rows, summed], contiguous, padded with zeros.
-        scale: fp32, what the elements were divided by: one, or one for each row.
+        data: Eight-bit [rows, summed], contiguous, padded with zeros; fp32 values where blocks have scales.
+        scale: fp32, what the elements were divided by: one, or one for each row; None for values.
     """
 
     data: Tensor
-    scale: Tensor
+    scale: Tensor | None
 
 
 def has_tensor_cores(tensor: Tensor) -> bool:
@@ -81,7 +81,7 @@ def turned(low: Tensor, scale: Tensor) -> Operand:
 def multiply(first: Operand, second: Operand, out: Tensor, bias: Tensor | None = None, *, fast: bool = False) -> None:
     """Writes first · secondᵀ [+ bias] into `out`, [rows of the first, at most rows of the second].
 
-    On CUDA by torch's scaled matmul, elsewhere by a product in fp32 of the same eight-bit values.
+    On CUDA by torch's scaled matmul, elsewhere by a product in fp32 of the same eight-bit values; of values everywhere in fp32.
 
     Args:
         first: Rows of the result.
@@ -91,6 +91,10 @@ def multiply(first: Operand, second: Operand, out: Tensor, bias: Tensor | None =
         fast: True if the tensor cores may sum in less than fp32, as torchao lets them in the forward.
     """
     columns = out.shape[1]
+    if first.scale is None or second.scale is None:
+        made = first.data @ second.data[:columns].mT
+        out.copy_(made if bias is None else made.add_(bias))
+        return
     if not has_tensor_cores(out):
         made = first.data.float() @ second.data[:columns].float().mT
         made *= first.scale[:, None] * second.scale[:columns] if first.scale.numel() > 1 else first.scale * second.scale[:columns]
@@ -105,6 +109,8 @@ def multiply(first: Operand, second: Operand, out: Tensor, bias: Tensor | None =
 
 
 def _scaled(first: Operand, second: Operand, out: Tensor, bias: Tensor | None, fast: bool) -> None:
+    assert first.scale is not None
+    assert second.scale is not None
     by_row = first.scale.numel() > 1 or second.scale.numel() > 1
     if by_row and out.dtype == torch.float32:  # scaled by row it makes bf16 alone; powers of two multiply exactly afterwards
         one = first.scale.new_ones(())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megakernels._common import chooses_triton
-from megakernels.ops.fp8_linear.facts import BY_COLUMN, WHOLE, ScaledLinears, making_bytes
+from megakernels.ops.fp8_linear.facts import BLOCKS, BY_COLUMN, WHOLE, BlockLinears, ScaledLinears, making_bytes
 
 
 def dense_rows(x: Tensor) -> bool:
@@ -16,6 +16,8 @@ def dense_rows(x: Tensor) -> bool:
 def quantize_scratch(x: Tensor, scaling: str) -> int:
     """Bytes inside `fp8_quantize`."""
     rows, columns = x.numel() // x.shape[-1], x.shape[-1]
+    if scaling in BLOCKS:
+        return BlockLinears(rows, columns, (), x.itemsize, scaling).keeping_bytes(rows)
     return making_bytes(rows, columns, BY_COLUMN if scaling == "columns" else WHOLE, x.itemsize, fused=_fused(x))
 
 
@@ -23,14 +25,14 @@ def linears_scratch(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], 
     """Bytes inside `fp8_linears`."""
     width, outs = weights[0].shape[1], tuple(weight.shape[0] for weight in weights)
     rows, fused = x.numel() // x.shape[-1], _fused(*weights, *((x,) if scale is None else ()))
-    return ScaledLinears(rows, width, outs, weights[0].itemsize, scaling == "rows", fused).forward_bytes(given=scale is not None)
+    return _linears(rows, width, outs, weights[0].itemsize, scaling, fused=fused).forward_bytes(given=scale is not None)
 
 
 def input_gradients_scratch(gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, _gradient_format: str) -> int:
     """Bytes inside `fp8_input_gradients`."""
     width, outs = weights[0].shape[1], tuple(weight.shape[0] for weight in weights)
     rows, size = gradients[0].numel() // outs[0], weights[0].itemsize
-    return ScaledLinears(rows, width, outs, size, scaling == "rows", _fused(*gradients, *weights)).input_gradient_bytes
+    return _linears(rows, width, outs, size, scaling, fused=_fused(*gradients, *weights)).input_gradient_bytes
 
 
 def weight_gradients_scratch(
@@ -39,7 +41,13 @@ def weight_gradients_scratch(
     """Bytes inside `fp8_weight_gradients`."""
     rows, outs = x.numel() // x.shape[-1], tuple(gradient.shape[-1] for gradient in gradients)
     fused = _fused(*gradients, *((x,) if scale is None else ()))
-    return ScaledLinears(rows, width, outs, gradients[0].itemsize, scaling == "rows", fused).weight_gradient_bytes(given=scale is not None)
+    return _linears(rows, width, outs, gradients[0].itemsize, scaling, fused=fused).weight_gradient_bytes(given=scale is not None)
+
+
+def _linears(rows: int, width: int, outs: tuple[int, ...], itemsize: int, scaling: str, *, fused: bool) -> ScaledLinears | BlockLinears:
+    if scaling in BLOCKS:
+        return BlockLinears(rows, width, outs, itemsize, scaling)
+    return ScaledLinears(rows, width, outs, itemsize, scaling == "rows", fused)
 
 
 def _fused(*operands: Tensor) -> bool:

@@ -191,7 +191,7 @@ def bank_keeps_copy(spec: Spec, inventory: Inventory, index: int) -> bool | None
     if _recipe_of(spec, index, block.family) is None:
         return None
     program, _ = _family_program(spec, local_dims(spec), index, block, gradient_dtype(spec, block))
-    return keeps_copy(program, spec.policy(index, block.family))
+    return keeps_copy(program, spec.policy(index, block.family), emulated=spec.emulates_products)
 
 
 def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> tuple[BlockProgram, Shapes]:

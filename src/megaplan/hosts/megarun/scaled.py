@@ -13,14 +13,14 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from megakernels.ops.fp8_linear.facts import SCALE_BYTES, ScaledLinears
+from megakernels.ops.fp8_linear.facts import BlockLinears, ScaledLinears
 from megaplan.blocks.ops import BlockProgram, Op, partial_gradient
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.graph import roots_of
 from megaplan.hosts.megarun.scaled_experts import bank_in_eight_bits
-from megaplan.low_precision import PER_TENSOR, RecipeName
+from megaplan.low_precision import EMULATED, PER_TENSOR, RecipeName
 
 LOW, SCALES, WHOLE, GATHERED = ".low", ".low_scales", ".low_whole", ".low_gathered"
 IN_KEEPING, IN_FORWARD, IN_INPUT, IN_WEIGHTS = ".in_keeping", ".in_forward", ".in_input_gradient", ".in_weight_gradients"
@@ -86,21 +86,22 @@ def in_eight_bits(
         policy: Recompute policy of the block.
         fused: True if Triton kernels make the copies.
     """
-    by_row = name not in PER_TENSOR
+    by_row, emulated = name not in PER_TENSOR, name in EMULATED
     changed, calls = _scaled(program, policy, by_row)
-    changed, found = bank_in_eight_bits(changed, dict(shapes), parameters, policy, by_row=by_row, fused=fused)
+    changed, found = bank_in_eight_bits(changed, dict(shapes), parameters, policy, by_row=by_row, fused=fused, emulated=emulated)
     for call in calls:
         multiplied = shapes[call.gathered or call.source]
         width, elements = parameters[call.weights[0]][1], prod(multiplied[2])
         outs = tuple(parameters[weight][0] for weight in call.weights)
-        product = ScaledLinears(elements // width, width, outs, multiplied[0] // elements, by_row, fused)
+        rows, size = elements // width, multiplied[0] // elements
+        product = BlockLinears(rows, width, outs, size, name) if emulated else ScaledLinears(rows, width, outs, size, by_row, fused)
         found |= _storages(call, product, prod(shapes[call.source][2]) // width)
     return changed, found
 
 
-def _storages(call: Call, product: ScaledLinears, own_rows: int) -> Shapes:
+def _storages(call: Call, product: ScaledLinears | BlockLinears, own_rows: int) -> Shapes:
     """Storages of a call other than its outputs; `own_rows` are the rank's own tokens."""
-    given = call.keeps_low and not product.by_row
+    given = call.keeps_low and not product.makes_operand
     found = {
         IN_FORWARD: _inside(product.forward_bytes(given=given)),
         IN_INPUT: _inside(product.input_gradient_bytes),
@@ -108,7 +109,8 @@ def _storages(call: Call, product: ScaledLinears, own_rows: int) -> Shapes:
     }
     if call.keeps_low:
         found[LOW] = _copy(product.kept_shape(own_rows), Column.ACTIVATIONS)
-        found[SCALES] = SCALE_BYTES * product.num_scales, Column.ACTIVATIONS, (product.num_scales,), DType.FP32, Basis.EXACT
+        size, count = product.scale_bytes, product.num_scales
+        found[SCALES] = size * count, Column.ACTIVATIONS, (count,), DType.FP8 if size == 1 else DType.FP32, Basis.EXACT
         found[IN_KEEPING] = _inside(product.keeping_bytes(own_rows))
         if call.gathered is not None:
             found[WHOLE] = _copy(product.kept_shape(product.rows), Column.ACTIVATIONS)

@@ -2,7 +2,7 @@
 
 Experts read tokens, or rows that arrived, in place with all kernels. On one rank they save the tokens in 16 bits, which the router saves
 anyway, and quantise them again in backward. Rows that arrived from other ranks are saved as the transposed copy that the weight gradients
-multiply, each expert's rows padded to a multiple of 16, with a scale for each expert's columns.
+multiply, each expert's rows padded to a multiple of 16, with a scale for each expert's columns; where blocks have scales, in 16 bits.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from megaplan.families.moe.program import ARRIVED, INSIDE_BACKWARD, INSIDE_FORWA
 LOW, SCALES = "experts.low", "experts.low_scales"
 
 
-def keeps_copy(program: BlockProgram, policy: str) -> bool | None:
+def keeps_copy(program: BlockProgram, policy: str, *, emulated: bool) -> bool | None:
     """True if a block's bank keeps a copy of its input; None if the block has no bank.
 
     If selective recompute runs the bank again, its input is saved for that.
     """
     bank = next((op for op in program.ops if op.name == BANK), None)
-    return None if bank is None else bank.reads[0] == ARRIVED and policy != "selective"
+    return None if bank is None else bank.reads[0] == ARRIVED and policy != "selective" and not emulated
 
 
 def bank_in_eight_bits(
@@ -38,9 +38,10 @@ def bank_in_eight_bits(
     *,
     by_row: bool,
     fused: bool,
+    emulated: bool,
 ) -> tuple[BlockProgram, Shapes]:
     """The program of a block and its storages with its bank in eight bits, if it has one."""
-    keeps = keeps_copy(program, policy)
+    keeps = keeps_copy(program, policy, emulated=emulated)
     if keeps is None:
         return program, shapes
     op = next(op for op in program.ops if op.name == BANK)
@@ -48,7 +49,7 @@ def bank_in_eight_bits(
     experts, width, hidden = parameters["experts.up_proj"]
     slots = given[2][1] if len(given[2]) > 1 else 1
     gated, bias, size = "experts.gate_proj" in op.params, "experts.up_proj_bias" in op.params, source[3].bytes
-    bank = ScaledBank(ExpertSizes(given[2][0], slots, experts, width, hidden, gated, bias, size), by_row, fused, keeps)
+    bank = ScaledBank(ExpertSizes(given[2][0], slots, experts, width, hidden, gated, bias, size), by_row, fused, keeps, emulated)
     inside = bank.inside((experts * width * size * bias * gated, experts * width * size * bias, experts * hidden * size * bias))
     basis = given[4]
     found = dict(shapes)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from megaplan.hosts.megarun.ledger import bank_keeps_copy, layer_calls
 from megaplan.inventory.tensors import Inventory
-from megaplan.low_precision import FORMATS, PER_TENSOR
+from megaplan.low_precision import EMULATED, FORMATS, PER_TENSOR
 from megaplan.spec.models import Spec
 from megarun.model.moe import ExpertBlock
 from megarun.model.norm import RowLinear
@@ -29,7 +29,8 @@ def scale_products(stage: Stage, spec: Spec, inventory: Inventory) -> None:
     recipe = spec.precision.recipe
     if recipe is None:
         return
-    by, gradient_format = "tensor" if recipe.name in PER_TENSOR else "rows", GRADIENT_FORMATS[recipe.format or FORMATS[recipe.name]]
+    by = "tensor" if recipe.name in PER_TENSOR else recipe.name if recipe.name in EMULATED else "rows"
+    gradient_format = GRADIENT_FORMATS[recipe.format or FORMATS.get(recipe.name, "e4m3")]
     for name, block in stage.layers.items():
         keeps_copy = bank_keeps_copy(spec, inventory, int(name))
         if keeps_copy is not None:

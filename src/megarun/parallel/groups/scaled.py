@@ -27,7 +27,7 @@ class Scaling(NamedTuple):
     """Low-precision settings of a linear.
 
     Attributes:
-        by: tensor or rows, what has a scale.
+        by: tensor or rows, what has a scale; mxfp8 or nvfp4 for scales of blocks.
         gradient_format: e4m3 or e5m2, in which outputs' gradients multiply.
         keeps_low: True if the input's copy is kept in place of the input.
     """
@@ -99,8 +99,8 @@ def multiply(
 
 def _copies(group: TensorGroup, scaling: Scaling, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """The operand with its scale, each None for x itself, and the kept copy with its scales."""
-    by_row = scaling.by == "rows"
-    kept_scaling = "columns" if by_row else "tensor"
+    by_row = scaling.by != "tensor"
+    kept_scaling = "columns" if scaling.by == "rows" else scaling.by
     if group.degree == 1:
         low, scales = fp8_quantize(x, kept_scaling)
         return (None, None, low, scales) if by_row else (low, scales, low, scales)
