@@ -93,8 +93,8 @@ kills: $(READY) ## kill -9 at random times in every layout and storage; make kil
 recoveries: $(READY) ## lose processes and nodes of jobs with --memory-copies; make recoveries SEED=0 ROUNDS=3 WRITE=1
 	$(BIN)/python scripts/recoveries.py --seed $(or $(SEED),0) --rounds $(or $(ROUNDS),3) $(if $(WRITE),--write)
 
-fuzz: $(READY) ## mutated files of every kind and options; make fuzz SEED=1 COUNT=10000
-	$(BIN)/python scripts/fuzz.py --count $(or $(COUNT),2000) --seed $(or $(SEED),0)
+fuzz: $(READY) ## mutated files, options and command lines; make fuzz SEED=1 COUNT=10000 LINES=10000 FILES=DIR
+	$(BIN)/python scripts/fuzz.py --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --lines $(or $(LINES),2000) $(if $(FILES),--files $(FILES))
 
 parity-random: $(READY) ## train random layouts of random small models beside one process; make parity-random SEED=7 COUNT=100
 	$(BIN)/python scripts/parity_random.py --seed $(or $(SEED),0) --count $(or $(COUNT),40)

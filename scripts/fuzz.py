@@ -1,6 +1,9 @@
-"""Read mutated files of every kind and options; exits 1 if one gives a traceback, takes 2 s of processor time, or memory passes 512 MiB.
+"""Read mutated files and options; exits 1 if one gives a traceback, takes 2 s of processor time, or memory passes 512 MiB.
 
-python scripts/fuzz.py [--count 2000] [--seed 0]
+python scripts/fuzz.py [--count 2000] [--seed 0] [--lines 2000 [--files DIR]]
+
+`--lines` also runs command lines that hypothesis draws from the parser's options, on mutated files: those of this tree, and of a folder,
+such as unpacked packages of the index.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/megarun/fuzz"))
 
 from fuzz_commands import Commands  # noqa: E402
+from fuzz_grammar import files_of, run_lines  # noqa: E402
 from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes  # noqa: E402
 
 from megarun.data.corpus import read_corpus  # noqa: E402
@@ -27,6 +31,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lines", type=int, default=0)
+    parser.add_argument("--files", type=Path)
     chosen = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
@@ -37,12 +43,19 @@ def main() -> int:
         readers = Inputs(folder, folder / "small.tokens").readers | Commands(folder).readers
         before = peak_bytes()
         found = fuzz(readers, chosen.count, chosen.seed)
+        (folder / "lines").mkdir()
+        lines = run_lines(folder / "lines", files_of(chosen.files), chosen.lines, chosen.seed) if chosen.lines else None
     for kind in readers:
         print(f"{kind}: {found.loaded[kind]} loaded, {found.refused[kind]} refused")
+    wrong = found.wrong + (lines.wrong if lines else [])
+    for command in sorted({*lines.taken, *lines.refused}) if lines else ():
+        print(f"{command}: {lines.taken[command]} answered, {lines.refused[command]} refused")
+    if lines:
+        print(f"slowest command line: {lines.slowest[0]:.2f} s of processor time: {lines.slowest[1][:300]}")
     print(f"seed {chosen.seed}, {time.monotonic() - began:.1f} s, {peak_bytes() / 2**20:.0f} MiB, {before / 2**20:.0f} before")
-    for line in found.wrong:
+    for line in wrong:
         print(f"wrong: {line}", file=sys.stderr)
-    return 1 if found.wrong or peak_bytes() - before > LARGEST_BYTES else 0
+    return 1 if wrong or peak_bytes() - before > LARGEST_BYTES else 0
 
 
 if __name__ == "__main__":

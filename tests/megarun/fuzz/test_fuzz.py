@@ -8,6 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # fuzz_inputs
 
 from fuzz_commands import Commands
+from fuzz_grammar import files_of, run_lines
 from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes
 
 from megarun.data.corpus import read_corpus
@@ -28,3 +29,10 @@ def test_no_input_gives_a_traceback(tmp_path: Path) -> None:
     assert set(found.refused) == set(readers)  # every kind has met what it must refuse
     assert set(found.loaded) == set(readers)
     assert peak_bytes() - before < LARGEST_BYTES
+
+
+def test_no_command_line_gives_a_traceback(tmp_path: Path) -> None:
+    found = run_lines(tmp_path, files_of(None), 120, 0)
+    assert not found.wrong
+    assert found.taken
+    assert found.refused
