@@ -48,7 +48,12 @@ def _size(text: str) -> int:
 def tokenize_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of UTF-8 texts; every file is one document.")],
     out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The token file to write.")],
-    tokenizer: Annotated[str, typer.Option("--tokenizer", metavar="bpe|bytes", help="BPE trained on DIR, or bytes.")] = "bpe",
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", metavar="bpe|bytes|FILE", help="BPE trained on DIR, bytes, or a tokenizer.json.")
+    ] = "bpe",
+    end: Annotated[
+        str | None, typer.Option("--end-of-document", metavar="TOKEN", help="Token of FILE that ends a document; default: the usual one.")
+    ] = None,
     vocab_size: Annotated[
         int | None, typer.Option("--vocab-size", metavar="N", help=f"Number of BPE ids, default {DEFAULT_VOCAB_SIZE}; bytes have 257.")
     ] = None,
@@ -73,16 +78,21 @@ def tokenize_command(
         from megarun.data.corpus import read_corpus  # noqa: PLC0415  (the tokenizer's library is not needed for --help)
         from megarun.data.token_file import tokenizer_path  # noqa: PLC0415
         from megarun.data.tokenize import check_output, tokenize  # noqa: PLC0415
-        from megarun.data.tokenizer import check_vocab_size  # noqa: PLC0415
+        from megarun.data.tokenizer import check_vocab_size, read_tokenizer  # noqa: PLC0415
 
-        kind = _kind(tokenizer)
-        wanted = vocab_size if vocab_size is not None else 257 if kind == "bytes" else DEFAULT_VOCAB_SIZE
-        check_vocab_size(kind, wanted)
+        file = next((each for each in (tokenizer_path(Path(tokenizer)), Path(tokenizer)) if each.is_file()), None)
+        given = read_tokenizer(file, end) if file is not None else None
+        if (vocab_size if given else end) is not None:
+            raise typer.BadParameter("--vocab-size is of a new tokenizer, --end-of-document of a file's")
+        kind = given.kind if given else _kind(tokenizer)
+        wanted = given.vocab_size if given else vocab_size if vocab_size is not None else 257 if kind == "bytes" else DEFAULT_VOCAB_SIZE
+        if given is None:
+            check_vocab_size(kind, wanted)
         check_output(out)
         patterns = tuple(pattern.strip() for pattern in include.split(",") if pattern.strip())
         with _progress() as progress:
             corpus = read_corpus(folder, patterns, limit_bytes, progress, without=(out, tokenizer_path(out)))
-            done = tokenize(corpus, kind, wanted, out, progress, structure=structure, platform=platform)
+            done = tokenize(corpus, kind, wanted, out, progress, structure=structure, platform=platform, given=given)
         output.write(_tokenized_text(corpus, done, out, wanted))
 
     return _answer(work, as_json=False)
@@ -121,7 +131,7 @@ def _kind(text: str) -> TokenizerKind:
     try:
         return TokenizerKind(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither bpe nor bytes", param_hint="--tokenizer") from None
+        raise typer.BadParameter(f"{text!r} is neither bpe nor bytes nor a file", param_hint="--tokenizer") from None
 
 
 @contextmanager
@@ -144,6 +154,8 @@ def _tokenized_text(corpus: Corpus, done: Tokenized, path: Path, wanted_vocab_si
     header, trained = done.header, done.tokenizer
     if trained.kind == "bytes":
         tokenizer = "bytes"
+    elif trained.content:
+        tokenizer = f"as given; {trained.tokenizer.id_to_token(trained.end_of_document_id)} ends a document"
     else:
         sample = f"{trained.sample_documents:,} of {header.num_documents:,} documents, {format_bytes(trained.sample_bytes)}"
         tokenizer = f"byte-level BPE, trained on {sample}"

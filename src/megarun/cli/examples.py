@@ -24,6 +24,7 @@ EXAMPLES = {
         "megarun sample runs/my 'Once there was' --tokenizer corpus.tokens",
         "megarun sample runs/my 'def main' --tokenizer tokenizer.json --tokens 40 --temperature 0",
     ),
+    "eval": ("megarun eval runs/my held-out.tokens", "megarun eval runs/my corpus.tokens --rows 64"),
     "checkpoint list": ("megarun checkpoint list runs/my",),
     "checkpoint inspect": ("megarun checkpoint inspect runs/my/checkpoints/step-00000500",),
     "checkpoint verify": ("megarun checkpoint verify runs/my",),

@@ -207,6 +207,21 @@ def sample(
     return _answered(lambda: write_sample(run, tokenizer, wanted, as_json=as_json), as_json, with_traceback)
 
 
+@app.command(name="eval", epilog=epilog("eval"), rich_help_panel=FILES)
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or URL, or one checkpoint of it.")],
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="A token file.")],
+    *,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Most rows to read; default: all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Also print Python's traceback of an error.")] = False,
+) -> int:
+    """Compute loss, perplexity and bits per byte of FILE under the newest checkpoint of RUN, of any layout, in one process."""
+    from megarun.cli.eval import write_evaluation  # noqa: PLC0415  (help needs no model)
+
+    return _answered(lambda: write_evaluation(run, data, rows, as_json=as_json), as_json, with_traceback)
+
+
 @app.command(epilog=epilog("doctor"), rich_help_panel=MACHINE)
 def doctor(
     plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file: also look at what it needs.")] = None,

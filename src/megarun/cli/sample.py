@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from megaplan.terminal import output
 from megarun.cli.checkpoint import checkpoints_at
 from megarun.data.token_file import tokenizer_path
-from megarun.data.tokenizer import END_OF_DOCUMENT
+from megarun.data.tokenizer import end_of_document
 from megarun.errors import refusal
 from megarun.sampling.decode import Chooser, continuation, load_decoder
 
@@ -56,7 +56,7 @@ def write_sample(run: str, tokenizer: Path, wanted: Wanted, *, as_json: bool) ->
     made, shown = list[int](), wanted.text
     if not as_json:
         output.write(shown)
-    for token in continuation(decoder, prompt, wanted.num_tokens, chooser, words.token_to_id(END_OF_DOCUMENT)):
+    for token in continuation(decoder, prompt, wanted.num_tokens, chooser, end_of_document(words)):
         made.append(token)
         text = words.decode(prompt + made)
         if not as_json and text.startswith(shown) and not text.endswith("\ufffd"):  # a character of several tokens is not whole yet

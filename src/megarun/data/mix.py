@@ -59,6 +59,12 @@ class TokenMix:
         return max(file.vocab_size for file in self._files)
 
     @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of text of a token, the files' means in the proportion of their rows."""
+        means = zip(self._files, self._weights, strict=True)
+        return sum(file.bytes_per_token * weight for file, weight in means) / sum(self._weights)
+
+    @property
     def identity(self) -> DataFiles:
         """The data identity for checkpoints and other ranks: every file with its weight, in order."""
         return tuple(

@@ -93,6 +93,11 @@ class TokenFile:
         return self.header.num_documents
 
     @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of all texts over all tokens, each document's end included."""
+        return self.header.num_text_bytes / self.num_tokens
+
+    @property
     def identity(self) -> DataFiles:
         """The data identity for checkpoints and other ranks."""
         return (DataFile(self.path.name, self.header.payload_sha256, self.num_tokens, 1),)

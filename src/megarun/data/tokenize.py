@@ -68,6 +68,7 @@ def tokenize(
     *,
     structure: bool = False,
     platform: bool = False,
+    given: TrainedTokenizer | None = None,
 ) -> Tokenized:
     """Tokenize a corpus into `path` and write the tokenizer's JSON next to it; both writes are atomic, the token file last.
 
@@ -79,13 +80,17 @@ def tokenize(
         progress: Callback for every batch.
         structure: True to write the lexical class of every token.
         platform: True to write the platform of every document.
+        given: Tokenizer to use in place of a new one.
 
     Raises:
-        MegaplanError: MP619 if it cannot be written, MP616 if a document changed during tokenization, or there are too many platforms.
+        MegaplanError: MP619 if it cannot be written, MP616 if a document changed during tokenization, or there are too many platforms,
+            MP680 if lexical classes are wanted of a tokenizer that was not made here.
     """
     with _replacing(path) as file:
         progress("training the tokenizer", 0, 1)
-        tokenizer = bytes_tokenizer() if kind is TokenizerKind.BYTES else train_bpe(corpus, vocab_size)
+        tokenizer = given or (bytes_tokenizer() if kind is TokenizerKind.BYTES else train_bpe(corpus, vocab_size))
+        if structure and not tokenizer.is_own:
+            raise refusal("MP680", "--structure needs the bytes of each token, which only a tokenizer of this command has")
         header = _write_payload(file, corpus, tokenizer, progress, structure=structure, platform=platform)
         file.flush()
         header = replace(header, payload_sha256=payload_sha256(file))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ SAMPLE_BYTES = 4_000_000  # a larger sample hardly changes a vocabulary of a few
 SEGMENT_CHARACTERS = 1 << 20
 # The pre-tokenizer always separates a line end that precedes a printable character, whatever is before it, so splitting a text in front
 # of that line end does not change its tokens.
+_ENDS = (END_OF_DOCUMENT, "<|endoftext|>", "<|end_of_text|>", "<|endofdocument|>", "<|im_end|>", "<eos>", "</s>")
+"""Tokens that end a document, of this module and of published tokenizers, in the order in which they are looked for."""
 _CUT = re.compile(r"\n(?=[!-~])")
 
 
@@ -48,6 +51,7 @@ class TrainedTokenizer:
         end_of_document_id: Id that ends every document; no text encodes to it.
         sample_documents: Number of documents it was trained on, some of them partly.
         sample_bytes: UTF-8 bytes that it was trained on.
+        content: JSON of the file that it was read from; empty if it was made here.
     """
 
     kind: TokenizerKind
@@ -55,21 +59,27 @@ class TrainedTokenizer:
     end_of_document_id: int
     sample_documents: int = 0
     sample_bytes: int = 0
+    content: bytes = b""
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Vocabulary size; ids are 0 … vocab_size − 1."""
-        return self.tokenizer.get_vocab_size()
+        return max(self.tokenizer.get_vocab().values()) + 1  # published ones leave ids out
 
     @property
     def json(self) -> bytes:
         """Contents of the tokenizer's JSON file."""
-        return self.tokenizer.to_str(pretty=True).encode() + b"\n"
+        return self.content or self.tokenizer.to_str(pretty=True).encode() + b"\n"
 
     @property
     def sha256(self) -> str:
         """SHA-256 of the JSON."""
         return hashlib.sha256(self.json).hexdigest()
+
+    @property
+    def is_own(self) -> bool:
+        """True if it has this module's pre-tokenizer, which texts may be cut for."""
+        return self.tokenizer.token_to_id(END_OF_DOCUMENT) == self.end_of_document_id
 
     @cached_property
     def id_bytes(self) -> NDArray[np.int64]:
@@ -80,7 +90,7 @@ class TrainedTokenizer:
         """Ids of each text, without the end of document."""
         if self.kind is TokenizerKind.BYTES:
             return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
-        segments = [list(segments_of(text)) for text in texts]
+        segments = [list(segments_of(text)) if self.is_own else [text] for text in texts]
         encoded = iter(self.tokenizer.encode_batch_fast([part for parts in segments for part in parts], add_special_tokens=False))
         return [np.array([token for _ in parts for token in next(encoded).ids], dtype=np.int64) for parts in segments]
 
@@ -105,6 +115,41 @@ def bytes_tokenizer() -> TrainedTokenizer:
     tokenizer = _byte_level(BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
     tokenizer.add_special_tokens([AddedToken(END_OF_DOCUMENT, special=True, normalized=False)])
     return TrainedTokenizer(TokenizerKind.BYTES, tokenizer, len(letters))
+
+
+def read_tokenizer(path: Path, end: str | None = None) -> TrainedTokenizer:
+    """A tokenizer of a JSON file, as `tokenize` and published models have it.
+
+    Args:
+        path: The file.
+        end: Token that ends a document; else the first one of the usual names that it has.
+
+    Raises:
+        MegaplanError: MP680, the file cannot be read, or no token ends a document.
+    """
+    hints = ("--tokenizer corpus.tokens.tokenizer.json",)
+    try:
+        content = path.read_bytes()
+        tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library has no class of its own
+        raise refusal("MP680", f"{path}: {str(error).splitlines()[0]}", hints=hints, file=str(path)) from None
+    names = (end,) if end is not None else _ENDS
+    ids = tokenizer.get_vocab()
+    found = next((each for each in names if each in ids), None)
+    if found is None:
+        detail = f"{path}: none of {', '.join(names)} is a token of it"
+        raise refusal("MP680", detail, hints=("--end-of-document TOKEN",), file=str(path))
+    if max(ids.values()) + 1 < MIN_VOCAB_SIZE:
+        raise refusal("MP680", f"{path}: ids up to {max(ids.values())}, and a token file has at least {MIN_VOCAB_SIZE}", file=str(path))
+    tokenizer.encode_special_tokens = True  # a text that spells a special token is text
+    own_bytes = len(ids) == MIN_VOCAB_SIZE and found == END_OF_DOCUMENT
+    kind = TokenizerKind.BYTES if own_bytes else TokenizerKind.BPE
+    return TrainedTokenizer(kind, tokenizer, ids[found], content=content)
+
+
+def end_of_document(tokenizer: Tokenizer) -> int | None:
+    """The id that ends a document, by the usual names; None if it has none of them."""
+    return next((found for name in _ENDS if (found := tokenizer.token_to_id(name)) is not None), None)
 
 
 def train_bpe(corpus: Corpus, vocab_size: int) -> TrainedTokenizer:

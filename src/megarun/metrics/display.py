@@ -84,7 +84,8 @@ class Display:
     def show_evaluation(self, evaluated: Evaluated) -> None:
         """Print the held-out loss on a separate line."""
         if self._speaks:
-            self._progress.console.print(f"step {evaluated.step}/{self._num_steps}  held-out loss {evaluated.evaluation_loss:.4f}")
+            bits = f"{evaluated.evaluation_bits_per_byte:.4f} bits per byte"
+            self._progress.console.print(f"step {evaluated.step}/{self._num_steps}  held-out loss {evaluated.evaluation_loss:.4f}  {bits}")
 
 
 def step_text(metrics: StepMetrics) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,6 +56,16 @@ class StepMetrics:
     idle_experts: dict[str, int]
 
 
+def bits_per_byte(loss: float, bytes_per_token: float) -> float:
+    """Bits that code a byte of text, which compares models of different tokenizers; infinite for a file without text.
+
+    Args:
+        loss: Nats a token, the end of a document included.
+        bytes_per_token: UTF-8 bytes of the texts over their tokens.
+    """
+    return loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf
+
+
 def routing_keys(routed: Routed) -> dict[str, Any]:
     """The keys of a step's line that have an entry per E layer."""
     layers = {routing.layer: routing for routing in routed.layers}
@@ -72,12 +83,14 @@ class Evaluated:
     Attributes:
         step: Optimizer steps done.
         evaluation_loss: Loss of the main prediction over all batches, nats per label.
+        evaluation_bits_per_byte: The loss in bits over the UTF-8 bytes that a token of the held-out file has on average.
         tokens: Number of tokens of all batches.
         seconds: Wall-clock time in seconds.
     """
 
     step: int
     evaluation_loss: float
+    evaluation_bits_per_byte: float
     evaluation_tokens: int
     evaluation_seconds: float
 

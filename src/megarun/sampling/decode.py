@@ -132,13 +132,27 @@ def load_decoder(checkpoint: AnyPath, length: int, device: torch.device) -> Deco
     Raises:
         MegaplanError: The checkpoint cannot be read, or MP678, the model reads more than tokens.
     """
-    manifest = read_manifest(checkpoint)
-    saved_job = Job.from_plan(plan_of(checkpoint, manifest))
-    features = saved_job.spec.model.features
-    needed = [name for name in ("structure", "platform", "relation_bias") if getattr(features, name) is not None]
+    stage, spec = load_stage(checkpoint, device, length)
+    needed = [name for name in ("structure", "platform", "relation_bias") if getattr(spec.model.features, name) is not None]
     if needed:
         raise refusal("MP678", f"{checkpoint}: model.features.{needed[0]} needs classes of the tokens, which a text alone has not")
-    job = Job.from_plan(make_plan(alone(saved_job, length)))
+    return Decoder(stage, spec)
+
+
+def load_stage(checkpoint: AnyPath, device: torch.device, length: int | None = None) -> tuple[Stage, Spec]:
+    """The whole model of a checkpoint as one stage for this process, and its spec.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        device: Device of the model.
+        length: Tokens of a row; the plan's if None.
+
+    Raises:
+        MegaplanError: The checkpoint cannot be read.
+    """
+    manifest = read_manifest(checkpoint)
+    saved_job = Job.from_plan(plan_of(checkpoint, manifest))
+    job = Job.from_plan(make_plan(alone(saved_job, length or saved_job.spec.batch.seq_length)))
     (slot,) = job.layout.slots
     stage = build_stage(job.spec, job.inventory, slot).to(TORCH_DTYPES[saved_job.spec.precision.params.of_products])
     stage.to_empty(device=device)
@@ -148,7 +162,7 @@ def load_decoder(checkpoint: AnyPath, length: int, device: torch.device) -> Deco
         for name, tensor in full_tensors(checkpoint, own):
             own[name].copy_(adapters.merged(name, tensor).reshape(own[name].shape))  # a bank's rows
     stage.add_buffers(device)
-    return Decoder(stage.eval().requires_grad_(False), job.spec)
+    return stage.eval().requires_grad_(False), job.spec
 
 
 def alone(job: Job, length: int) -> Spec:

@@ -7,19 +7,22 @@ import time
 import torch
 import torch.distributed as dist
 
-from megarun.data.batches import Batches, TokenRows
+from megarun.data.batches import Batches
+from megarun.data.mix import TokenMix
+from megarun.data.token_file import TokenFile
 from megarun.engine.trainer import Trainer
 from megarun.job.job import Job
 from megarun.launch.interrupt import Interrupt
-from megarun.metrics.records import Evaluated
+from megarun.metrics.records import Evaluated, bits_per_byte
 from megarun.parallel.apply.forward import ForwardRunner
 
 
 class Evaluator:
     """Evaluates a trainer's model on the first batches of a held-out token file, in the order of the training seed."""
 
-    def __init__(self, job: Job, trainer: Trainer, source: TokenRows, num_batches: int) -> None:
+    def __init__(self, job: Job, trainer: Trainer, source: TokenFile | TokenMix, num_batches: int) -> None:
         self._job, self._trainer, self._num_batches = job, trainer, num_batches
+        self._bytes_per_token = source.bytes_per_token
         self._batches = Batches(source, job.spec, trainer.mesh)
 
     def evaluate(self, step: int, interrupt: Interrupt, control: dist.ProcessGroup) -> Evaluated | None:
@@ -39,4 +42,6 @@ class Evaluator:
         finally:
             runner.reshard()
         (loss,) = trainer.read_all(trainer.reduced_loss(nats).reshape(1))
-        return Evaluated(step, loss / num_labels, self._num_batches * self._job.global_batch_tokens, time.perf_counter() - began)
+        loss /= num_labels
+        bits, num_tokens = bits_per_byte(loss, self._bytes_per_token), self._num_batches * self._job.global_batch_tokens
+        return Evaluated(step, loss, bits, num_tokens, time.perf_counter() - began)

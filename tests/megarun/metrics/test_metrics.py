@@ -90,7 +90,7 @@ def test_a_cut_line_does_not_merge_with_the_next(before: str, tmp_path: Path) ->
     path = tmp_path / FILE_NAME
     path.write_text(before)
     with MetricsFile(tmp_path, 0, resumed=True) as metrics:
-        metrics.write(Evaluated(2, 1.0, 1, 1.0))
+        metrics.write(Evaluated(2, 1.0, 1.0, 1, 1.0))
     assert [each["step"] for each in records(path)] == ([1, 2] if '{"step": 1}' in before else [2])
 
 
@@ -122,12 +122,12 @@ def test_lines_wait_for_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.
     with MetricsFile(tmp_path, 0) as metrics:
         room = full_after(30, monkeypatch)
         for step in (1, 2, 3):
-            metrics.write(Evaluated(step, 1.0, 1, 1.0))
+            metrics.write(Evaluated(step, 1.0, 1.0, 1, 1.0))
         said = capsys.readouterr().err
         assert said.count("warning[MP661]") == 1
         assert "No space left on device; the run continues" in said
         room[0] = 10_000
-        metrics.write(Evaluated(4, 1.0, 1, 1.0))
+        metrics.write(Evaluated(4, 1.0, 1.0, 1, 1.0))
     assert [each["step"] for each in records(tmp_path / FILE_NAME)] == [1, 2, 3, 4]
     assert "lost" not in capsys.readouterr().err
 
@@ -137,8 +137,8 @@ def test_lines_that_never_find_room_are_counted(
 ) -> None:
     with MetricsFile(tmp_path, 0) as metrics:
         full_after(0, monkeypatch)
-        metrics.write(Evaluated(1, 1.0, 1, 1.0))
-        metrics.write(Evaluated(2, 1.0, 1, 1.0))
+        metrics.write(Evaluated(1, 1.0, 1.0, 1, 1.0))
+        metrics.write(Evaluated(2, 1.0, 1.0, 1, 1.0))
     assert "2 lines were lost" in capsys.readouterr().err
 
 
@@ -147,15 +147,15 @@ def test_a_file_that_is_removed_is_made_again(tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "out"
     out.mkdir()
     with MetricsFile(out, 0) as metrics:
-        metrics.write(Evaluated(1, 1.0, 1, 1.0))
+        metrics.write(Evaluated(1, 1.0, 1.0, 1, 1.0))
         (out / FILE_NAME).unlink()
-        metrics.write(Evaluated(2, 1.0, 1, 1.0))
+        metrics.write(Evaluated(2, 1.0, 1.0, 1, 1.0))
         assert "made again with all its lines" in capsys.readouterr().err
         (out / FILE_NAME).rename(out / "old.jsonl")
-        metrics.write(Evaluated(3, 1.0, 1, 1.0))
+        metrics.write(Evaluated(3, 1.0, 1.0, 1, 1.0))
         assert "in a new file" in capsys.readouterr().err
         out.rename(tmp_path / "renamed")
-        metrics.write(Evaluated(4, 1.0, 1, 1.0))
+        metrics.write(Evaluated(4, 1.0, 1.0, 1, 1.0))
     assert [each["step"] for each in records(tmp_path / "renamed" / "old.jsonl")] == [1, 2]
     assert [each["step"] for each in records(tmp_path / "renamed" / FILE_NAME)] == [3, 4]
     assert not out.exists()
@@ -165,9 +165,9 @@ def test_a_folder_that_is_removed_ends_no_run(tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "out"
     out.mkdir()
     with MetricsFile(out, 0) as metrics:
-        metrics.write(Evaluated(1, 1.0, 1, 1.0))
+        metrics.write(Evaluated(1, 1.0, 1.0, 1, 1.0))
         shutil.rmtree(out)
-        metrics.write(Evaluated(2, 1.0, 1, 1.0))
+        metrics.write(Evaluated(2, 1.0, 1.0, 1, 1.0))
     assert "1 lines were lost" in capsys.readouterr().err
     assert not out.exists()
 
@@ -205,5 +205,5 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
     with MetricsFile(tmp_path, 0) as metrics:
         (tmp_path / FILE_NAME).unlink()
         (tmp_path / FILE_NAME).symlink_to(tmp_path / "precious")
-        metrics.write(Evaluated(1, 1.0, 1, 1.0))
+        metrics.write(Evaluated(1, 1.0, 1.0, 1, 1.0))
     assert (tmp_path / "precious").read_text() == "precious"

@@ -1,0 +1,78 @@
+"""The loss of a token file under a checkpoint, in one process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from megarun.data.batches import Batches
+from megarun.data.token_file import TokenFile
+from megarun.errors import refusal
+from megarun.launch.process_group import Launch, process_group
+from megarun.metrics.records import bits_per_byte
+from megarun.parallel.apply.forward import ForwardRunner
+from megarun.parallel.groups.mesh import build_mesh
+from megarun.remote import AnyPath
+from megarun.sampling.decode import load_stage
+
+
+@dataclass(frozen=True, slots=True)
+class FileLoss:
+    """The loss of rows of a token file.
+
+    Attributes:
+        rows: Rows that were read, each of the plan's sequence length.
+        labels: Tokens that were predicted.
+        loss: Loss of the main prediction, nats a label.
+        bytes_per_token: UTF-8 bytes of the file's texts over its tokens.
+    """
+
+    rows: int
+    labels: int
+    loss: float
+    bytes_per_token: float
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the loss; infinite above the largest number."""
+        return math.exp(self.loss) if self.loss < math.log(torch.finfo(torch.float64).max) else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits that code a byte of text."""
+        return bits_per_byte(self.loss, self.bytes_per_token)
+
+
+def evaluate(checkpoint: AnyPath, source: TokenFile, most_rows: int | None, device: torch.device) -> FileLoss:
+    """Compute the loss of a token file's rows, in the order of the plan's seed, one row at a time.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        source: The token file.
+        most_rows: Rows to read; all if None.
+        device: Device of the model.
+
+    Raises:
+        MegaplanError: The checkpoint cannot be read, or MP679: the file does not fit the model, or has no row of its length.
+    """
+    stage, spec = load_stage(checkpoint, device)
+    if source.vocab_size > spec.model.vocab_size:
+        detail = f"{source.path}: a vocabulary of {source.vocab_size:,}, and the model has {spec.model.vocab_size:,} rows"
+        raise refusal("MP679", detail, file=str(source.path))
+    rows = min(source.num_windows(spec.batch.seq_length), most_rows or source.num_tokens)
+    if rows == 0:
+        detail = f"{source.path}: {source.num_tokens:,} tokens, and a row has {spec.batch.seq_length:,} and its last label"
+        raise refusal("MP679", detail, file=str(source.path))
+    with process_group(Launch(0, 1, 0, dist.HashStore()), device):  # type: ignore[attr-defined]
+        mesh = build_mesh(spec.mesh, device)
+        runner, batches = ForwardRunner([stage], spec, mesh), Batches(source, spec, mesh)
+        nats, labels = torch.zeros((), dtype=torch.float64, device=device), 0
+        for index in range(rows):
+            batch = batches.at(index)
+            count = spec.batch.seq_length if batch.packed is None else batch.packed.num_targets
+            nats += runner.loss(batch) * count
+            labels += count
+    return FileLoss(rows, labels, float(nats) / max(1, labels), source.bytes_per_token)
