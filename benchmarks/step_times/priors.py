@@ -22,7 +22,6 @@ class Prior(NamedTuple):
 
 
 PINS = Path(__file__).with_name("pinned.json")
-SEQUENTIAL_EXPERTS_UNTIL = "25.02"
 GENERATIONS = ("ampere", "hopper", "blackwell", "cdna")
 LOAD = "share of the data sheet's peak that large products reach under training load"
 _GEMM = {
@@ -146,7 +145,5 @@ def _frameworks() -> dict[str, Prior]:
             found[f"library.{name}"] = Prior(1.0, 0.07, "factor", "products relative to Transformer Engine's; " + _SCRIPTS)
     for name, host in frameworks().items():
         for release in host.releases:
-            early = name == "nemo" and release < SEQUENTIAL_EXPERTS_UNTIL
-            source = "experts run one after another; " if early else "MoE layers of a release relative to the others; "
-            found[f"moe.{name}.{release}"] = Prior(1.15 if early else 1.0, 0.12, "factor", source + _SCRIPTS)
+            found[f"moe.{name}.{release}"] = Prior(1.0, 0.12, "factor", "MoE layers of a release relative to the others; " + _SCRIPTS)
     return found

@@ -201,20 +201,6 @@ def test_layers_that_share_a_choice_are_never_parted() -> None:
     assert [item.code for item in refused.value.diagnostics] == ["MP328"]
 
 
-@pytest.mark.parametrize("shared", [1, 3])
-def test_the_width_of_lings_shared_experts_is_that_of_routed_ones(shared: int) -> None:
-    """Published configs have a field for it that the class does not read: equal it changes nothing, and another width is refused."""
-    fields, key = SMALL["bailing_hybrid"][0][0] | {"num_shared_experts": shared}, "moe_shared_expert_intermediate_size"
-    same = imported(fields | {key: fields["moe_intermediate_size"]})
-    assert same.loaded.spec == imported(fields).loaded.spec
-    assert same.loaded.spec.model.moe.shared_ffn_hidden_size == shared * fields["moe_intermediate_size"]
-    assert key not in " ".join(item.detail for item in same.loaded.diagnostics)
-    with pytest.raises(MegaplanError) as refused:
-        imported(fields | {key: shared * fields["moe_intermediate_size"] + 1})
-    (found,) = refused.value.diagnostics
-    assert (found.code, found.location.key) == ("MP807", key)
-
-
 def test_learned_positions_bound_the_batch() -> None:
     """GPT-2 has 1,024 positions: the batch that no config states is as long, and a longer one is refused."""
     fields = {"model_type": "gpt2"}
