@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import megarun.checkpoint.save
 import megarun.data.batches
+import megarun.data.progress
 from megaplan.api.load import load
 from megaplan.budget.peaks import build_budget
 from megaplan.goodput.checkpoints import checkpoint_sizes
@@ -25,11 +26,12 @@ from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
 from megarun.checkpoint import storage
 from megarun.checkpoint.index import read_index
-from megarun.checkpoint.manifest import Manifest, list_checkpoints
+from megarun.checkpoint.manifest import Manifest, list_checkpoints, read_manifest
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.storage import CheckpointWriter
 from megarun.cli.main import run
 from megarun.data.corpus import read_corpus
+from megarun.data.progress import START
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
 
@@ -112,6 +114,23 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert run(command("stopped")) == 0
     assert "resumed from" in capfd.readouterr().err
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def test_the_scale_of_losses_in_fp16_resumes(tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scale doubles after four good steps here: a resume that lost the count of three would double it in another step."""
+    monkeypatch.setattr(megarun.data.progress, "GROWTH_STEPS", 4)
+    assert run(command("whole", precision__params="fp16")) == 0
+    with monkeypatch.context() as patch:
+        stop_in_step(2, signal.SIGTERM, patch)
+        assert run(command("stopped", precision__params="fp16")) == 128 + signal.SIGTERM
+    saved = read_manifest(list_checkpoints(tmp_path / "stopped")[0])
+    assert (saved.step, saved.data_progress.num_scaled) == (3, 3)
+    assert run(command("stopped", precision__params="fp16")) == 0
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+    whole, stopped = (read_manifest(list_checkpoints(tmp_path / folder)[0]) for folder in ("whole", "stopped"))
+    assert whole.step == stopped.step == STEPS
+    assert whole.data_progress == stopped.data_progress
+    assert (whole.data_progress.loss_scale, whole.data_progress.num_scaled) == (2 * START.loss_scale, 2)
 
 
 def damage_bits(path: Path) -> None:
