@@ -95,7 +95,7 @@ SIDES = ("ngram", "structure", "platform")
 
 
 class NormGate(Section):
-    """Gates of norms before blocks: what a norm makes is multiplied by the sigmoid of two narrow products of it, with silu between.
+    """Gates of norms before blocks: the result is multiplied by the sigmoid of two narrow products of it, with silu between.
 
     Attributes:
         rank: Width between the two products.

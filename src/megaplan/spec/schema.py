@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -25,12 +26,20 @@ def spec_schema() -> dict[str, Any]:
     later = post_training.PostTraining.model_json_schema(mode="validation")
     schema["$defs"] |= later.pop("$defs") | {"PostTraining": later}
     schema["properties"]["post_training"]["anyOf"][0] = {"$ref": "#/$defs/PostTraining"}
+    sections = {section.__name__: section for section in _sections(BaseModel)}
     for name, definition in schema["$defs"].items():
-        section = getattr(post_training, name, None) or getattr(models, name, None)
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            _describe(definition, section)
+        if name in sections:
+            _describe(definition, sections[name])
     schema["properties"] = {EDITOR_KEY: {"type": "string", "description": ABOUT_EDITOR_KEY}, **schema["properties"]}
     return {"$schema": DIALECT, "$id": schema_id(FORMAT), **schema, "title": "megaplan spec"}
+
+
+def _sections(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Every section of a spec: no list of them could miss one."""
+    for section in base.__subclasses__():
+        if section.__module__.startswith("megaplan."):
+            yield section
+        yield from _sections(section)
 
 
 def schema_id(document_format: str) -> str:

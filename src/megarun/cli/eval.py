@@ -18,7 +18,7 @@ def write_evaluation(run: str, data: Path, most_rows: int | None, *, as_json: bo
     """Print loss, perplexity and bits per byte.
 
     Raises:
-        MegaplanError: MP649 without a checkpoint, MP679 if the file does not fit the model, or one of both cannot be read.
+        MegaplanError: MP649 without a checkpoint, MP605 if the file does not fit the model, or one of both cannot be read.
     """
     checkpoint = checkpoints_at(run)[0]
     found = evaluate(checkpoint, TokenFile(data), most_rows, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -221,5 +221,5 @@ class LatentAttention(Block):
         norm = self.indexer.k_norm
         # avoid locals that extend lifetimes: what attention makes is taken out of the list
         made = [*attend(self.cp, choice, starts, q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin)]
-        heads = gated(made.pop(0).flatten(2), gate, by_head=self.by_head)
-        return self.o_proj.reduce(self.o_proj(heads)), made[0] if made else None
+        joined = self.o_proj.reduce(self.o_proj(gated(made.pop(0).flatten(2), gate, by_head=self.by_head)))
+        return joined, made[0] if made else None

@@ -56,16 +56,16 @@ def evaluate(checkpoint: AnyPath, source: TokenFile, most_rows: int | None, devi
         device: Device of the model.
 
     Raises:
-        MegaplanError: The checkpoint cannot be read, or MP679: the file does not fit the model, or has no row of its length.
+        MegaplanError: The checkpoint cannot be read, or MP605: the file does not fit the model, or has no row of its length.
     """
     stage, spec = load_stage(checkpoint, device)
     if source.vocab_size > spec.model.vocab_size:
         detail = f"{source.path}: a vocabulary of {source.vocab_size:,}, and the model has {spec.model.vocab_size:,} rows"
-        raise refusal("MP679", detail, file=str(source.path))
+        raise refusal("MP605", detail, file=str(source.path))
     rows = min(source.num_windows(spec.batch.seq_length), most_rows or source.num_tokens)
     if rows == 0:
         detail = f"{source.path}: {source.num_tokens:,} tokens, and a row has {spec.batch.seq_length:,} and its last label"
-        raise refusal("MP679", detail, file=str(source.path))
+        raise refusal("MP605", detail, file=str(source.path))
     with process_group(Launch(0, 1, 0, dist.HashStore()), device):  # type: ignore[attr-defined]
         mesh = build_mesh(spec.mesh, device)
         runner, batches = ForwardRunner([stage], spec, mesh), Batches(source, spec, mesh)

@@ -88,7 +88,7 @@ def test_a_file_of_more_tokens_than_the_model_has_is_refused(files: Path, tmp_pa
     words = ("--data", tmp_path / "bytes.tokens", "--out", tmp_path / "run", "--save-every", 1)
     assert made("train", tmp_path / "plan.json", *words) == 0
     assert made("eval", tmp_path / "run", files / "a.tokens") == 2
-    assert "error[MP679]" in capsys.readouterr().err
+    assert "error[MP605]" in capsys.readouterr().err
 
 
 def test_a_published_tokenizer_ends_documents_with_its_own_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
