@@ -72,8 +72,8 @@ def activation_xielu_backward_kernel(  # type: ignore[no-untyped-def]
 def activation_xielu_alphas_kernel(sums, alphas, grad_alphas, num_sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The gradients of both alphas from the programs' sums."""
     place = tl.arange(0, BLOCK)
-    squares = tl.sum(tl.load(sums + place, mask=place < num_sums, other=0.0), 0)
-    bends = tl.sum(tl.load(sums + num_sums + place, mask=place < num_sums, other=0.0), 0)
+    squares = tl.sum(tl.load(sums + place, mask=place < num_sums, other=0.0).to(tl.float32), 0)
+    bends = tl.sum(tl.load(sums + num_sums + place, mask=place < num_sums, other=0.0).to(tl.float32), 0)
     tl.store(grad_alphas, narrow(squares * sigmoid(tl.load(alphas).to(tl.float32)), grad_alphas.dtype.element_ty))
     tl.store(grad_alphas + 1, narrow(bends * sigmoid(tl.load(alphas + 1).to(tl.float32)), grad_alphas.dtype.element_ty))
 

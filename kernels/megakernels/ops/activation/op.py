@@ -82,7 +82,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def xielu(x: Tensor, alphas: Tensor) -> Tensor:
-    """A x² + x/2 for positive x, b (exp(x) − 1 − x) + x/2 for others, a = softplus(alphas[0]), b = 1/2 + softplus(alphas[1]).
+    """xIELU: a x² + x/2 for positive x, b (exp(x) − 1 − x) + x/2 for others, a = softplus(alphas[0]), b = 1/2 + softplus(alphas[1]).
 
     Args:
         x: any shape.
