@@ -59,6 +59,29 @@ def add_streams(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(attention, STREAMS_SHARE, key_bias=True)
 
 
+def add_latents(draw: Draw, model: dict[str, Any]) -> None:
+    """Options that megarun does not build: norms of rotary keys, and other heads and latents of single layers."""
+    attention = model.get("attention", {})
+    if attention.get("kind") != "mla" or not draw.chance(HEADS_SHARE):
+        return
+    draw.maybe(attention, 0.5, rotary_norm=True)
+    letters = model["pattern"].upper().replace("|", "")
+    letters = (letters * model["num_layers"])[: model["num_layers"]]
+    layers = draw.some([layer for layer, letter in enumerate(letters) if letter == "A"])
+    if not layers:
+        return
+    own: dict[str, Any] = {"layers": layers, "kv_lora_rank": attention["kv_lora_rank"] + 2}
+    if "relation_bias" not in model.get("features", {}):
+        draw.maybe(own, 0.5, num_heads=2 * attention["num_heads"])
+    draw.maybe(own, 0.5, v_head_dim=attention["v_head_dim"] + 1)
+    draw.maybe(own, 0.5, qk_nope_head_dim=attention["qk_nope_head_dim"] + 3)
+    if attention["q_lora_rank"]:
+        draw.maybe(own, 0.5, q_lora_rank=attention["q_lora_rank"] + 1)
+    if "indexer" not in attention:
+        draw.maybe(own, 0.5, qk_rope_head_dim=attention["qk_rope_head_dim"] + 2)
+    attention["layer_latents"] = [own]
+
+
 def _add_heads(draw: Draw, model: dict[str, Any], attention: dict[str, Any]) -> None:
     """Heads of single layers, widths of values, and gates and rotated parts that differ from the layers' first form."""
     width, groups = attention["head_dim"], attention["num_kv_heads"]

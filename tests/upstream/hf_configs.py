@@ -493,6 +493,24 @@ def _bailing(draw: Random) -> Config:
     return config | sizes | _listed_mlps(draw, config)
 
 
+def _dots3(draw: Random) -> Config:
+    config = _without(_sparse, "first_k_dense_replace", "mlp_bias")(draw)
+    layers, heads = config["num_hidden_layers"], draw.choice([1, 2, 4])
+    nope, turned = draw.randint(4, 12), 2 * draw.randint(2, 6)
+    own = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": draw.randint(8, 24),
+        "v_head_dim": draw.randint(4, 12),
+    }
+    own |= {"kv_lora_rank": draw.randint(8, 24), "qk_nope_head_dim": nope, "head_dim": nope + turned}
+    kinds = ("indexed_attention", "sliding_attention", "full_attention")
+    config |= {f"swa_{name}": value for name, value in own.items()} | {"shared_experts_intermediate_size": draw.randint(6, 30)}
+    config |= {"layer_types": [draw.choice(kinds) for _ in range(layers)]} if _flag(draw) else {}
+    config |= {"use_dsa": False} if _flag(draw) else {}
+    return config | {"n_shared_experts": draw.randint(1, 3), "attention_bias": _flag(draw), **_listed_mlps(draw, config)}
+
+
 _MOE = ("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 _DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 
@@ -503,6 +521,7 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "hy_v4": _and(_without(_sparse, "first_k_dense_replace"), _hy_v4),
     "axk2": _axk2,
     "doge": _dense("attention_bias", "mlp_bias"),
+    "dots3_note_text": _dots3,
     "longcat_flash": _longcat,
     "apertus": _dense("attention_bias"),
     "apertus1p5_text": _dense("attention_bias"),

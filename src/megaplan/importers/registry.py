@@ -18,6 +18,7 @@ from megaplan.importers import (
     layer_heads,
     linear_attention,
     mamba1,
+    own_latents,
     short_convolution,
 )
 from megaplan.importers.reader import ConfigReader
@@ -43,6 +44,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "deepseek_v32": latent.sparse,
     "doge": doge.doge,
     "dots1": experts.dots1,
+    "dots3_note_text": own_latents.dots3_note,
     "ernie4_5": decoders.ernie4_5,
     "ernie4_5_moe": experts.ernie4_5_moe,
     "exaone": decoders.llama,
@@ -144,8 +146,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "bitnet": ("hidden_act", "attention's output and an MLP's inner values have norms (attn_sub_norm, ffn_sub_norm)"),
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
     "deepseek_v4": ("hc_mult", "hyper-connections (hc_attn, hc_ffn) keep several streams, and keys are compressed (compressor)"),
-    "dots3_note": ("text_config", "the gate of latent attention has one value a head (g_proj), and the rotated key a norm"),
-    "dots3_note_text": ("kv_lora_rank", "the gate of latent attention has one value a head (g_proj), and the rotated key a norm"),
+    "dots3_note": ("vision_config", "encoders of images have experts, and those of sound a stem of convolutions, which no tower is"),
     "gemma3n": ("text_config", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma3n_text": ("hidden_size_per_layer_input", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma4_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model, and a projection joins them"),

@@ -61,10 +61,13 @@ def widths(spec: Spec) -> Iterator[tuple[str, str, int]]:
             if own.value_width != own.head_dim:
                 yield "model.attention.value_head_dim", f"{key}.num_kv_heads · value_head_dim / tp", groups * own.value_width
     elif isinstance(attention, LatentAttention):
-        yield "model.attention.kv_lora_rank", "attention.kv_lora_rank", attention.kv_lora_rank
-        if attention.q_lora_rank is not None:
-            yield "model.attention.q_lora_rank", "attention.q_lora_rank", attention.q_lora_rank
-        yield "model.attention.num_heads", "attention.num_heads · v_head_dim / tp", attention.num_heads * attention.v_head_dim // tp
+        for place in (None, *range(len(attention.layer_latents))):
+            key = "attention" if place is None else f"attention.layer_latents[{place}]"
+            latents = attention.with_heads(place)
+            yield "model.attention.kv_lora_rank", f"{key}.kv_lora_rank", latents.kv_lora_rank
+            if latents.q_lora_rank is not None:
+                yield "model.attention.q_lora_rank", f"{key}.q_lora_rank", latents.q_lora_rank
+            yield "model.attention.num_heads", f"{key}.num_heads · v_head_dim / tp", latents.num_heads * latents.v_head_dim // tp
     if model.mlp is not None:
         yield "model.mlp.ffn_hidden_size", "mlp.ffn_hidden_size / tp", model.mlp.ffn_hidden_size // tp
     if model.moe is not None:

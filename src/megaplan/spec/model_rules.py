@@ -191,10 +191,11 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"features.relation_bias is given, and the {plural(len(checked.pattern.layers), 'layer')} have no A"
         yield checked.error("MP709", detail, "model.features.relation_bias", "remove features.relation_bias, or add A to the pattern")
     attention = checked.spec.model.attention
-    others = attention.layer_heads if isinstance(attention, GroupedQueryAttention) else ()
+    name = "layer_heads" if isinstance(attention, GroupedQueryAttention) else "layer_latents"
+    others = getattr(attention, name, ())
     if features.relation_bias is not None and any(own.num_heads not in (None, attention and attention.num_heads) for own in others):
-        detail = "attention.layer_heads has other num_heads, and features.relation_bias is a table with one value for each head of a layer"
-        yield checked.error("MP715", detail, "model.attention.layer_heads", "remove features.relation_bias, or num_heads there")
+        detail = f"attention.{name} has other num_heads, and features.relation_bias is a table with one value for each head of a layer"
+        yield checked.error("MP715", detail, f"model.attention.{name}", "remove features.relation_bias, or num_heads there")
     if features.mtp is not None and features.mtp.side_embeddings and not features.sides:
         detail = f"features.mtp.side_embeddings = true, and the model has none of {', '.join(SIDES)}"
         yield checked.error("MP715", detail, "model.features.mtp.side_embeddings", "side_embeddings: false")

@@ -16,6 +16,7 @@ from megaplan.families.attention.section import (
     Indexer,
     LatentAttention,
     LayerHeads,
+    LayerLatents,
     LayerWindow,
 )
 from megaplan.families.dense.section import Mlp
@@ -90,6 +91,7 @@ __all__ = [
     "KimiDeltaAttention",
     "LatentAttention",
     "LayerHeads",
+    "LayerLatents",
     "LayerSkew",
     "LayerWindow",
     "Letter",

@@ -12,6 +12,7 @@ from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.spec.load import spec_from_document
 from megaplan.spec.models import Spec
+from megaplan.spec.not_built_yet import megarun_refuses
 
 H, F, B, T = 64, 96, 2, 32
 STREAM, STATISTIC = B * T * H * 2, B * T * 4
@@ -134,3 +135,47 @@ def test_one_product_makes_queries_and_gate() -> None:
     assert kept(spec, inventory)["q_joined"] == B * T * 2 * rank * 2
     with pytest.raises(MegaplanError, match=r"MP715[\s\S]*gate_source = query, and not attention\.gate: true"):
         made("A", attention=plain | {"gate_source": "query"}, mlp=None)
+
+
+LATENTS = {"kind": "mla", "num_heads": 4, "q_lora_rank": 6, "kv_lora_rank": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+LATENTS["v_head_dim"] = 8
+
+
+def test_latents_of_single_layers_and_the_norm_of_the_rotary_key() -> None:
+    section = LATENTS
+    own = {"num_heads": 2, "q_lora_rank": 5, "kv_lora_rank": 7, "qk_nope_head_dim": 3, "qk_rope_head_dim": 6, "v_head_dim": 9}
+    spec, inventory = made("A", attention=section | {"layer_latents": [{"layers": [1], **own}]}, mlp=None)
+    alone = made("A", attention=section | own, mlp=None)
+    assert inventory.layers[0] == made("A", attention=section, mlp=None)[1].layers[0]
+    assert inventory.layers[1].tensors == alone[1].layers[1].tensors
+    assert kept(spec, inventory, 1) == kept(*alone, 1) != kept(spec, inventory)
+    normed = made("A", attention=section | {"rotary_norm": True}, mlp=None)
+    assert "rotary_norm.weight" in names(normed[1])
+    assert normed[1].parameters == made("A", attention=section, mlp=None)[1].parameters + 2 * 4
+    assert {"k_rope_rstd": STATISTIC}.items() <= kept(*normed).items()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_latents": [{"layers": [1], "num_heads": 2}, {"layers": [1], "num_heads": 8}]}, "MP715[\\s\\S]*layer 1 is twice"),
+        ({"layer_latents": [{"layers": [1], "qk_rope_head_dim": 5}]}, "MP708[\\s\\S]*qk_rope_head_dim = 5"),
+        ({"layer_latents": [{"layers": [2], "num_heads": 2}]}, "MP706"),
+        ({"layer_latents": [{"layers": [1], "q_lora_rank": 4}], "q_lora_rank": None}, "MP715[\\s\\S]*attention\\.q_lora_rank = null"),
+    ],
+)
+def test_latents_of_single_layers_are_checked(changes: dict[str, Any], message: str) -> None:
+    section = LATENTS
+    with pytest.raises(MegaplanError, match=message):
+        made("A", attention=section | changes, mlp=None)
+
+
+def test_gathered_latents_are_those_of_the_layer() -> None:
+    own = {"num_heads": 2, "kv_lora_rank": 7, "v_head_dim": 9}
+    spec, inventory = made("A", attention=LATENTS | {"layer_latents": [{"layers": [1], **own}]}, mlp=None)
+    alone = made("A", attention=LATENTS | own, mlp=None)
+    mesh = spec.mesh.model_copy(update={"cp": 2, "context_exchange": "latents"})
+    several, one = (each.model_copy(update={"mesh": mesh}) for each in (spec, alone[0]))
+    assert kept(several, inventory, 1) == kept(one, alone[1], 1) != kept(several, inventory)
+    refused = megarun_refuses(spec)
+    assert [(item.code, "model.attention.layer_latents" in item.detail) for item in refused] == [("MP790", True)]

@@ -21,6 +21,9 @@ def _sharded(attention: GroupedQueryAttention | LatentAttention, _hidden_size: i
         for place, own in enumerate(attention.layer_heads):
             given = {"num_heads": own.num_heads, "num_kv_heads": own.num_kv_heads}
             counts |= {f"attention.layer_heads[{place}].{name}": count for name, count in given.items() if count is not None}
+    else:
+        given = {f"attention.layer_latents[{place}].num_heads": own.num_heads for place, own in enumerate(attention.layer_latents)}
+        counts |= {name: count for name, count in given.items() if count is not None}
     return counts
 
 
@@ -33,12 +36,12 @@ def _served(
 
     Source: arXiv:2405.04434, section 2.1.2.
     """
+    attention = variant.section(attention)
     if isinstance(attention, LatentAttention):
         width = attention.kv_lora_rank + attention.qk_rope_head_dim
         if attention.indexer is not None and variant.indexed:
             width += attention.indexer.head_dim
         return ServingState(width, variant.window)
-    attention = attention.with_heads(variant.heads)
     width = attention.num_kv_heads * (attention.head_dim + attention.value_width)
     return ServingState(width, variant.window, cache_parts=attention.num_kv_heads, cached_by=KEYS_AND_VALUES)
 

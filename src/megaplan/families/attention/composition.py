@@ -192,6 +192,7 @@ def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: 
         OpWork("rope", PART, rope(query, load.itemsize), ROPE),
         linear_work(load, "kv_down", PART, hidden_size, latent + rotated, own_tokens=True),
         norm_work(load, "kv_latent_norm", PART, latent, own_tokens=True),
+        *((norm_work(load, "rotary_norm", PART, rotated, own_tokens=True),) if attention.rotary_norm else ()),
         *(_expanding(load, attention, core) if late else _expanded(load, attention, core)),
         *((gate_work(load, PART, heads * value, counts=("gate sigmoid", "gate")),) if attention.gate else ()),
         linear_work(load, "o_proj", PART, heads * value, hidden_size, closes=True),

@@ -26,6 +26,7 @@ class AttentionKey(NamedTuple):
         gates_heads: True if the gate has one value a head.
         gate_bias: True if the gate has a number a head.
         joins_gate: True if one product makes queries and gate.
+        rotary_norm: True if the rotary key has a norm.
         key_bias: True if keys add a number to their scores.
         values: Source of values: a projection, its norm, or the norm of the keys' projection.
     """
@@ -40,6 +41,7 @@ class AttentionKey(NamedTuple):
     gates_heads: bool = False
     gate_bias: bool = False
     joins_gate: bool = False
+    rotary_norm: bool = False
     key_bias: bool = False
     values: Literal["projection", "normed", "keys"] = "projection"
 

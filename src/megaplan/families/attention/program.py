@@ -98,7 +98,8 @@ def attention_key(attention: GroupedQueryAttention | LatentAttention) -> Attenti
         return gates._replace(kind="gqa", first=attention.qk_norm, bias=attention.bias, values=values, **own)
     low_rank, joins = attention.q_lora_rank is not None, attention.gate_source == "query"
     output = attention.bias or attention.output_bias
-    return gates._replace(kind="mla", first=low_rank, bias=attention.bias, output_bias=output, joins_gate=joins)
+    gates = gates._replace(joins_gate=joins, rotary_norm=attention.rotary_norm)
+    return gates._replace(kind="mla", first=low_rank, bias=attention.bias, output_bias=output)
 
 
 def attention_ops(
@@ -180,7 +181,7 @@ def latent_ops(
     ops += project("latent_normed", "latent_gathered", Projection("kv_up", "kv_up", "kv_up.weight"), sharded=sharded)
     k_rope = "k_rope_gathered" if sharded else "k_rope"
     if sharded:
-        ops.append(GATHER_ROPE)
+        ops.append(_gathered_rope(key))
     table = () if rotates else UNROTATED
     if table:
         ops.insert(0, Op("unrotated", (), table))
@@ -194,7 +195,10 @@ def latent_ops(
     return (*ops, *core_ops(sharded, context, table if indexed else None, kernels, key, role))
 
 
-GATHER_ROPE = Op("gather k_rope", ("k_rope",), ("k_rope_own", "k_rope_gathered"), grads=("k_rope",))  # a collective reads no view
+def _gathered_rope(key: AttentionKey) -> Op:
+    """The rotary key of all tokens; a collective reads no view, which the key is without a norm."""
+    own = () if key.rotary_norm else ("k_rope_own",)
+    return Op("gather k_rope", ("k_rope",), (*own, "k_rope_gathered"), grads=("k_rope",))
 
 
 def _latents(key: AttentionKey, rotates: bool, sharded: bool) -> list[Op]:
@@ -220,7 +224,8 @@ def _latents(key: AttentionKey, rotates: bool, sharded: bool) -> list[Op]:
         ops.append(Op("rope q", ("q_flat",), ("q",)))
     ops += [
         linear("kv_down", "normed", "kv_latent", "kv_down.weight", bias=kv_bias),
-        cut("split kv", "kv_latent", ("latent", "k_rope")),
+        cut("split kv", "kv_latent", ("latent", "k_rope_unnormed" if key.rotary_norm else "k_rope")),
+        *((norm("rotary_norm", "k_rope_unnormed", "k_rope", "k_rope_rstd", "rotary_norm.weight"),) if key.rotary_norm else ()),
         norm("kv_latent_norm", "latent", "latent_normed", "latent_rstd", "kv_latent_norm.weight"),
     ]
     return ops
@@ -235,7 +240,7 @@ def _expanding_program(
 ) -> tuple[BlockProgram, Shapes]:
     """MLA under `mesh.context_exchange: latents`: the core makes keys and values of a group of heads from gathered latents."""
     latent, rope, heads = attention.kv_lora_rank, attention.qk_rope_head_dim, attention.num_heads // dims.tp
-    held, wide = expanding_bytes(dims, attention, variant), (dims.batch, dims.tokens * dims.cp)
+    held, wide = expanding_bytes(dims, attention, variant._replace(heads=None)), (dims.batch, dims.tokens * dims.cp)
     summed = Column.COMMUNICATION if dims.dtype is dims.stat_dtype else Column.ACTIVATIONS  # else the reduction takes a copy
     up = 0 if dims.frozen else heads * (attention.qk_nope_head_dim + attention.v_head_dim)
     key = attention_key(attention)._replace(relations=dims.relations > 0)
@@ -258,7 +263,7 @@ def _expanding(key: AttentionKey, rotates: bool, sharded: bool) -> BlockProgram:
     ops = _latents(key, rotates, sharded)
     k_rope = "k_rope_gathered" if sharded else "k_rope"
     if sharded:
-        ops.append(GATHER_ROPE)
+        ops.append(_gathered_rope(key))
     if rotates:
         ops.append(Op("rope k", (k_rope,), ("k_rotated",)))
         k_rope = "k_rotated"
@@ -286,9 +291,11 @@ def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
     shapes: dict[str, tuple[int, ...]] = {name: wide(heads, key) for name in ("q", "q_flat", "k")}
     shapes |= {name: wide(heads, value) for name in ("v", "attention")}
     shapes |= {"kv_up": wide(heads, attention.qk_nope_head_dim + value), "kv_latent": (*own, latent + rope)}
-    shapes |= {"latent": (*own, latent), "latent_normed": (*own, latent)} | dict.fromkeys(("k_rope", "k_rope_own"), (*own, rope))
+    shapes |= {"latent": (*own, latent), "latent_normed": (*own, latent)} | dict.fromkeys(
+        ("k_rope", "k_rope_own", "k_rope_unnormed"), (*own, rope)
+    )
     shapes |= dict.fromkeys(("normed", "o", "out"), dims.residual) | gate_shapes(dims, attention, heads, value)
-    statistics = {"latent_rstd": own, "unrotated_cos": (1, 1), "unrotated_sin": (1, 1)}
+    statistics = {"latent_rstd": own, "k_rope_rstd": own, "unrotated_cos": (1, 1), "unrotated_sin": (1, 1)}
     gathered: dict[str, tuple[int, ...]] = {"latent_gathered": (latent,), "k_rope_gathered": (rope,)}
     gathered[partial_gradient("latent_gathered")] = (latent,)
     if attention.q_lora_rank is not None:

@@ -31,8 +31,9 @@ def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
             yield _odd(checked, "head_dim", attention.head_dim)
         yield from _options(checked, attention)
     if isinstance(attention, LatentAttention):
-        if attention.qk_rope_head_dim % 2:
-            yield _odd(checked, "qk_rope_head_dim", attention.qk_rope_head_dim)
+        for own in (attention, *(attention.with_heads(place) for place in range(len(attention.layer_latents)))):
+            if own.qk_rope_head_dim % 2:
+                yield _odd(checked, "qk_rope_head_dim", own.qk_rope_head_dim)
         if attention.indexer is not None and attention.q_lora_rank is None:
             detail = "attention.q_lora_rank = null, and attention.indexer is given"
             yield checked.error("MP707", detail, "model.attention.indexer", "give attention.q_lora_rank, or remove attention.indexer")
@@ -155,12 +156,33 @@ def _layers(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAtten
         lists["model.attention.indexer.layers"] = attention.indexer.layers
         lists["model.attention.indexer.shared_layers"] = attention.indexer.shared_layers
         yield from _shared(checked, attention, attention.indexer)
+    if isinstance(attention, LatentAttention):
+        yield from _layer_latents(checked, attention)
     yield from _twice(checked, attention)
     listed = (*lists.items(), *(("model.attention.windows", window.layers) for window in attention.windows))
     for key, layers in listed:
         yield from rising(checked, key, layers)
         if checked.letters is not None:
             yield from _not_attention(checked, key, layers, checked.letters)
+
+
+def _layer_latents(checked: CheckedSpec, attention: LatentAttention) -> Iterator[Diagnostic]:
+    """Checks heads and latents of single layers: A layers, each once; a query latent only where the section has one."""
+    key, seen = "model.attention.layer_latents", set[int]()
+    for place, own in enumerate(attention.layer_latents):
+        yield from rising(checked, key, own.layers)
+        if checked.letters is not None:
+            yield from _not_attention(checked, key, own.layers, checked.letters)
+        if both := sorted(seen & set(own.layers)):
+            yield checked.error("MP715", f"layer {both[0]} is twice in attention.layer_latents", key, f"remove {both[0]} from one of them")
+        if own.q_lora_rank is not None and attention.q_lora_rank is None:
+            detail = f"attention.layer_latents[{place}].q_lora_rank = {own.q_lora_rank}, attention.q_lora_rank = null"
+            yield checked.error("MP715", detail, key, "give attention.q_lora_rank")
+        indexer, rotated = attention.indexer, own.qk_rope_head_dim or 0
+        if indexer is not None and set(own.layers) & {*indexer.layers, *indexer.shared_layers} and indexer.head_dim < rotated:
+            detail = f"attention.indexer.head_dim = {indexer.head_dim}, attention.layer_latents[{place}].qk_rope_head_dim = {rotated}"
+            yield checked.error("MP712", f"{detail}, and {indexer.head_dim} < {rotated}", key, f"indexer: {{head_dim: {rotated}}}")
+        seen |= set(own.layers)
 
 
 def _twice(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:

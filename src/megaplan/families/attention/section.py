@@ -199,6 +199,28 @@ def _with_heads(attention: GroupedQueryAttention, place: int) -> GroupedQueryAtt
     return attention.model_copy(update=own | {"layer_heads": (), "rotary_dim": attention.rotary_width})
 
 
+class LayerLatents(Section):
+    """Heads and latents of some layers of latent attention; a key that is null is as in the section.
+
+    Attributes:
+        layers: A layers with these: 0-based global indices, rising.
+        num_heads: Attention heads.
+        q_lora_rank: Width of the query latent.
+        kv_lora_rank: Width of the key-value latent.
+        qk_nope_head_dim: Width of a query and key head without rotary embedding.
+        qk_rope_head_dim: Width of the rotated part.
+        v_head_dim: Width of a value head.
+    """
+
+    layers: tuple[NaturalInt, ...]
+    num_heads: PositiveInt | None = None
+    q_lora_rank: PositiveInt | None = None
+    kv_lora_rank: PositiveInt | None = None
+    qk_nope_head_dim: PositiveInt | None = None
+    qk_rope_head_dim: PositiveInt | None = None
+    v_head_dim: PositiveInt | None = None
+
+
 class LatentAttention(OptionsSection):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
 
@@ -216,6 +238,8 @@ class LatentAttention(OptionsSection):
         gate_width: Values of the gate: one a channel, or one a head.
         gate_source: The block's input, or the query latent: one product of it and its norm makes queries and gate.
         sinks: A learned score per head in the denominator of its softmax.
+        layer_latents: Other heads and latents of some layers.
+        rotary_norm: RMSNorm over the rotary key, before it is rotated.
         latent_norm: RMSNorm over each latent.
         latent_norm_eps: Epsilon of these norms and of the indexer's; null for the model's norm_eps.
         rope_theta: Base of the rotary angles.
@@ -231,7 +255,7 @@ class LatentAttention(OptionsSection):
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"bias", "output_bias", "latent_norm", "latent_norm_eps", "rope_scaling", "softmax_scale", "windows"}
-        | {"output_multiplier", "gate", "gate_width", "gate_source", "sinks"}
+        | {"output_multiplier", "gate", "gate_width", "gate_source", "sinks", "layer_latents", "rotary_norm"}
     )
 
     kind: Literal["mla"]
@@ -247,6 +271,8 @@ class LatentAttention(OptionsSection):
     gate_width: Literal["channel", "head"] = "channel"
     gate_source: Literal["input", "query"] = "input"
     sinks: StrictBool = False
+    layer_latents: tuple[LayerLatents, ...] = ()
+    rotary_norm: StrictBool = False
     latent_norm: StrictBool = True
     latent_norm_eps: PositiveFloat | None = None
     rope_theta: PositiveFloat = 10_000.0
@@ -258,6 +284,14 @@ class LatentAttention(OptionsSection):
     windows: tuple[LayerWindow, ...] = ()
     nope_layers: tuple[NaturalInt, ...] = ()
     indexer: Indexer | None = None
+
+    def heads_of(self, layer: int) -> int | None:
+        """Place in `layer_latents` of a layer, by its global index; None for the section's own."""
+        return next((place for place, own in enumerate(self.layer_latents) if layer in own.layers), None)
+
+    def with_heads(self, place: int | None) -> LatentAttention:
+        """The section with the heads and latents at a place of `layer_latents`."""
+        return self if place is None else _with_latents(self, place)
 
     @property
     def gate_values(self) -> int:
@@ -279,6 +313,12 @@ class LatentAttention(OptionsSection):
         return _window(layer, self.window_size, self.full_layers, self.windows)
 
 
+@lru_cache(maxsize=64)
+def _with_latents(attention: LatentAttention, place: int) -> LatentAttention:
+    own = attention.layer_latents[place].model_dump(exclude={"layers"}, exclude_none=True)
+    return attention.model_copy(update=own | {"layer_latents": ()})
+
+
 class AttentionVariant(NamedTuple):
     """Properties of a layer, by its index, that decide its tensors and work.
 
@@ -286,7 +326,7 @@ class AttentionVariant(NamedTuple):
         indexed: True if the layer has the section's indexer (MLA only).
         window: Positions that a token sees; None for all before it.
         shares: True if the layer attends to the choice of an earlier layer's indexer.
-        heads: Place of its heads in `layer_heads`; None for the section's own.
+        heads: Place of its heads in `layer_heads` or `layer_latents`; None for the section's own.
         causal: True if a token sees none after it.
     """
 
@@ -303,7 +343,7 @@ class AttentionVariant(NamedTuple):
 
     def section(self, attention: GroupedQueryAttention | LatentAttention) -> GroupedQueryAttention | LatentAttention:
         """The section with the layer's own heads."""
-        return attention.with_heads(self.heads) if isinstance(attention, GroupedQueryAttention) else attention
+        return attention.with_heads(self.heads)
 
 
 PLAIN = AttentionVariant()
@@ -312,11 +352,10 @@ PLAIN = AttentionVariant()
 def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int, _place: int) -> AttentionVariant:
     """The variant of layer `layer` (global index)."""
     window, indexer = attention.window(layer), attention.indexer if isinstance(attention, LatentAttention) else None
-    if isinstance(attention, GroupedQueryAttention) and attention.layer_heads:
-        return AttentionVariant(window=window, heads=attention.heads_of(layer))
+    place = attention.heads_of(layer)
     if indexer is None:
-        return AttentionVariant(window=window)
-    return AttentionVariant(layer in indexer.layers, window, layer in indexer.shared_layers)
+        return AttentionVariant(window=window, heads=place)
+    return AttentionVariant(layer in indexer.layers, window, layer in indexer.shared_layers, place)
 
 
 Role = Literal["alone", "source", "first", "later"]

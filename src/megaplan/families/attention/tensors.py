@@ -81,6 +81,7 @@ def _latent(attention: LatentAttention, hidden_size: int) -> list[ParamTensor]:
         *tensors,
         replicated("kv_down.weight", (latent + attention.qk_rope_head_dim, hidden_size), Group.MATRIX),
         *((norm("kv_latent_norm.weight", latent),) if attention.latent_norm else ()),
+        *((norm("rotary_norm.weight", attention.qk_rope_head_dim),) if attention.rotary_norm else ()),
         column("kv_up.weight", heads * (attention.qk_nope_head_dim + attention.v_head_dim), latent),
         row("o_proj.weight", hidden_size, heads * attention.v_head_dim),
         *((column("gate_proj.weight", heads * attention.gate_values, hidden_size),) if attention.gate and not joined else ()),

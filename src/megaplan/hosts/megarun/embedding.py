@@ -23,7 +23,7 @@ from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.hosts.megarun.towers import tower_input_bytes
 from megaplan.inventory.tensors import Outside
-from megaplan.spec.models import Features, GroupedQueryAttention, Ngram, Spec
+from megaplan.spec.models import Features, LatentAttention, Ngram, Spec
 from megaplan.spec.pattern import depth_families
 from megaplan.spec.step_graphs import NUMBERS, replays_graphs, replays_update
 
@@ -72,9 +72,12 @@ def _frequencies(spec: Spec) -> int:
 
 
 def _window_frequencies(spec: Spec) -> int:
-    """Those of the table of layers with a window; 0 if they have none of their own."""
+    """Those of the tables of layers with a window, or with latents of another rotated width; 0 if they have none of their own."""
     attention = spec.model.attention
-    if not isinstance(attention, GroupedQueryAttention) or attention.window_rope_theta is None:
+    if isinstance(attention, LatentAttention):
+        rotated = {attention.with_heads(place).rotary_width for place in range(len(attention.layer_latents))}
+        return sum(-(-width // 2) for width in rotated - {attention.rotary_width})
+    if attention is None or attention.window_rope_theta is None:
         return 0
     return -(-(attention.window_rotary_dim or attention.rotary_width) // 2)
 
