@@ -39,6 +39,11 @@ MISSING = -1
 class TokenRows(Protocol):
     """Interface of token sources; `TokenFile` and `TokenMix` implement it."""
 
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of text of a token, on average."""
+        ...
+
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
         """Global batch of 0-based `step`, int64 [num_rows, seq_length + 1]."""
         ...

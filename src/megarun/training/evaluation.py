@@ -7,9 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from megarun.data.batches import Batches
-from megarun.data.mix import TokenMix
-from megarun.data.token_file import TokenFile
+from megarun.data.batches import Batches, TokenRows
 from megarun.engine.trainer import Trainer
 from megarun.job.job import Job
 from megarun.launch.interrupt import Interrupt
@@ -20,7 +18,7 @@ from megarun.parallel.apply.forward import ForwardRunner
 class Evaluator:
     """Evaluates a trainer's model on the first batches of a held-out token file, in the order of the training seed."""
 
-    def __init__(self, job: Job, trainer: Trainer, source: TokenFile | TokenMix, num_batches: int) -> None:
+    def __init__(self, job: Job, trainer: Trainer, source: TokenRows, num_batches: int) -> None:
         self._job, self._trainer, self._num_batches = job, trainer, num_batches
         self._bytes_per_token = source.bytes_per_token
         self._batches = Batches(source, job.spec, trainer.mesh)

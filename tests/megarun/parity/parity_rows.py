@@ -6,7 +6,7 @@ import numpy as np
 class CountingRows:
     """Sequences that count upwards from a random start: a function of (step, seed), easy to learn."""
 
-    identity = ()
+    identity, bytes_per_token = (), 1.0
 
     def __init__(self, vocab_size: int, micro_batch_size: int = 1, reversed_parts: int = 0) -> None:
         """`reversed_parts`: as many parts of a batch come with their last microbatch first; 0: none."""
