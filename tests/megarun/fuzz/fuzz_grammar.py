@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -211,7 +212,8 @@ def run_lines(folder: Path, files: dict[str, list[bytes]], count: int, number: i
 
     before = signal.signal(signal.SIGPROF, _too_long)
     try:
-        check()
+        with contextlib.chdir(folder):  # where commands write by default
+            check()
     finally:
         signal.signal(signal.SIGPROF, before)
     return found
