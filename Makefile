@@ -90,8 +90,8 @@ faults: $(READY) ## break a small run in every way: docs/reference/faults.md; ma
 kills: $(READY) ## kill -9 at random times in every layout and storage; make kills SEED=0 COUNT=200 FIRST=0 WRITE=1
 	$(BIN)/python scripts/kills.py --seed $(or $(SEED),0) --count $(or $(COUNT),200) --first $(or $(FIRST),0) $(if $(WRITE),--write)
 
-recoveries: $(READY) ## lose processes and nodes of jobs with --memory-copies; make recoveries SEED=0 ROUNDS=3 WRITE=1
-	$(BIN)/python scripts/recoveries.py --seed $(or $(SEED),0) --rounds $(or $(ROUNDS),3) $(if $(WRITE),--write)
+recoveries: $(READY) ## lose processes and nodes of jobs with --memory-copies; make recoveries SEED=0 ROUNDS=1 WRITE=1
+	$(BIN)/python scripts/recoveries.py --seed $(or $(SEED),0) --rounds $(or $(ROUNDS),1) $(if $(WRITE),--write)
 
 fuzz: $(READY) ## mutated files, options and command lines; make fuzz SEED=1 COUNT=10000 LINES=10000 FILES=DIR
 	$(BIN)/python scripts/fuzz.py --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --lines $(or $(LINES),2000) $(if $(FILES),--files $(FILES))
