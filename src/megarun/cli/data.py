@@ -76,12 +76,12 @@ def tokenize_command(
 
     def work() -> None:
         from megarun.data.corpus import read_corpus  # noqa: PLC0415  (the tokenizer's library is not needed for --help)
-        from megarun.data.token_file import tokenizer_path  # noqa: PLC0415
+        from megarun.data.token_file import tokenizer_file, tokenizer_path  # noqa: PLC0415
         from megarun.data.tokenize import check_output, tokenize  # noqa: PLC0415
         from megarun.data.tokenizer import check_vocab_size, read_tokenizer  # noqa: PLC0415
 
-        file = next((each for each in (tokenizer_path(Path(tokenizer)), Path(tokenizer)) if each.is_file()), None)
-        given = read_tokenizer(file, end) if file is not None else None
+        file = tokenizer_file(Path(tokenizer))
+        given = read_tokenizer(file, end) if file.is_file() else None
         if (vocab_size if given else end) is not None:
             raise typer.BadParameter("--vocab-size is of a new tokenizer, --end-of-document of a file's")
         kind = given.kind if given else _kind(tokenizer)

@@ -8,8 +8,9 @@ import torch
 
 from megaplan.terminal import output
 from megarun.cli.checkpoint import checkpoints_at
-from megarun.data.token_file import TokenFile
+from megarun.sampling.decode import saved_job
 from megarun.sampling.evaluate import evaluate
+from megarun.training.prepare import open_tokens
 
 FORMAT = "megarun.eval/1"
 
@@ -18,10 +19,13 @@ def write_evaluation(run: str, data: Path, most_rows: int | None, *, as_json: bo
     """Print loss, perplexity and bits per byte.
 
     Raises:
-        MegaplanError: MP649 without a checkpoint, MP605 if the file does not fit the model, or one of both cannot be read.
+        MegaplanError: MP649 without a checkpoint, an error of `open_tokens` if the file does not fit the model, or one of both cannot be
+            read.
     """
     checkpoint = checkpoints_at(run)[0]
-    found = evaluate(checkpoint, TokenFile(data), most_rows, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    saved = saved_job(checkpoint)
+    source = open_tokens(data, saved.spec)  # before the weights, which take longer
+    found = evaluate(checkpoint, saved, source, most_rows, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if as_json:
         numbers = {"rows": found.rows, "labels": found.labels, "loss": found.loss, "perplexity": found.perplexity}
         more = {"bits_per_byte": found.bits_per_byte, "bytes_per_token": found.bytes_per_token}

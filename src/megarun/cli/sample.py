@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from megaplan.terminal import output
 from megarun.cli.checkpoint import checkpoints_at
-from megarun.data.token_file import tokenizer_path
+from megarun.data.token_file import tokenizer_file
 from megarun.data.tokenizer import end_of_document
 from megarun.errors import refusal
 from megarun.sampling.decode import Chooser, continuation, load_decoder
@@ -73,8 +73,7 @@ def write_sample(run: str, tokenizer: Path, wanted: Wanted, *, as_json: bool) ->
 
 def _tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a file, or of a token file that has one next to it."""
-    own = tokenizer_path(path)
-    file = own if own.is_file() else path
+    file = tokenizer_file(path)
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:

@@ -311,6 +311,12 @@ def tokenizer_path(token_path: Path) -> Path:
     return token_path.with_name(f"{token_path.name}.tokenizer.json")
 
 
+def tokenizer_file(path: Path) -> Path:
+    """The tokenizer next to a token file if there is one, else the file itself."""
+    own = tokenizer_path(path)
+    return own if own.is_file() else path
+
+
 def payload_sha256(file: BinaryIO) -> str:
     """SHA-256 of all bytes after the header."""
     digest = hashlib.sha256()

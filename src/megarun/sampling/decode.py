@@ -132,31 +132,39 @@ def load_decoder(checkpoint: AnyPath, length: int, device: torch.device) -> Deco
     Raises:
         MegaplanError: The checkpoint cannot be read, or MP678, the model reads more than tokens.
     """
-    stage, spec = load_stage(checkpoint, device, length)
-    needed = [name for name in ("structure", "platform", "relation_bias") if getattr(spec.model.features, name) is not None]
+    saved = saved_job(checkpoint)
+    needed = [name for name in ("structure", "platform", "relation_bias") if getattr(saved.spec.model.features, name) is not None]
     if needed:
         raise refusal("MP678", f"{checkpoint}: model.features.{needed[0]} needs classes of the tokens, which a text alone has not")
-    return Decoder(stage, spec)
+    return Decoder(*load_stage(checkpoint, saved, length, device))
 
 
-def load_stage(checkpoint: AnyPath, device: torch.device, length: int | None = None) -> tuple[Stage, Spec]:
+def saved_job(checkpoint: AnyPath) -> Job:
+    """The job that saved a checkpoint; no tensor is read.
+
+    Raises:
+        MegaplanError: The checkpoint's manifest or plan cannot be read.
+    """
+    return Job.from_plan(plan_of(checkpoint, read_manifest(checkpoint)))
+
+
+def load_stage(checkpoint: AnyPath, saved: Job, length: int, device: torch.device) -> tuple[Stage, Spec]:
     """The whole model of a checkpoint as one stage for this process, and its spec.
 
     Args:
         checkpoint: Folder of the checkpoint.
+        saved: The job that saved it.
+        length: Tokens of a row.
         device: Device of the model.
-        length: Tokens of a row; the plan's if None.
 
     Raises:
         MegaplanError: The checkpoint cannot be read.
     """
-    manifest = read_manifest(checkpoint)
-    saved_job = Job.from_plan(plan_of(checkpoint, manifest))
-    job = Job.from_plan(make_plan(alone(saved_job, length or saved_job.spec.batch.seq_length)))
+    job = Job.from_plan(make_plan(alone(saved, length)))
     (slot,) = job.layout.slots
-    stage = build_stage(job.spec, job.inventory, slot).to(TORCH_DTYPES[saved_job.spec.precision.params.of_products])
+    stage = build_stage(job.spec, job.inventory, slot).to(TORCH_DTYPES[saved.spec.precision.params.of_products])
     stage.to_empty(device=device)
-    adapters = Adapters.of(checkpoint, saved_job, read_index(checkpoint, manifest.files.get(INDEX)))
+    adapters = Adapters.of(checkpoint, saved, read_index(checkpoint, read_manifest(checkpoint).files.get(INDEX)))
     own = stage.state_dict()
     with torch.no_grad():
         for name, tensor in full_tensors(checkpoint, own):

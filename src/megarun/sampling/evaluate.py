@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from megarun.data.batches import Batches
 from megarun.data.token_file import TokenFile
-from megarun.errors import refusal
+from megarun.job.job import Job
 from megarun.launch.process_group import Launch, process_group
 from megarun.metrics.records import bits_per_byte
 from megarun.parallel.apply.forward import ForwardRunner
@@ -46,33 +46,28 @@ class FileLoss:
         return bits_per_byte(self.loss, self.bytes_per_token)
 
 
-def evaluate(checkpoint: AnyPath, source: TokenFile, most_rows: int | None, device: torch.device) -> FileLoss:
+def evaluate(checkpoint: AnyPath, saved: Job, source: TokenFile, most_rows: int | None, device: torch.device) -> FileLoss:
     """Compute the loss of a token file's rows, in the order of the plan's seed, one row at a time.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        source: The token file.
+        saved: The job that saved it.
+        source: The token file, which fits the job.
         most_rows: Rows to read; all if None.
         device: Device of the model.
 
     Raises:
-        MegaplanError: The checkpoint cannot be read, or MP605: the file does not fit the model, or has no row of its length.
+        MegaplanError: The checkpoint cannot be read.
     """
-    stage, spec = load_stage(checkpoint, device)
-    if source.vocab_size > spec.model.vocab_size:
-        detail = f"{source.path}: a vocabulary of {source.vocab_size:,}, and the model has {spec.model.vocab_size:,} rows"
-        raise refusal("MP605", detail, file=str(source.path))
-    rows = min(source.num_windows(spec.batch.seq_length), most_rows or source.num_tokens)
-    if rows == 0:
-        detail = f"{source.path}: {source.num_tokens:,} tokens, and a row has {spec.batch.seq_length:,} and its last label"
-        raise refusal("MP605", detail, file=str(source.path))
+    length = saved.spec.batch.seq_length
+    stage, spec = load_stage(checkpoint, saved, length, device)
+    rows = min(source.num_windows(length), most_rows or source.num_tokens)
     with process_group(Launch(0, 1, 0, dist.HashStore()), device):  # type: ignore[attr-defined]
         mesh = build_mesh(spec.mesh, device)
         runner, batches = ForwardRunner([stage], spec, mesh), Batches(source, spec, mesh)
         nats, labels = torch.zeros((), dtype=torch.float64, device=device), 0
         for index in range(rows):
-            batch = batches.at(index)
-            count = spec.batch.seq_length if batch.packed is None else batch.packed.num_targets
-            nats += runner.loss(batch) * count
+            found, count = runner.nats(batches.at(index))
+            nats += found
             labels += count
     return FileLoss(rows, labels, float(nats) / max(1, labels), source.bytes_per_token)

@@ -33,9 +33,8 @@ class Evaluator:
             for index in range(self._num_batches):
                 if interrupt.agreed(control):
                     return None
-                batch = self._batches.at(index)
-                labels = self._job.global_batch_tokens if batch.packed is None else batch.packed.num_targets
-                nats += runner.loss(batch) * labels
+                found, labels = runner.nats(self._batches.at(index))
+                nats += found
                 num_labels += labels
         finally:
             runner.reshard()

@@ -220,12 +220,17 @@ def resume_layout(mesh: Mesh) -> Mesh:
     return ALONE if mesh in (ALONE, TWO_STAGES) else mesh
 
 
-def losses(out: Path) -> dict[int, float]:
-    """Losses by step; the last one of a step that was made twice. Lines of another kind, or cut off, are left out."""
+def made_steps(out: Path) -> list[tuple[int, float]]:
+    """Step and loss in the order in which they were made, repeated steps included. Lines of another kind, or cut off, are left out."""
     path = out / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("}\n") and line.startswith("{")]
-    return {each["step"]: each["loss"] for each in records if "step_seconds" in each}
+    return [(each["step"], each["loss"]) for each in records if "step_seconds" in each]
+
+
+def losses(out: Path) -> dict[int, float]:
+    """Losses by step; the last one of a step that was made twice."""
+    return dict(made_steps(out))
 
 
 def newest_step(out: Path) -> int:

@@ -152,7 +152,7 @@ def torchrun(
             if mesh.world_size == 1:
                 place_ = []
             elif elastic:
-                place_ = _elastic(node, nodes, port)
+                place_ = rendezvous(node, f"1:{nodes}", 3, port, "keep_alive_max_attempt=5")
             elif nodes > 1:
                 place_ = [*f"--nnodes {nodes} --node-rank {node} --master-addr 127.0.0.1 --master-port {port}".split()]
             else:
@@ -162,10 +162,10 @@ def torchrun(
     return Job(started)
 
 
-def _elastic(node: int, nodes: int, port: int) -> list[str]:
-    is_host = "true" if node == 0 else "false"
-    conf = f"last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=5,is_host={is_host}"
-    place_ = f"--nnodes 1:{nodes} --max-restarts 3 --rdzv-id job --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}"
+def rendezvous(node: int, nodes: str, restarts: int, port: int, *more: str) -> list[str]:
+    """torchrun's options for nodes that meet again after a loss; node 0 has the rendezvous."""
+    conf = ",".join(("last_call_timeout=2", "keep_alive_interval=2", f"is_host={'true' if node == 0 else 'false'}", *more))
+    place_ = f"--nnodes {nodes} --max-restarts {restarts} --rdzv-id job --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}"
     return [*place_.split(), "--rdzv-conf", conf, "--local-addr", "127.0.0.1"]
 
 

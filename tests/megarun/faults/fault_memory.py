@@ -1,20 +1,19 @@
 """Jobs of two nodes that lose a process or a node and continue from copies in memory; the seconds and steps that each loss costs."""
 
-import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from fault_bench import Bench
-from fault_launch import START_LIMIT_SECONDS, Job, environment, free_port, layout_text, rank_processes
+from fault_bench import Bench, losses, made_steps
+from fault_launch import START_LIMIT_SECONDS, Job, environment, free_port, layout_text, rank_processes, rendezvous
 
 from megaplan.spec.models import Mesh
 
@@ -82,8 +81,7 @@ def recoveries(bench: Bench, mesh: Mesh, victims: Sequence[str], seed: int) -> l
         job.close()
     assert job.status == 0, said.read_text()
     assert said.read_text().count(RESUMED) == len(victims), said.read_text()
-    made, wanted = ({line["step"]: line["loss"] for line in lines(each)} for each in (out, whole))
-    assert made == wanted
+    assert losses(out) == losses(whole)
     return found
 
 
@@ -128,23 +126,14 @@ class TwoNodes(Job):
         self._file.close()
 
     def _agent(self, node: int) -> subprocess.Popen[bytes]:
-        """The agent of a node; node 0 has torchrun's rendezvous."""
-        meeting = f"last_call_timeout=2,keep_alive_interval=2,is_host={'true' if node == 0 else 'false'}"
-        place = f"--nnodes 2 --nproc-per-node {self._mesh.world_size // 2} --max-restarts 9 --rdzv-id job --rdzv-backend c10d"
-        place += f" --rdzv-endpoint 127.0.0.1:{self._port} --rdzv-conf {meeting} --local-addr 127.0.0.1"
-        command = [sys.executable, "-m", "torch.distributed.run", *place.split(), "-m", "megarun", *self._words]
+        """The agent of a node."""
+        place = ["--nproc-per-node", str(self._mesh.world_size // 2), *rendezvous(node, "2", 9, self._port)]
+        command = [sys.executable, "-m", "torch.distributed.run", *place, "-m", "megarun", *self._words]
         # else torchrun gives a new node no address of the store
         variables = environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         return subprocess.Popen(command, env=variables, stderr=self._file, stdout=subprocess.DEVNULL)
 
 
-def lines(out: Path) -> Iterator[dict[str, Any]]:
-    """Metrics of the steps that were made, in the order in which they were written."""
-    path = out / "metrics.jsonl"
-    whole = path.read_text().split("\n")[:-1] if path.exists() else []
-    yield from (line for line in map(json.loads, whole) if "step_seconds" in line)
-
-
 def steps(out: Path) -> list[int]:
     """Steps that were made, repeated ones included."""
-    return [line["step"] for line in lines(out)]
+    return [step for step, _ in made_steps(out)]

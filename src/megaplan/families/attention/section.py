@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
@@ -168,7 +169,7 @@ class GroupedQueryAttention(OptionsSection):
 
     def heads_of(self, layer: int) -> int | None:
         """Place in `layer_heads` of a layer, by its global index; None for the section's own heads."""
-        return next((place for place, heads in enumerate(self.layer_heads) if layer in heads.layers), None)
+        return _place_of(self.layer_heads, layer)
 
     def with_heads(self, place: int | None) -> GroupedQueryAttention:
         """The section with the heads at a place of `layer_heads`."""
@@ -193,9 +194,18 @@ class GroupedQueryAttention(OptionsSection):
         return _window(layer, self.window_size, self.full_layers, self.windows)
 
 
+def _place_of(layers: Sequence[LayerHeads | LayerLatents], layer: int) -> int | None:
+    return next((place for place, own in enumerate(layers) if layer in own.layers), None)
+
+
+def _given(own: LayerHeads | LayerLatents) -> dict[str, object]:
+    """The keys of a section that some layers have their own of."""
+    return own.model_dump(exclude={"layers"}, exclude_none=True)
+
+
 @lru_cache(maxsize=64)
 def _with_heads(attention: GroupedQueryAttention, place: int) -> GroupedQueryAttention:
-    own = attention.layer_heads[place].model_dump(exclude={"layers"}, exclude_none=True)
+    own = _given(attention.layer_heads[place])
     return attention.model_copy(update=own | {"layer_heads": (), "rotary_dim": attention.rotary_width})
 
 
@@ -287,7 +297,7 @@ class LatentAttention(OptionsSection):
 
     def heads_of(self, layer: int) -> int | None:
         """Place in `layer_latents` of a layer, by its global index; None for the section's own."""
-        return next((place for place, own in enumerate(self.layer_latents) if layer in own.layers), None)
+        return _place_of(self.layer_latents, layer)
 
     def with_heads(self, place: int | None) -> LatentAttention:
         """The section with the heads and latents at a place of `layer_latents`."""
@@ -315,8 +325,7 @@ class LatentAttention(OptionsSection):
 
 @lru_cache(maxsize=64)
 def _with_latents(attention: LatentAttention, place: int) -> LatentAttention:
-    own = attention.layer_latents[place].model_dump(exclude={"layers"}, exclude_none=True)
-    return attention.model_copy(update=own | {"layer_latents": ()})
+    return attention.model_copy(update=_given(attention.layer_latents[place]) | {"layer_latents": ()})
 
 
 class AttentionVariant(NamedTuple):

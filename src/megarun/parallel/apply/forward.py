@@ -45,6 +45,11 @@ class ForwardRunner:
             total += loss
         return total
 
+    def nats(self, batch: Batch) -> tuple[Tensor, int]:
+        """This rank's part of the nats of all labels of the global batch, fp64, and the number of these labels. Collective."""
+        loss = self.loss(batch)
+        return loss * self._loss.num_tokens, self._loss.num_tokens
+
     def reshard(self) -> None:
         """Free the gathered parameters, because the optimizer will change their shards; also what a layer has gathered for a depth.
 
