@@ -32,7 +32,7 @@ from random_plans.settings import (
 )
 from random_plans.torchtitan import TORCHTITAN_SHARE, add_state_dtypes, torchtitan_document
 from random_plans.towers import add_stated
-from random_plans.variants import add_latents, add_later_variants, add_learned, add_streams, add_variants
+from random_plans.variants import add_latents, add_later_variants, add_learned, add_norms, add_streams, add_variants
 
 MEGATRON_SHARE = 0.12
 FIRST_RUN = 1000
@@ -157,6 +157,7 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
         add_variants(stream("variants"), sections["model"])
         add_later_variants(stream("later variants"), sections["model"])
         add_learned(stream("learned"), sections["model"])
+        add_norms(stream("norms"), sections["model"])
         add_libraries(stream("libraries"), sections)
 
 

@@ -41,15 +41,33 @@ def add_learned(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(model["mlp"], 0.1, activation="xielu")
 
 
+def add_norms(draw: Draw, model: dict[str, Any]) -> None:
+    """Norms without scales, of the embedding, of the heads' outputs, and of an MLP's inner values."""
+    alone = not model.keys() & {"norm", "parallel_layers", "post_norm_layers", "added_norm_layers"}
+    if alone and "mtp" not in model.get("features", {}) and not model.get("zero_centered_norm"):
+        draw.maybe(model, NORM_SHARE, norm="rmsnorm_no_scale")
+    if not model.get("tie_embeddings") and "mtp" not in model.get("features", {}):
+        draw.maybe(model, NORM_SHARE, embedding_norm=True)
+    attention = model.get("attention", {})
+    if attention.get("kind") == "gqa":
+        draw.maybe(attention, NORM_SHARE, output_norm=True)
+        if attention.get("qk_norm") and attention.get("qk_norm_width", "head") == "head":
+            draw.maybe(attention, HEADS_SHARE, qk_norm_scale=False)
+    if "mlp" in model:
+        draw.maybe(model["mlp"], NORM_SHARE, inner_norm=True)
+
+
 def add_streams(draw: Draw, model: dict[str, Any]) -> None:
     """Options that megarun does not build: hyper-connections, factors of the stream, gates of norms and queries, scores of keys."""
+    if model.get("mlp", {}).get("activation") == "geglu":
+        draw.maybe(model["mlp"], HEADS_SHARE, activation="relu2glu")
     features = model.get("features", {}).keys() - {"relation_bias"}
     if not features and not model.keys() & {"towers", "parallel_layers", "learned_positions"} and draw.chance(STREAMS_SHARE):
         model["streams"] = {"count": draw.randint(2, 5), "mixing": draw.choice(["independent", "constrained"])}
     elif not features:
         draw.maybe(model, STREAMS_SHARE, stream_scale=True)
     alone = not model.keys() & {"parallel_layers", "post_norm_layers"} and model.get("norm_placement") != "post"
-    if alone and draw.chance(STREAMS_SHARE):
+    if alone and model.get("norm") != "rmsnorm_no_scale" and draw.chance(STREAMS_SHARE):
         layers = draw.some(range(model["num_layers"])) or [0]
         model["norm_gate"] = {"rank": draw.wide(2, 20), "layers": layers}
     attention = model.get("attention", {})

@@ -41,9 +41,9 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 BRANCH = "="
 """Beginning of a step in pydantic's locations that names a branch of a union."""
 Activation = Literal["swiglu", "relu2", "gelu", "geglu"]
-DenseActivation = Literal["swiglu", "relu2", "gelu", "geglu", "xielu"]
+DenseActivation = Literal["swiglu", "relu2", "gelu", "geglu", "xielu", "relu2glu"]
 """Activations of a dense MLP; xielu has two parameters."""
-GATED: frozenset[str] = frozenset({"swiglu", "geglu"})
+GATED: frozenset[str] = frozenset({"swiglu", "geglu", "relu2glu"})
 """Activations of three matrices: gate, up and down."""
 FloatType = Literal[DType.FP32, DType.BF16, DType.FP16]
 MomentType = Literal[DType.FP32, DType.BF16, DType.FP16, DType.FP8]

@@ -86,6 +86,8 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             flags["sinks"] = random.Random(f"{heads} {hidden}").random() < 0.4
             flags["score_cap"] = 2.0 if random.Random(f"cap {heads} {hidden}").random() < 0.3 else None
             more = _heads(random.Random(f"heads {heads} {hidden}"), heads, window)
+            norms = random.Random(f"norms {heads} {hidden}")
+            flags |= {"output_norm": norms.random() < 0.3, "qk_norm_scale": not flags["qk_norm"] or norms.random() < 0.5}
             if more.get("value_norm") and flags["qk_norm"]:
                 more["layer_heads"][0] |= {"values_from_keys": True, "value_head_dim": heads["head_dim"] + 2}
             return {"attention": {"kind": "gqa", **heads, **flags, "window_size": window, "nope_layers": nope, **more}}
@@ -115,7 +117,10 @@ def _section(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             return {"recurrent": {"kind": "m2rnn", **sizes, "save_every": draw.randint(3, 16), "conv_kernel": draw.randint(2, 4)}}
         case _:
             width = draw.randint(8, 60)
-            return {"mlp": {"ffn_hidden_size": width, "activation": draw.choice([activation, "geglu", "xielu"])}}
+            ends = random.Random(f"ends {hidden} {width}")
+            norm = {"norm": ends.choice(["rmsnorm", "rmsnorm_no_scale"]), "embedding_norm": ends.random() < 0.5}
+            section = {"ffn_hidden_size": width, "activation": draw.choice([activation, "geglu", "xielu"])}
+            return {"mlp": section | {"inner_norm": ends.random() < 0.4}, **norm}
 
 
 def _moe_options(draw: random.Random, sizes: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from megaplan.blocks.ops import Dims
 from megaplan.blocks.storages import num_lanes
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import core_inside, indexed_inside
-from megaplan.families.attention.section import PLAIN
+from megaplan.families.attention.variants import PLAIN
 from megaplan.families.linear_attention.composition import delta_inside
 from megaplan.families.mamba.composition import scan_inside, selective_inside
 from megaplan.families.recurrent.composition import recurrence_inside

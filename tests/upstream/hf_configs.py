@@ -516,6 +516,8 @@ _DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok",
 
 CONFIGS: dict[str, Callable[[Random], Config]] = {
     "axk1": _axk1,
+    "bitnet": _dense("attention_bias", hidden_act="relu2"),
+    "nanochat": _dense("attention_bias", hidden_act="relu2"),
     "bailing_hybrid": _bailing,
     "beam": _and(_routed("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", head_dim=True), _beam),
     "hy_v4": _and(_without(_sparse, "first_k_dense_replace"), _hy_v4),

@@ -15,7 +15,7 @@ from megaplan.blocks.costs import linear_work, norm_work, residual_work
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
-from megaplan.families.residual import path_in, work_of
+from megaplan.families.residual import norm_works, path_in, work_of
 from megaplan.families.streams import stream_works
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
 from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
@@ -214,6 +214,7 @@ def end_works(load: Workload, spec: Spec) -> EndWorks:
             sides=sides if features.mtp.side_embeddings else (),
         )
     first = embedding(load, hidden, grad_bytes, vocab_parallel=vocab_parallel)
+    first += norm_works(model.norm, load, hidden, "embedding norm") if model.embedding_norm else ()
     last = head(load, hidden, model.vocab_size, vocab_parallel=vocab_parallel)
     if model.streams is not None:
         last = (*stream_works(model.streams, hidden, load.itemsize, last=True), *last)

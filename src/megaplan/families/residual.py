@@ -25,6 +25,7 @@ from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.tensors import Group, Init, ParamTensor
 
 NormKind = Literal["rmsnorm", "layernorm", "layernorm_no_bias"]
+StreamNorm = Literal["rmsnorm", "rmsnorm_no_scale", "layernorm", "layernorm_no_bias"]
 NormPlacement = Literal["pre", "post", "both"]
 NORMED = "normed"
 POST_NORM = "post_norm"
@@ -54,7 +55,7 @@ class ResidualPath(NamedTuple):
     """A block's way from the residual stream and back.
 
     Attributes:
-        norm: rmsnorm, layernorm, or layernorm_no_bias.
+        norm: rmsnorm, rmsnorm_no_scale, layernorm, or layernorm_no_bias.
         placement: Place of the norm: before the block (pre), on its output (post), or both.
         shares_input: The block reads the normed input of the block before it.
         passes_on: Use of the norm by the block after this one; None if that block does not read it.
@@ -64,7 +65,7 @@ class ResidualPath(NamedTuple):
         scales_stream: Each channel of the stream has a learned factor before the block adds to it.
     """
 
-    norm: NormKind = "rmsnorm"
+    norm: StreamNorm = "rmsnorm"
     placement: NormPlacement = "pre"
     shares_input: bool = False
     passes_on: SharedNorm | None = None
@@ -77,8 +78,10 @@ class ResidualPath(NamedTuple):
 PLAIN = ResidualPath()
 
 
-def norm_tensors(kind: NormKind, width: int, prefix: str = "norm.") -> tuple[ParamTensor, ...]:
-    """Scale of a norm, and bias of a LayerNorm."""
+def norm_tensors(kind: StreamNorm, width: int, prefix: str = "norm.") -> tuple[ParamTensor, ...]:
+    """Scale of a norm, if it has one, and bias of a LayerNorm."""
+    if kind == "rmsnorm_no_scale":
+        return ()
     scale = norm(f"{prefix}weight", width)
     if kind != "layernorm":
         return (scale,)
@@ -106,6 +109,8 @@ def _gate_tensors(rank: int, hidden_size: int) -> tuple[ParamTensor, ...]:
 
 def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPath:
     """Residual path of one block of a model, from its tensors: without a norm before it, it shares its input or has a norm after it."""
+    if path.norm == "rmsnorm_no_scale":  # all blocks have norms at the model's places
+        return path
     gate = [tensor.shape[0] for tensor in tensors if tensor.name == "norm_gate.down.weight"]
     path = path._replace(gate_rank=gate[0]) if gate else path
     if path.placement == "pre" and f"{POST_NORM}.weight" in [tensor.name for tensor in tensors]:
@@ -222,7 +227,8 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
     own = dims.residual[:2]
     shapes = shapes if path.streams is None else shapes | stream_shapes(dims, path.streams.numbers)
     found = shapes | storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "post_mean", "post_rstd"), own))
-    found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual, "scaled_output": (0,)})
+    ones = dict.fromkeys(("ones", "post_ones"), (dims.hidden,))
+    found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual, "scaled_output": (0,), **ones})
     wide = dict.fromkeys(("norm_ungated", "norm_gate_wide", "norm_gate_sigmoid", "scaled_stream"), dims.residual)
     narrow = dict.fromkeys(("norm_gate_low", "norm_gate_silu"), (*own, path.gate_rank or 0))
     found |= storages(dims.dtype, Column.ACTIVATIONS, {**wide, **narrow})
@@ -234,7 +240,7 @@ def work_of(path: ResidualPath, load: Workload, ops: Works, hidden_size: int) ->
     if path == PLAIN:
         return ops
     more = norm_works(path.norm, load, hidden_size) if path.placement == "both" else ()
-    if path.norm != "rmsnorm":
+    if path.norm.startswith("layernorm"):
         statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
         ops = (ops[0]._replace(work=ops[0].work + statistic), *ops[1:])
     connections = () if path.streams is None else stream_works(path.streams, hidden_size, load.itemsize)
@@ -256,18 +262,29 @@ def _narrow_works(path: ResidualPath, load: Workload, hidden_size: int) -> Works
     return found
 
 
-def norm_works(kind: NormKind, load: Workload, hidden_size: int, name: str = "post_norm") -> Works:
+def norm_works(kind: StreamNorm, load: Workload, hidden_size: int, name: str = "post_norm") -> Works:
     """A separate norm of the rank's own tokens."""
-    statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES) if kind != "rmsnorm" else Work()
+    statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES) if kind.startswith("layernorm") else Work()
     return (OpWork(name, "head", norm_work(hidden_size, load.itemsize) + statistic, own_tokens=True),)
 
 
-def norm_op(name: str, kind: NormKind, reads: str, makes: str, *, prefix: str = "", params: tuple[str, str] | None = None) -> Op:
-    """RMSNorm keeps its input and the inverse deviation; LayerNorm also keeps the mean, as `torch.native_layer_norm` does."""
+def norm_op(name: str, kind: StreamNorm, reads: str, makes: str, *, prefix: str = "", params: tuple[str, str] | None = None) -> Op:
+    """RMSNorm keeps its input and the inverse deviation; LayerNorm also keeps the mean, as `torch.native_layer_norm` does.
+
+    A norm without a scale makes ones in its place.
+    """
+    if kind == "rmsnorm_no_scale":
+        return plain_norm(name, reads, makes, prefix)
     scale, shift = params or (f"{name}.weight", f"{name}.bias")
     statistics = (f"{prefix}rstd",) if kind == "rmsnorm" else (f"{prefix}mean", f"{prefix}rstd")
     given = (scale, shift) if kind == "layernorm" else (scale,)
     return Op(name, (reads,), (makes, *statistics), keeps=(reads, *statistics), params=given)
+
+
+def plain_norm(name: str, reads: str, makes: str, prefix: str) -> Op:
+    """RMSNorm without a scale: it reads ones, which it makes and keeps."""
+    kept = f"{prefix}rstd", f"{prefix}ones"
+    return Op(name, (reads,), (makes, *kept), keeps=(reads, *kept))
 
 
 def _before(path: ResidualPath, op: Op) -> tuple[Op, ...]:

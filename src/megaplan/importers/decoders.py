@@ -317,6 +317,7 @@ def decoder(
     parallel: bool = False,
     head_dim: str | None = "head_dim",
     rotates: bool = True,
+    dense: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The section `model` of one of these decoders.
 
@@ -334,6 +335,7 @@ def decoder(
         parallel: Attention and MLP read one norm.
         head_dim: Field of a head's width; None for a class that derives it.
         rotates: False if `attention` has the rotary angles.
+        dense: Keys of the MLP in addition to width, activation and bias.
     """
     keys, layers = common(reader, eps), reader.layers(2)
     section = heads(reader, keys["hidden_size"], head_dim=head_dim) | attention
@@ -345,8 +347,8 @@ def decoder(
     if score is not None:
         section |= score_scale(reader, score, section["head_dim"], width=True)
     side = {"parallel_layers": list(range(1, 2 * layers, 2))} if parallel else {}
-    dense = mlp(reader, act=act, gated=gated, bias=mlp_bias)
-    return model_of(reader, letters, {**keys, **(model or {}), **side}, {"A": ("attention", section), "D": ("mlp", dense)})
+    feed = mlp(reader, act=act, gated=gated, bias=mlp_bias) | (dense or {})
+    return model_of(reader, letters, {**keys, **(model or {}), **side}, {"A": ("attention", section), "D": ("mlp", feed)})
 
 
 def gpt2(reader: ConfigReader) -> dict[str, Any]:

@@ -17,6 +17,8 @@ PLAIN_ACTIVATIONS = {"relu2": "relu2"} | dict.fromkeys(("gelu", "gelu_new", "gel
 
 DENSE_ACTIVATIONS = PLAIN_ACTIVATIONS | {"xielu": "xielu"}
 """Activations of a dense MLP with two matrices."""
+DENSE_GATED = GATED_ACTIVATIONS | {"relu2": "relu2glu"}
+"""Activations of a dense MLP with three matrices."""
 
 
 def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
@@ -36,9 +38,9 @@ def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
     return model | {"tie_embeddings": False}
 
 
-def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = True, plain: Mapping[str, str] = PLAIN_ACTIVATIONS) -> str:
-    """The MLP's activation: with three matrices if it is gated, else with two, one of `plain`."""
-    known = GATED_ACTIVATIONS if gated else plain
+def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = True, known: Mapping[str, str] | None = None) -> str:
+    """The MLP's activation, one of `known`, or of those of experts: with three matrices if it is gated, else with two."""
+    known = (GATED_ACTIVATIONS if gated else PLAIN_ACTIVATIONS) if known is None else known
     value = reader.text(key)
     if value not in known and (reader.has(key) or value):
         matrices = "three matrices" if gated else "two matrices"
@@ -48,7 +50,7 @@ def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = T
 
 def mlp(reader: ConfigReader, width: str = "intermediate_size", act: str = "hidden_act", *, gated: bool = True, bias: bool = False) -> Any:
     """The section `mlp`."""
-    name = activation(reader, act, gated=gated, plain=DENSE_ACTIVATIONS)
+    name = activation(reader, act, gated=gated, known=DENSE_GATED if gated else DENSE_ACTIVATIONS)
     section: dict[str, Any] = {"ffn_hidden_size": reader.whole(width), "activation": name}
     return section | ({"bias": True} if bias else {})
 

@@ -33,6 +33,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "bailing_hybrid": gated_heads.bailing_hybrid,
     "bamba": hybrids.bamba,
     "beam": gated_heads.beam,
+    "bitnet": inner.bitnet,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
     "cohere2_moe": cohere.cohere2_moe,
@@ -107,6 +108,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "mistral": decoders.mistral,
     "mistral4": latent.mistral4,
     "mixtral": experts.mixtral,
+    "nanochat": inner.nanochat,
     "nemotron": decoders.nemotron,
     "nemotron_h": hybrids.nemotron_h,
     "olmo2": decoders.olmo2,
@@ -143,7 +145,6 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 """Import function of each `model_type`, from a config to `model` of a spec."""
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "bitnet": ("hidden_act", "attention's output and an MLP's inner values have norms (attn_sub_norm, ffn_sub_norm)"),
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
     "deepseek_v4": ("hc_mult", "hyper-connections (hc_attn, hc_ffn) keep several streams, and keys are compressed (compressor)"),
     "dots3_note": ("vision_config", "encoders of images have experts, and those of sound a stem of convolutions, which no tower is"),
@@ -159,7 +160,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "minimax": ("layer_types", "most of its blocks are lightning attention (qkv_proj, output_gate, norm), which no letter is"),
     "minimax_m3_vl_text": ("index_n_heads", "grouped-query attention has an indexer, whose heads have norms of their own"),
     "modernbert-decoder": ("norm_bias", "embeddings have a norm, the first block has none, and the head another layer (lm_head.dense)"),
-    "nanochat": ("rms_norm_eps", "no norm has a weight, and the embedding has one, too"),
     "qwen4_exp": ("text_config", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "recurrent_gemma": ("lru_width", "two blocks in three are RG-LRU recurrences (rg_lru, linear_x, linear_y, conv_1d)"),

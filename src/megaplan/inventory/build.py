@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from megaplan.families.registry import FAMILIES, families_of
-from megaplan.families.residual import CENTERED, ResidualPath, tensors_of
+from megaplan.families.residual import CENTERED, ResidualPath, norm_tensors, tensors_of
 from megaplan.inventory.adapters import adapted_block
 from megaplan.inventory.embedding import final_norm_block, vocabulary_block
 from megaplan.inventory.features import mtp_block, relation_bias_block, side_block
@@ -89,6 +89,8 @@ def _centered(block: Block) -> Block:
 def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, Block], ...]:
     hidden, vocab, features = model.hidden_size, model.vocab_size, model.features
     embedding = vocabulary_block(Outside.EMBEDDING, vocab, hidden, vocab_parallel=vocab_parallel, positions=model.learned_positions)
+    if model.embedding_norm and (normed := norm_tensors(model.norm, hidden)):
+        embedding = make_block(Outside.EMBEDDING, (*embedding.tensors, *normed))
     towers = model.towers
     blocks = [*(() if towers is None else stated_blocks(towers)), ("embedding", embedding)]
     blocks += [(name, side_block(features, name, hidden)) for name in features.sides]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.families.residual import NormKind, norm_tensors
+from megaplan.families.residual import StreamNorm, norm_tensors
 from megaplan.families.streams import Streams, last_tensors
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
 
@@ -23,7 +23,7 @@ def vocabulary_block(
     return make_block(family, tuple(tensors))
 
 
-def final_norm_block(hidden_size: int, kind: NormKind, streams: Streams | None = None) -> Block:
+def final_norm_block(hidden_size: int, kind: StreamNorm, streams: Streams | None = None) -> Block:
     """The norm before the head, and the sum of streams that it reads."""
     collapse = () if streams is None else last_tensors(streams, hidden_size)
     return make_block(Outside.FINAL_NORM, (*collapse, *norm_tensors(kind, hidden_size, prefix="")))

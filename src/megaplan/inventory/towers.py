@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from megaplan.families.attention import ATTENTION
-from megaplan.families.attention.section import AttentionPlace, AttentionVariant, GroupedQueryAttention
+from megaplan.families.attention.section import GroupedQueryAttention
+from megaplan.families.attention.variants import AttentionPlace, AttentionVariant
 from megaplan.families.dense import DENSE
 from megaplan.families.dense.section import Mlp
 from megaplan.families.family import Family

@@ -12,7 +12,7 @@ from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaA
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
-from megaplan.families.residual import NormKind, NormPlacement, ResidualPath
+from megaplan.families.residual import NormPlacement, ResidualPath, StreamNorm
 from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.families.streams import Streams
 from megaplan.scalars import LayerCount, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool, Text
@@ -153,7 +153,8 @@ class Model(OptionsSection):
         tie_embeddings: The head reuses the token embedding.
         head_bias: Bias on the head.
         learned_positions: Rows of a learned embedding of positions, added to the token embedding; null for none.
-        norm: The norm of every block and before the head: rmsnorm, layernorm with a bias, or layernorm_no_bias.
+        embedding_norm: A norm of what the embedding makes, after its factor and positions.
+        norm: The norm of every block and before the head: rmsnorm or rmsnorm_no_scale, layernorm with a bias, or layernorm_no_bias.
         norm_placement: Before each block (pre), on what it adds to the residual stream (post), or both.
         parallel_layers: Layers that read the normed input of the layer before them: 0-based global indices, rising.
         added_norm_layers: Layers with a norm on what they add too, in a model with norms before each block: global indices, rising.
@@ -180,7 +181,7 @@ class Model(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset(
         {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
         | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier", "logits_cap", "towers"}
-        | {"added_norm_layers", "streams", "norm_gate", "stream_scale"}
+        | {"added_norm_layers", "streams", "norm_gate", "stream_scale", "embedding_norm"}
     )
 
     pattern: Text
@@ -190,7 +191,8 @@ class Model(OptionsSection):
     tie_embeddings: StrictBool = False
     head_bias: StrictBool = False
     learned_positions: PositiveInt | None = None
-    norm: NormKind = "rmsnorm"
+    embedding_norm: StrictBool = False
+    norm: StreamNorm = "rmsnorm"
     norm_placement: NormPlacement = "pre"
     parallel_layers: tuple[NaturalInt, ...] = ()
     post_norm_layers: tuple[NaturalInt, ...] = ()

@@ -132,6 +132,14 @@ def _norms(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no tensor of its own", "model.head_bias")
     if model.zero_centered_norm:
         yield from _zero_centered(checked)
+    lists = [name for name in ("parallel_layers", "post_norm_layers", "added_norm_layers", "norm_gate") if getattr(model, name)]
+    if model.norm == "rmsnorm_no_scale" and lists:
+        yield checked.error(
+            "MP715", f"norm = {model.norm}, and {lists[0]} is given: all blocks have one form", "model.norm", "norm: rmsnorm"
+        )
+    if model.embedding_norm and model.tie_embeddings and mesh.pp > 1:
+        detail = f"embedding_norm = true, tie_embeddings = true, mesh.pp = {mesh.pp}: the last stage's copy of the norm is not priced"
+        yield checked.error("MP715", detail, "model.embedding_norm", "mesh: {pp: 1}, or tie_embeddings: false")
     if checked.spec.host.kind.own_layers:
         return
     rows, length = model.learned_positions, checked.spec.batch.seq_length
@@ -146,6 +154,7 @@ def _norms(checked: Checked) -> Iterator[Diagnostic]:
     for name, plain in (
         ("norm", "rmsnorm"),
         ("norm_placement", "pre"),
+        ("embedding_norm", False),
         ("head_bias", False),
         ("learned_positions", None),
         ("embedding_multiplier", 1.0),

@@ -11,14 +11,7 @@ from pydantic import Field
 
 from megaplan.dtypes import DType
 from megaplan.families.attention.scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
-from megaplan.families.attention.section import (
-    GroupedQueryAttention,
-    Indexer,
-    LatentAttention,
-    LayerHeads,
-    LayerLatents,
-    LayerWindow,
-)
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention, LayerHeads, LayerLatents, LayerWindow
 from megaplan.families.dense.section import Mlp
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3

@@ -60,6 +60,12 @@ def _plain_inner_norm(spec: Spec) -> object | None:
     return mamba.inner_norm if isinstance(mamba, Mamba1) and mamba.inner_norm == "plain" else None
 
 
+def _gated_square(spec: Spec) -> object | None:
+    """The gated square of bitnet, of which there is no kernel."""
+    mlp = spec.model.mlp
+    return mlp.activation if mlp is not None and mlp.activation == "relu2glu" else None
+
+
 def _families(spec: Spec) -> object | None:
     precision = spec.precision
     wrong = {letter: dtype for letter, dtype in precision.families.items() if dtype not in _USED_DTYPES}
@@ -123,6 +129,7 @@ def _other_host(spec: Spec) -> object | None:
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
+    ("model.mlp.activation", _gated_square, "swiglu, geglu, relu2, gelu or xielu"),
     ("model.parallel_layers", _shared_norm, "[], or without these"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("model.attention.sinks", _latent_sinks, "false, or without these"),
@@ -142,6 +149,7 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
 BUILT_OPTIONS: frozenset[str] = frozenset(
     {
         "model.norm",
+        "model.embedding_norm",
         "model.norm_placement",
         "model.parallel_layers",
         "model.post_norm_layers",
@@ -150,6 +158,8 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.linear_attention.full_gates",
         "model.short_convolution.bias",
         "model.attention.bias",
+        "model.attention.qk_norm_scale",
+        "model.attention.output_norm",
         "model.attention.gate",
         "model.attention.gate_width",
         "model.attention.layer_heads",
@@ -169,6 +179,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.mamba.gated_norm",
         "model.mamba.inner_norm",
         "model.mlp.bias",
+        "model.mlp.inner_norm",
         "model.mlp.activation",
         "model.moe.activation",
         "model.moe.bias",

@@ -10,7 +10,7 @@ from megaplan.diagnostics import refuse
 from megaplan.families.registry import families_of
 from megaplan.scalars import OptionsSection, Section
 
-OWN_ACTIVATIONS = frozenset({"geglu", "xielu"})
+OWN_ACTIVATIONS = frozenset({"geglu", "xielu", "relu2glu"})
 """Values of `activation` that were added later."""
 ROUTING = frozenset(
     {f"model.moe.{key}" for key in ("score", "expert_bias", "expert_bias_rate", "num_groups", "top_groups", "routed_scale")}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from megakernels import mla_kv, rms_norm, rope
 from megaplan.spec import models as spec
 from megarun.model.indexer import Indexer
-from megarun.model.norm import Block, RMSNorm, RowLinear, gated, linear
+from megarun.model.norm import Block, PlainNorm, RMSNorm, RowLinear, gated, linear
 from megarun.model.relation import Relations
 from megarun.model.rotary import Rotary, unrotated
 from megarun.parallel.groups.context import WHOLE, ContextParallel
@@ -63,7 +63,9 @@ class GroupedQueryAttention(Block):
         widths = (query, key_value) if self.norms_rows else (config.head_dim, config.head_dim)
         self.gate_bias = nn.Parameter(torch.empty(heads)) if config.gate_bias else None
         self.sinks = nn.Parameter(torch.empty(heads)) if config.sinks else None
-        self.q_norm, self.k_norm = (RMSNorm(width, eps) if config.qk_norm else None for width in widths)
+        norm = RMSNorm if config.qk_norm_scale else PlainNorm
+        self.q_norm, self.k_norm = (norm(width, eps) if config.qk_norm else None for width in widths)
+        self.o_norm = RMSNorm(made, eps) if config.output_norm else None
 
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
@@ -72,7 +74,7 @@ class GroupedQueryAttention(Block):
         values = () if self.v_proj is None else (self.v_proj,)
         q, k, *gate = self.tp.project(normed, self.q_proj, self.k_proj, *values, *gates)
         v = gate.pop(0) if values else k
-        if self.norms_rows and self.q_norm is not None and self.k_norm is not None:
+        if self.norms_rows and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             q, k = (row_rms_norm(self.tp, flat, norm.weight, norm.eps) for flat, norm in ((q, self.q_norm), (k, self.k_norm)))
         q, k = (torch.unflatten(flat, -1, (-1, self.head_dim)) for flat in (q, k))
         v = torch.unflatten(v, -1, (-1, self.value_dim))
@@ -94,7 +96,11 @@ class GroupedQueryAttention(Block):
         """
         # what attention makes has no local name: where it runs again it is freed while the projection is reduced
         attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations, self.cap)
-        return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate, by_head=self.by_head, bias=self.gate_bias)))
+        return self.o_proj.reduce(self.o_proj(gated(self.normed(attend().flatten(2)), gate, by_head=self.by_head, bias=self.gate_bias)))
+
+    def normed(self, heads: Tensor) -> Tensor:
+        """Outputs of the rank's heads [B, T, Hq · Dv], normed over all heads if the block has a norm of them."""
+        return heads if self.o_norm is None else row_rms_norm(self.tp, heads, self.o_norm.weight, self.o_norm.eps)
 
 
 class LatentAttention(Block):

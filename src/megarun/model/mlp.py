@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from megakernels import geglu, gelu, relu2, swiglu, xielu
 from megaplan.scalars import GATED, DenseActivation
+from megaplan.spec import models as spec
 from megarun.model.norm import Block, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.tensor_norm import row_rms_norm
 
 ACTIVATIONS: dict[DenseActivation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2": relu2, "gelu": gelu, "geglu": geglu}
 
@@ -23,6 +25,7 @@ class Mlp(nn.Module):
         self, hidden_size: int, ffn_hidden_size: int, activation: DenseActivation, tp: TensorParallel = ALONE, *, bias: bool = False
     ) -> None:
         super().__init__()
+        self.inner_norm: RMSNorm | None = None
         self.activation, self.tp, width = activation, tp, tp.share(ffn_hidden_size)
         self.gate_multiplier = 1.0
         self.alphas = nn.Parameter(torch.empty(2)) if activation == "xielu" else None
@@ -39,8 +42,12 @@ class Mlp(nn.Module):
     def contract(self, *expanded: Tensor) -> Tensor:
         """Gate and up, or up alone, [B, T, F] -> [B, t, h]: activation and down_proj."""
         if self.alphas is not None:
-            return self.down_proj.reduce(self.down_proj(xielu(expanded[0], self.alphas)))
-        return self.down_proj.reduce(self.down_proj(ACTIVATIONS[self.activation](*self.scaled(*expanded))))
+            return self.down_proj.reduce(self.down_proj(self.normed(xielu(expanded[0], self.alphas))))
+        return self.down_proj.reduce(self.down_proj(self.normed(ACTIVATIONS[self.activation](*self.scaled(*expanded)))))
+
+    def normed(self, inner: Tensor) -> Tensor:
+        """Inner values [B, T, F], normed over the whole width if the MLP has a norm."""
+        return inner if self.inner_norm is None else row_rms_norm(self.tp, inner, self.inner_norm.weight, self.inner_norm.eps)
 
     def scaled(self, first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Gate and up, the gate times its factor."""
@@ -54,18 +61,10 @@ class Mlp(nn.Module):
 class DenseBlock(Mlp, Block):
     """D: x + mlp(norm(x))."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        ffn_hidden_size: int,
-        activation: DenseActivation,
-        eps: float,
-        tp: TensorParallel = ALONE,
-        *,
-        bias: bool = False,
-    ) -> None:
-        super().__init__(hidden_size, ffn_hidden_size, activation, tp, bias=bias)
-        self.norm = RMSNorm(hidden_size, eps)
+    def __init__(self, hidden_size: int, config: spec.Mlp, eps: float, tp: TensorParallel = ALONE) -> None:
+        super().__init__(hidden_size, config.ffn_hidden_size, config.activation, tp, bias=config.bias)
+        self.norm, self.gate_multiplier = RMSNorm(hidden_size, eps), config.gate_multiplier
+        self.inner_norm = RMSNorm(tp.share(config.ffn_hidden_size), eps) if config.inner_norm else None
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
         """Residual stream, local tokens [B, t, h], in and out."""

@@ -12,7 +12,7 @@ from torch.nn.functional import layer_norm
 from torch.nn.functional import linear as linear_op
 
 from megakernels import rms_norm
-from megaplan.families.residual import CENTERED, NormKind, ResidualPath
+from megaplan.families.residual import CENTERED, ResidualPath, StreamNorm
 from megaplan.spec.models import Precision
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -50,8 +50,23 @@ class LayerNorm(nn.Module):
         return normed if self.factor == 1 else normed * self.factor
 
 
-def stream_norm(kind: NormKind, width: int, eps: float) -> RMSNorm | LayerNorm:
+class PlainNorm(nn.Module):
+    """RMS norm over the last dim without a scale, times a constant factor."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.width, self.eps, self.factor = width, eps, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] in and out, in the dtype of x."""
+        normed = rms_norm(x, torch.ones(self.width, dtype=x.dtype, device=x.device), self.eps)
+        return normed if self.factor == 1 else normed * self.factor
+
+
+def stream_norm(kind: StreamNorm, width: int, eps: float) -> RMSNorm | LayerNorm | PlainNorm:
     """A norm of the residual stream."""
+    if kind == "rmsnorm_no_scale":
+        return PlainNorm(width, eps)
     return RMSNorm(width, eps) if kind == "rmsnorm" else LayerNorm(width, eps, bias=kind == "layernorm")
 
 

@@ -70,14 +70,14 @@ class Stage(nn.Module):
         model = config.model
         self.tp, self.cp, self.slices_words = tp, cp, config.mesh.vocab_parallel and tp.degree > 1
         num_words = tp.share(model.vocab_size) if self.slices_words else model.vocab_size
-        self.index = slot.index
-        self.embeds = slot.index == 0
-        self.frozen = config.lora is not None
+        self.index, self.embeds, self.frozen = slot.index, slot.index == 0, config.lora is not None
         self.predicts = "final_norm" in slot.blocks
         self.joins_loss = model.joins_loss(kernels=config.host.uses_triton)
         if "embedding" in slot.blocks:
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
+            if model.embedding_norm:
+                self.embedding.norm = stream_norm(model.norm, model.hidden_size, model.norm_eps)
         self.ngram, self.structure, self.platform = build_sides(model, slot.blocks)
         self.relation_bias = build_relation_bias(model, tp) if "relation_bias" in slot.blocks else None
         layers = [int(name.removeprefix("layers.")) for name in slot.blocks if name.startswith("layers.")]
@@ -99,7 +99,7 @@ class Stage(nn.Module):
         attends = any(FAMILIES[letter].rotary is not None for letter in (*ahead, *(families[index].family for index in layers)))
         self.attention = model.attention if attends else None
         self.seq_length = config.batch.seq_length
-        self.multiplier, self.logits_cap = model.embedding_multiplier, model.logits_cap
+        self.multiplier, self.logits_cap, self.norms_words = model.embedding_multiplier, model.logits_cap, model.embedding_norm
         if model.zero_centered_norm:
             center_norms(self)
 
@@ -224,9 +224,8 @@ class Stage(nn.Module):
     def embed(self, tokens: Tensor, *sides: Tensor | None) -> Tensor:
         """Token ids, earlier tokens, classes and platforms -> the residual stream of local tokens [B, t, h]."""
         x = self.embedding(tokens)
-        if self.multiplier != 1:
-            x = x * self.multiplier
-        return self.add_sides(x, tokens, *sides)
+        x = x if self.multiplier == 1 else x * self.multiplier
+        return self.add_sides(self.embedding.get_submodule("norm")(x) if self.norms_words else x, tokens, *sides)
 
     def add_sides(self, x: Tensor, tokens: Tensor, before: Tensor | None, structure: Tensor | None, platform: Tensor | None) -> Tensor:
         """Embedded tokens [B, t, h], their ids, earlier tokens, classes and platforms -> the same with the side embeddings added."""
@@ -379,8 +378,7 @@ def build_section(
         case spec.ShortConvolution() as config:
             module = ShortConvolutionBlock(config, hidden, eps, tp, cp)
         case spec.Mlp() as config:
-            module = DenseBlock(hidden, config.ffn_hidden_size, config.activation, eps, tp, bias=config.bias)
-            module.gate_multiplier = config.gate_multiplier
+            module = DenseBlock(hidden, config, eps, tp)
     if module is None:
         raise ValueError(f"layer {layer}: no module for {letter} blocks; megarun.job.support should have refused the spec")
     return module

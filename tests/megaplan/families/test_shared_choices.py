@@ -7,7 +7,7 @@ import pytest
 from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE
 from megaplan.budget.serving import serving_budget
 from megaplan.cost.blocks import layer_works, rank_workload
-from megaplan.families.attention.section import attention_place
+from megaplan.families.attention.variants import attention_place
 from megaplan.hosts.megarun.ledger import block_ledger
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.load import spec_from_document

@@ -19,7 +19,7 @@ from rooflines.work import Work
 
 from megakernels.facts import EXACT
 from megaplan.cost.blocks import layer_works, rank_workload
-from megaplan.families.attention.section import attention_place
+from megaplan.families.attention.variants import attention_place
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec

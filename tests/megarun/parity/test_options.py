@@ -123,6 +123,17 @@ CAPPED: dict[str, Any] = {
     },
 }
 LEARNED: dict[str, Any] = {"model.mlp": {"ffn_hidden_size": 40, "activation": "xielu", "bias": True}}
+NANOCHAT: dict[str, Any] = {
+    "model.norm": "rmsnorm_no_scale",
+    "model.embedding_norm": True,
+    "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "qk_norm": True, "qk_norm_scale": False},
+    "model.mlp": {"ffn_hidden_size": 40, "activation": "relu2"},
+}
+SUB_NORMS: dict[str, Any] = {
+    "model.embedding_norm": True,
+    "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "gate": True, "output_norm": True},
+    "model.mlp": {"ffn_hidden_size": 40, "inner_norm": True},
+}
 QWEN_NEXT: dict[str, Any] = {
     **pattern("GEAE", 4),
     "model.zero_centered_norm": True,
@@ -212,6 +223,8 @@ CELLS = [
     Cell("beam", {"pp": 2, **T2}, spec=DENSE | BEAM),
     Cell("gated-indexers", T2, spec=pattern("AD", 4, attention={**INDEXED, "gate": True})),
     Cell("xielu", {"pp": 2, **T2}, spec=DENSE | LEARNED | SELECTIVE, ci=True),
+    Cell("no-scales", {"pp": 2, **T2}, spec=DENSE | NANOCHAT, ci=True),
+    Cell("inner-norms", {"cp": 2, **T2}, spec=DENSE | SUB_NORMS | SELECTIVE, ci=True),
     Cell("xielu-cp", {"cp": 2, **T2}, "1f1b", spec=DENSE | LEARNED),
     Cell("qwen-next", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=QWEN_NEXT, ci=True),
     Cell("qwen-next-tp-cp", {**T2, "cp": 2, "ep": 2}, spec=QWEN_NEXT),

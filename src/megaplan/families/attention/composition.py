@@ -19,7 +19,8 @@ from megaplan.blocks.storages import PIECES
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.attention.latents import GroupBytes, group_bytes, head_groups, of_group
-from megaplan.families.attention.section import PLAIN, AttentionVariant, GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.variants import PLAIN, AttentionVariant
 from megaplan.families.family import Exchanges
 
 PART = "A"
@@ -154,6 +155,7 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
         OpWork("rope", PART, rope((heads + num_kv_heads) * rotated, load.itemsize), ROPE),
         *((linear_work(load, "key bias", PART, num_kv_heads * value, num_kv_heads),) if attention.key_bias else ()),
         OpWork("attention", "attention", core._replace(groups=num_kv_heads).work(), core),
+        *((OpWork("o_norm", PART, norm(made, load.itemsize), NORM),) if attention.output_norm else ()),
         *gated,
         linear_work(load, "o_proj", PART, made, hidden_size, closes=True),
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE, Dims, Op, add, linear, partial_gradient
+from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE, Dims, Op, add, linear, norm, partial_gradient
 from megaplan.blocks.storages import INSIDE, INSIDE_BACKWARD, Shapes, storages
 from megaplan.columns import Column
 from megaplan.families.attention.indexer import INDEX
-from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention, Role
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
+from megaplan.families.attention.variants import Role
 
 
 class AttentionKey(NamedTuple):
@@ -28,6 +29,8 @@ class AttentionKey(NamedTuple):
         joins_gate: True if one product makes queries and gate.
         rotary_norm: True if the rotary key has a norm.
         key_bias: True if keys add a number to their scores.
+        scaled: True if norms over query and key heads have a scale.
+        output_norm: True if the heads' outputs have a norm.
         values: Source of values: a projection, its norm, or the norm of the keys' projection.
     """
 
@@ -43,10 +46,12 @@ class AttentionKey(NamedTuple):
     joins_gate: bool = False
     rotary_norm: bool = False
     key_bias: bool = False
+    scaled: bool = True
+    output_norm: bool = False
     values: Literal["projection", "normed", "keys"] = "projection"
 
 
-RELATIONS = "relations part"
+RELATIONS, O_NORM = "relations part", "o_norm"
 
 
 def core_ops(
@@ -103,11 +108,13 @@ def _key_bias(bias: bool) -> Op:
 
 def output_ops(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tuple[Op, ...]:
     """A gate on the core's output, and the output projection; the indexer's inputs are still referenced until then."""
+    made = "attention_normed" if key.output_norm else "attention"
     return (
-        *(_gate(key) if key.gate else ()),
+        *((norm(O_NORM, "attention", made, "o_rstd", "o_norm.weight"),) if key.output_norm else ()),
+        *(_gate(key, made) if key.gate else ()),
         linear(
             "o_proj",
-            "gated" if key.gate else "attention",
+            "gated" if key.gate else made,
             "o_partial" if sharded else "o",
             "o_proj.weight",
             bias="o_proj.bias" if key.output_bias else None,
@@ -118,8 +125,8 @@ def output_ops(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tupl
     )
 
 
-def _gate(key: AttentionKey) -> tuple[Op, ...]:
-    reads, product = ("attention", "gate_sigmoid"), ("gate_product",) if key.gates_heads else ()  # which is summed over a head
+def _gate(key: AttentionKey, heads: str) -> tuple[Op, ...]:
+    reads, product = (heads, "gate_sigmoid"), ("gate_product",) if key.gates_heads else ()  # which is summed over a head
     made = "gate_biased" if key.gate_bias else "gate"
     return (
         *((Op("gate bias", ("gate",), (made,), params=("gate_bias",)),) if key.gate_bias else ()),

@@ -35,6 +35,7 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import core_inside, expanding_bytes, head_widths, indexed_inside
 from megaplan.families.attention.core import (
+    O_NORM,
     RELATIONS,
     AttentionKey,
     communicated,
@@ -44,8 +45,10 @@ from megaplan.families.attention.core import (
     statistics_of,
 )
 from megaplan.families.attention.indexer import indexer_ops, indexer_storages
-from megaplan.families.attention.section import AttentionPlace, AttentionVariant, GroupedQueryAttention, LatentAttention, Role
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
+from megaplan.families.attention.variants import AttentionPlace, AttentionVariant, Role
 from megaplan.families.family import Selective
+from megaplan.families.residual import plain_norm
 
 SELECTIVE = Selective("core", frozenset({"attention"}))
 GATED = SELECTIVE._replace(reruns=frozenset({"attention", "gate bias", "gate sigmoid", "gate"}))
@@ -58,6 +61,8 @@ LATENT_HELD = HELD | {CHOICE, "q_flat", "q_latent_normed", "kv_latent", *UNROTAT
 def attention_selective(attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> Selective:
     """Operations of an A block that selective recompute runs again."""
     selective = GATED if attention.gate else SELECTIVE
+    if isinstance(attention, GroupedQueryAttention) and attention.output_norm:
+        selective = selective._replace(reruns=selective.reruns | {O_NORM})
     return selective._replace(method="indexed_core") if variant.indexed else selective
 
 
@@ -95,6 +100,7 @@ def attention_key(attention: GroupedQueryAttention | LatentAttention) -> Attenti
         values: Literal["projection", "normed", "keys"] = "keys" if attention.values_from_keys else "normed"
         values = values if attention.value_norm else "projection"
         own = {"output_bias": attention.output_bias, "gate_bias": attention.gate_bias, "key_bias": attention.key_bias}
+        own |= {"scaled": attention.qk_norm_scale, "output_norm": attention.output_norm}
         return gates._replace(kind="gqa", first=attention.qk_norm, bias=attention.bias, values=values, **own)
     low_rank, joins = attention.q_lora_rank is not None, attention.gate_source == "query"
     output = attention.bias or attention.output_bias
@@ -122,7 +128,8 @@ def attention_storages(dims: Dims, attention: GroupedQueryAttention | LatentAtte
 @cache
 def _program(key: AttentionKey, rotates: bool, indexed: bool, sharded: bool, context: bool, kernels: bool, role: Role) -> BlockProgram:
     ops, held = attention_ops(key, rotates=rotates, indexed=indexed, sharded=sharded, context=context, kernels=kernels, role=role)
-    return (GATED if key.gate else SELECTIVE).program(*ops, held=held, more=GATHERED if context else frozenset())
+    more = (GATHERED if context else frozenset()) | ({O_NORM} if key.output_norm else frozenset())
+    return (GATED if key.gate else SELECTIVE).program(*ops, held=held, more=more)
 
 
 def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, kernels: bool) -> tuple[Op, ...]:
@@ -140,8 +147,10 @@ def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, 
     if qk_norm:
         after = ("q_normed", "k_normed") if rotates else ("q", "k")
         ops += [
-            norm("q_norm", q, after[0], "q_rstd", "q_norm.weight"),
-            norm("k_norm", k, after[1], "k_rstd", "k_norm.weight"),
+            norm(f"{name}_norm", flat, made, f"{name}_rstd", f"{name}_norm.weight")
+            if key.scaled
+            else plain_norm(f"{name}_norm", flat, made, f"{name}_")
+            for name, flat, made in zip("qk", (q, k), after, strict=True)
         ]
         q, k = after
     if key.values != "projection":
@@ -161,13 +170,16 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     shapes = {name: wide(query, width) for name in ("q", "q_proj", "q_normed")}
     shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed")}
     shapes |= {"attention": wide(query, value), "v": wide(key, value), "v_proj": wide(key, value), "v_ones": (value,)}
+    shapes |= {"q_ones": (width,), "k_ones": (width,), "attention_normed": wide(query, value)}
     shapes |= {"key_scores": wide(key)} if attention.key_bias else {}
     shapes |= gate_shapes(dims, attention, query, value)
     whole = attention.qk_norm_width == "all_heads"
     return {
         **storages(dims.dtype, Column.ACTIVATIONS, {**shapes, "normed": dims.residual, "o": dims.residual, "out": dims.residual}),
         **statistics_of(
-            dims, query, {"q_rstd": wide() if whole else wide(query), "k_rstd": wide() if whole else wide(key), "v_rstd": wide(key)}
+            dims,
+            query,
+            {"q_rstd": wide() if whole else wide(query), "k_rstd": wide() if whole else wide(key), "v_rstd": wide(key), "o_rstd": wide()},
         ),
         **communicated(dims, {"k_gathered": (key, width), "v_gathered": (key, value)}),
     }

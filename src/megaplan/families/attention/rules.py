@@ -65,6 +65,9 @@ def _options(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator
     if attention.qk_norm_width != "head" and not attention.qk_norm:
         detail = f"attention.qk_norm_width = {attention.qk_norm_width}, attention.qk_norm = false"
         yield checked.error("MP715", detail, "model.attention.qk_norm_width", "qk_norm: true")
+    if not attention.qk_norm_scale and (not attention.qk_norm or attention.qk_norm_width != "head"):
+        detail = f"attention.qk_norm_scale = false, qk_norm = {str(attention.qk_norm).lower()}, qk_norm_width = {attention.qk_norm_width}"
+        yield checked.error("MP715", detail, "model.attention.qk_norm_scale", "qk_norm: true, and qk_norm_width: head")
 
 
 def _rotated(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from megaplan.families.attention.scaling import RopeScaling
 from megaplan.scalars import NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
@@ -96,6 +96,8 @@ class GroupedQueryAttention(OptionsSection):
         head_dim: Width of a head, independent of hidden_size / num_heads.
         qk_norm: RMSNorm over each query and key head.
         qk_norm_width: Width of one of these norms: head, or all_heads of a token together.
+        qk_norm_scale: These norms have a scale.
+        output_norm: RMSNorm over all heads' outputs of a token, before the gate and the output projection.
         bias: Bias on the query, key and value projections.
         output_bias: Bias on the output projection.
         value_head_dim: Width of a head of values; null for head_dim.
@@ -124,7 +126,7 @@ class GroupedQueryAttention(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset(
         {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
         | {"window_rope_theta", "output_multiplier", "score_cap", "windows", "value_head_dim", "layer_heads", "gate_width"}
-        | {"window_rotary_dim", "value_norm", "values_from_keys", "gate_bias", "key_bias"}
+        | {"window_rotary_dim", "value_norm", "values_from_keys", "gate_bias", "key_bias", "qk_norm_scale", "output_norm"}
     )
 
     kind: Literal["gqa"]
@@ -133,6 +135,8 @@ class GroupedQueryAttention(OptionsSection):
     head_dim: PositiveInt
     qk_norm: StrictBool = False
     qk_norm_width: Literal["head", "all_heads"] = "head"
+    qk_norm_scale: StrictBool = True
+    output_norm: StrictBool = False
     bias: StrictBool = False
     output_bias: StrictBool = False
     value_head_dim: PositiveInt | None = None
@@ -326,72 +330,3 @@ class LatentAttention(OptionsSection):
 @lru_cache(maxsize=64)
 def _with_latents(attention: LatentAttention, place: int) -> LatentAttention:
     return attention.model_copy(update=_given(attention.layer_latents[place]) | {"layer_latents": ()})
-
-
-class AttentionVariant(NamedTuple):
-    """Properties of a layer, by its index, that decide its tensors and work.
-
-    Attributes:
-        indexed: True if the layer has the section's indexer (MLA only).
-        window: Positions that a token sees; None for all before it.
-        shares: True if the layer attends to the choice of an earlier layer's indexer.
-        heads: Place of its heads in `layer_heads` or `layer_latents`; None for the section's own.
-        causal: True if a token sees none after it.
-    """
-
-    indexed: bool = False
-    window: int | None = None
-    shares: bool = False
-    heads: int | None = None
-    causal: bool = True
-
-    @property
-    def chooses(self) -> bool:
-        """True if the layer attends to chosen keys, by its own indexer or an earlier layer's."""
-        return self.indexed or self.shares
-
-    def section(self, attention: GroupedQueryAttention | LatentAttention) -> GroupedQueryAttention | LatentAttention:
-        """The section with the layer's own heads."""
-        return attention.with_heads(self.heads)
-
-
-PLAIN = AttentionVariant()
-
-
-def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int, _place: int) -> AttentionVariant:
-    """The variant of layer `layer` (global index)."""
-    window, indexer = attention.window(layer), attention.indexer if isinstance(attention, LatentAttention) else None
-    place = attention.heads_of(layer)
-    if indexer is None:
-        return AttentionVariant(window=window, heads=place)
-    return AttentionVariant(layer in indexer.layers, window, layer in indexer.shared_layers, place)
-
-
-Role = Literal["alone", "source", "first", "later"]
-"""Role of a layer in a choice of keys: source of the choice, or the first or a later reader of it."""
-
-
-class AttentionPlace(NamedTuple):
-    """Properties of a layer, by its index, that decide only its operations.
-
-    Attributes:
-        rotates: True if queries and keys have rotary embedding.
-        role: Role in a choice of keys that several layers share.
-    """
-
-    rotates: bool = True
-    role: Role = "alone"
-
-
-def attention_place(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionPlace:
-    """The place of layer `layer` (global index)."""
-    rotates, indexer = layer not in attention.nope_layers, attention.indexer if isinstance(attention, LatentAttention) else None
-    return AttentionPlace(rotates, "alone" if indexer is None else _roles(indexer.groups).get(layer, "alone"))
-
-
-@lru_cache(maxsize=64)
-def _roles(groups: tuple[tuple[int, ...], ...]) -> dict[int, Role]:
-    found: dict[int, Role] = {}
-    for source, first, *later in groups:
-        found |= {source: "source", first: "first", **dict.fromkeys(later, "later")}
-    return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from megaplan.families.attention.section import PLAIN, AttentionVariant, GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
+from megaplan.families.attention.variants import PLAIN, AttentionVariant
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor
 
@@ -45,13 +46,15 @@ def _grouped_query(attention: GroupedQueryAttention, hidden_size: int) -> list[P
     if attention.gate:
         tensors.append(column("gate_proj.weight", heads * attention.gate_values, hidden_size, num_matrices=groups))
     tensors += _of_heads(attention)
+    if attention.output_norm:
+        tensors.append(per_head("o_norm.weight", (made,), Init.ONES))
     if attention.key_bias:
         summed = row("key_proj.weight", groups, groups * attention.value_width)
         biased = attention.bias * (replicated("key_proj.bias", (groups,), Group.OTHER, Init.ZEROS),)
         tensors += [replicated("key_scale", (groups,), Group.OTHER, Init.ZEROS), summed, *biased]
     if attention.qk_norm and attention.qk_norm_width == "all_heads":
         tensors += [per_head(f"{name}_norm.weight", (widths[f"{name}_proj"],), Init.ONES) for name in ("q", "k")]
-    elif attention.qk_norm:
+    elif attention.qk_norm and attention.qk_norm_scale:
         tensors += [norm("q_norm.weight", attention.head_dim), norm("k_norm.weight", attention.head_dim)]
     return tensors
 

@@ -8,11 +8,11 @@ from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, add, linear,
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.families.dense.section import Mlp
+from megaplan.families.dense.section import INNER_NORM, Mlp
 from megaplan.families.family import Selective
 from megaplan.scalars import GATED
 
-SELECTIVE = Selective("contract", frozenset({"scale gate", "activation"}))
+SELECTIVE = Selective("contract", frozenset({"scale gate", "activation", INNER_NORM}))
 
 
 def dense_selective(_mlp: Mlp, _variant: None) -> Selective:
@@ -23,22 +23,42 @@ def dense_selective(_mlp: Mlp, _variant: None) -> Selective:
 def dense_program(dims: Dims, mlp: Mlp, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
     """One D block."""
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("normed", "mlp", "out"), dims.residual))
-    tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2]})
+    tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], "inner_rstd": dims.wide()})
     tensors |= mlp_storages(dims, mlp.ffn_hidden_size)
-    return _program(mlp.activation in GATED, dims.tp > 1, mlp.bias, mlp.gate_multiplier != 1, mlp.activation == "xielu"), residual(tensors)
+    flags = mlp.activation in GATED, dims.tp > 1, mlp.bias, mlp.gate_multiplier != 1, mlp.activation == "xielu", mlp.inner_norm
+    return _program(*flags), residual(tensors)
 
 
 @cache
-def _program(gated: bool, sharded: bool, bias: bool, scaled: bool, learned: bool) -> BlockProgram:
+def _program(gated: bool, sharded: bool, bias: bool, scaled: bool, learned: bool, normed: bool) -> BlockProgram:
     first = norm("norm", "x", "normed", "rstd", "norm.weight")
-    inner = mlp_ops(gated, sharded, bias=bias, scaled=scaled)
+    inner = mlp_ops(gated, sharded, bias=bias, scaled=scaled, normed=normed)
     if learned:
         inner = tuple(op._replace(params=("alphas",)) if op.name == "activation" else op for op in inner)
     return SELECTIVE.program(first, *inner, add("residual", ("x", "mlp"), "out"))
 
 
-def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, bias: bool = False, scaled: bool = False) -> tuple[Op, ...]:
-    """Operations of an MLP on its normed input, as `Mlp.body` runs it; `prefix` names storages and parameters; a factor scales the gate."""
+def mlp_ops(
+    gated: bool,
+    sharded: bool,
+    prefix: str = "",
+    made: str = "mlp",
+    *,
+    bias: bool = False,
+    scaled: bool = False,
+    normed: bool = False,
+) -> tuple[Op, ...]:
+    """Operations of an MLP on its normed input, as `Mlp.body` runs it.
+
+    Args:
+        gated: True if it has three matrices.
+        sharded: True if TP is more than one rank.
+        prefix: Beginning of the names of storages and parameters.
+        made: Name of its output.
+        bias: True if projections have a bias.
+        scaled: True if the gate has a factor.
+        normed: True if its inner values have a norm.
+    """
 
     def bias_of(name: str) -> str | None:
         return f"{prefix}{name}_proj.bias" if bias else None
@@ -52,9 +72,10 @@ def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, 
         *project("normed", f"{prefix}gathered", *expanding, sharded=sharded),
         *((Op(f"{prefix}scale gate", inner[:1], read[:1], holds=inner),) if scaled else ()),
         Op(f"{prefix}activation", read, (f"{prefix}activation",), keeps=read, holds=inner),
+        *((norm(INNER_NORM, f"{prefix}activation", "inner_normed", "inner_rstd", f"{INNER_NORM}.weight"),) if normed else ()),
         linear(
             f"{prefix}down_proj",
-            f"{prefix}activation",
+            "inner_normed" if normed else f"{prefix}activation",
             f"{prefix}partial" if sharded else made,
             f"{prefix}down_proj.weight",
             bias=bias_of("down"),
@@ -67,7 +88,7 @@ def mlp_ops(gated: bool, sharded: bool, prefix: str = "", made: str = "mlp", *, 
 def mlp_storages(dims: Dims, ffn_hidden_size: int, prefix: str = "") -> Shapes:
     """Storages of `mlp_ops` between its normed input and its output."""
     width = dims.wide(ffn_hidden_size // dims.tp)
-    kept = {f"{prefix}{name}": width for name in ("gate", "scaled_gate", "up", "activation")}
+    kept = {f"{prefix}{name}": width for name in ("gate", "scaled_gate", "up", "activation")} | {"inner_normed": width}
     if dims.tp == 1:
         return storages(dims.dtype, Column.ACTIVATIONS, kept)
     gathered = f"{prefix}gathered"

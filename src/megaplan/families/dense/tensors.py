@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.families.dense.section import Mlp
+from megaplan.families.dense.section import INNER_NORM, Mlp
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor
 from megaplan.scalars import GATED, DenseActivation
@@ -29,4 +29,10 @@ def mlp_matrices(
 def dense_tensors(mlp: Mlp, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one D block, its pre-norm included."""
     alphas = (replicated("alphas", (2,), Group.OTHER, Init.XIELU),) if mlp.activation == "xielu" else ()
-    return (norm("norm.weight", hidden_size), *alphas, *mlp_matrices(hidden_size, mlp.ffn_hidden_size, mlp.activation, bias=mlp.bias))
+    inner = (per_head(f"{INNER_NORM}.weight", (mlp.ffn_hidden_size,), Init.ONES),) if mlp.inner_norm else ()
+    return (
+        norm("norm.weight", hidden_size),
+        *alphas,
+        *inner,
+        *mlp_matrices(hidden_size, mlp.ffn_hidden_size, mlp.activation, bias=mlp.bias),
+    )

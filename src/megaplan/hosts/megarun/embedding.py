@@ -17,7 +17,7 @@ from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.registry import families_of
-from megaplan.families.residual import NormKind, norm_op
+from megaplan.families.residual import StreamNorm, norm_op
 from megaplan.families.streams import COLLAPSED, collapse_ops, stream_shapes
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
@@ -226,21 +226,25 @@ JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
 JOINED_OP = "linear_cross_entropy"
 
 
-def embedding_part(dims: Dims, *, vocab_parallel: bool, positions: bool = False, scaled: bool = False) -> BlockReplay:
-    """Token ids to the residual stream; learned positions are rows of a table that are added, and a factor scales the words."""
+def embedding_part(
+    dims: Dims, *, vocab_parallel: bool, positions: bool = False, scaled: bool = False, normed: StreamNorm | None = None
+) -> BlockReplay:
+    """Token ids to the residual stream; learned positions are rows of a table that are added, a factor scales the words, a norm is last."""
     sharded = vocab_parallel and dims.tp > 1
-    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "words", "scaled"), dims.residual))
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "words", "scaled", "unnormed"), dims.residual))
     tensors |= storages(dims.dtype, Column.COMMUNICATION, {"partial": dims.gathered})
     tensors |= storages(DType.INT64, Column.ACTIVATIONS, {"rows": (dims.batch, dims.tokens)})
-    tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"places": dims.residual[1:]})
+    tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"places": dims.residual[1:], "ones": (dims.hidden,)})
+    tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
     if dims.streams > 1:
         tensors |= storages(dims.dtype, Column.ACTIVATIONS, {COLLAPSED: dims.residual, OUTPUT: dims.boundary})
-    return BlockReplay(_embedding_replay(sharded, positions, scaled, dims.streams > 1), residual(tensors))
+    return BlockReplay(_embedding_replay(sharded, positions, scaled, dims.streams > 1, normed), residual(tensors))
 
 
 @cache
-def _embedding_replay(sharded: bool, positions: bool, scaled: bool, repeated: bool) -> Replay:
-    last = COLLAPSED if repeated else OUTPUT
+def _embedding_replay(sharded: bool, positions: bool, scaled: bool, repeated: bool, normed: StreamNorm | None) -> Replay:
+    end = COLLAPSED if repeated else OUTPUT
+    last = end if normed is None else "unnormed"
     words = "scaled" if positions else last
     made = "words" if scaled else words
     ops: tuple[Op, ...] = (Op("embedding", ("x",), (made,), params=("weight",), grads=()),)
@@ -251,12 +255,13 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool, repeated: bo
         ops += (Op("scale", ("words",), (words,)),)
     if positions:
         ops += (Op("positions", (), ("places",), params=("positions",), grads=()), Op("add", (words, "places"), (last,)))
-    return replay((*ops, Op("repeat", (last,), (OUTPUT,))) if repeated else ops)
+    ops += () if normed is None else (norm_op("norm", normed, last, end),)
+    return replay((*ops, Op("repeat", (end,), (OUTPUT,))) if repeated else ops)
 
 
-def final_norm_part(dims: Dims, kind: NormKind, *, scaled: bool = False) -> BlockReplay:
+def final_norm_part(dims: Dims, kind: StreamNorm, *, scaled: bool = False) -> BlockReplay:
     """The norm before the head, and the factor of logits if they have one, because the head is linear."""
-    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "normed"), dims.residual))
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "normed"), dims.residual) | {"ones": (dims.hidden,)})
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
     tensors = residual(tensors)
     if dims.streams > 1:
@@ -265,7 +270,7 @@ def final_norm_part(dims: Dims, kind: NormKind, *, scaled: bool = False) -> Bloc
 
 
 @cache
-def _final_norm_replay(kind: NormKind, scaled: bool, collapses: bool) -> Replay:
+def _final_norm_replay(kind: StreamNorm, scaled: bool, collapses: bool) -> Replay:
     normed = norm_op("norm", kind, COLLAPSED if collapses else "x", "normed" if scaled else OUTPUT, params=("weight", "bias"))
     return replay((*(collapse_ops() if collapses else ()), normed, *((Op("scale", ("normed",), (OUTPUT,)),) if scaled else ())))
 

@@ -162,7 +162,8 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
     match block.family:
         case Outside.EMBEDDING:
             scaled = model.embedding_multiplier != 1
-            part = embedding_part(dims, vocab_parallel=vocab_parallel, positions=model.learned_positions is not None, scaled=scaled)
+            normed, placed = model.norm if model.embedding_norm else None, model.learned_positions is not None
+            part = embedding_part(dims, vocab_parallel=vocab_parallel, positions=placed, scaled=scaled, normed=normed)
             part = part if images is None else merged_part(spec, images, dims, part)
         case Outside.FINAL_NORM:
             part = final_norm_part(dims, model.norm, scaled=model.logits_multiplier != 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from megaplan.families.attention.section import AttentionVariant
+from megaplan.families.attention.variants import AttentionVariant
 from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.megatron.ledger import Operator, evaluate
 from megaplan.hosts.megatron.pattern import EMBEDDING, ENDS, IN_SIXTEEN_BIT, LETTERS, LOSS, MTP, SIXTEEN_BIT, VARIED, count, plain

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from megaplan.families.attention.section import AttentionVariant
+from megaplan.families.attention.variants import AttentionVariant
 from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.megatron.pattern import MTP, OURS
 from megaplan.hosts.megatron.setting import Setting

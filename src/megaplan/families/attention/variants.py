@@ -1,0 +1,77 @@
+"""Properties of a layer of attention, by its index: those that decide its tensors and work, and those that decide its operations."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
+
+
+class AttentionVariant(NamedTuple):
+    """Properties of a layer, by its index, that decide its tensors and work.
+
+    Attributes:
+        indexed: True if the layer has the section's indexer (MLA only).
+        window: Positions that a token sees; None for all before it.
+        shares: True if the layer attends to the choice of an earlier layer's indexer.
+        heads: Place of its heads in `layer_heads` or `layer_latents`; None for the section's own.
+        causal: True if a token sees none after it.
+    """
+
+    indexed: bool = False
+    window: int | None = None
+    shares: bool = False
+    heads: int | None = None
+    causal: bool = True
+
+    @property
+    def chooses(self) -> bool:
+        """True if the layer attends to chosen keys, by its own indexer or an earlier layer's."""
+        return self.indexed or self.shares
+
+    def section(self, attention: GroupedQueryAttention | LatentAttention) -> GroupedQueryAttention | LatentAttention:
+        """The section with the layer's own heads."""
+        return attention.with_heads(self.heads)
+
+
+PLAIN = AttentionVariant()
+
+
+def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int, _place: int) -> AttentionVariant:
+    """The variant of layer `layer` (global index)."""
+    window, indexer = attention.window(layer), attention.indexer if isinstance(attention, LatentAttention) else None
+    place = attention.heads_of(layer)
+    if indexer is None:
+        return AttentionVariant(window=window, heads=place)
+    return AttentionVariant(layer in indexer.layers, window, layer in indexer.shared_layers, place)
+
+
+Role = Literal["alone", "source", "first", "later"]
+"""Role of a layer in a choice of keys: source of the choice, or the first or a later reader of it."""
+
+
+class AttentionPlace(NamedTuple):
+    """Properties of a layer, by its index, that decide only its operations.
+
+    Attributes:
+        rotates: True if queries and keys have rotary embedding.
+        role: Role in a choice of keys that several layers share.
+    """
+
+    rotates: bool = True
+    role: Role = "alone"
+
+
+def attention_place(attention: GroupedQueryAttention | LatentAttention, layer: int) -> AttentionPlace:
+    """The place of layer `layer` (global index)."""
+    rotates, indexer = layer not in attention.nope_layers, attention.indexer if isinstance(attention, LatentAttention) else None
+    return AttentionPlace(rotates, "alone" if indexer is None else _roles(indexer.groups).get(layer, "alone"))
+
+
+@lru_cache(maxsize=64)
+def _roles(groups: tuple[tuple[int, ...], ...]) -> dict[int, Role]:
+    found: dict[int, Role] = {}
+    for source, first, *later in groups:
+        found |= {source: "source", first: "first", **dict.fromkeys(later, "later")}
+    return found
