@@ -85,8 +85,8 @@ NOT_MEASURED = {
 }  # fmt: skip
 """Choices of kernels that no published pair of steps tells one from the other: the step is that of the fused ones."""
 NOT_OF_THESE_HOSTS = {
-    "model.attention.output_bias", "model.attention.output_norm", "model.attention.qk_norm_scale", "model.embedding_norm", "model.head_bias",
-    "model.mlp.inner_norm", "model.mamba.bias", "model.mamba.conv_bias", "model.mamba.gated_norm",
+    "model.attention.output_bias", "model.attention.output_norm", "model.attention.qk_norm_scale", "model.embedding_norm",
+    "model.head_bias", "model.mlp.inner_norm", "model.mamba.bias", "model.mamba.conv_bias", "model.mamba.gated_norm",
     "model.mlp.bias", "model.moe.activation", "model.moe.bias", "model.moe.expert_choice", "model.moe.router_bias",
     "model.moe.score_correction", "model.norm_placement", "sharding.mode",
 }  # fmt: skip
