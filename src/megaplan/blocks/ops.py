@@ -228,6 +228,12 @@ def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:
     return Op(name, (reads,), (makes, rstd), keeps=(reads, rstd), params=(param,))
 
 
+def plain_norm(name: str, reads: str, makes: str, prefix: str) -> Op:
+    """RMSNorm without a scale: it reads ones, which it makes and keeps."""
+    kept = f"{prefix}rstd", f"{prefix}ones"
+    return Op(name, (reads,), (makes, *kept), keeps=(reads, *kept))
+
+
 def cut(name: str, reads: str, makes: tuple[str, ...]) -> Op:
     """Views of one storage, side by side."""
     return Op(name, (reads,), makes, flow=Flow.VIEW)

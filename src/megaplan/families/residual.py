@@ -15,7 +15,7 @@ from megakernels.facts import SUMS_BYTES, Work
 from megakernels.ops.activation.facts import activation
 from megakernels.ops.rms_norm.facts import norm as norm_work
 from megaplan.blocks.costs import linear_work
-from megaplan.blocks.ops import INPUT, OUTPUT, SHARED, BlockProgram, Dims, Op, linear, reshape
+from megaplan.blocks.ops import INPUT, OUTPUT, SHARED, BlockProgram, Dims, Op, linear, plain_norm, reshape
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.columns import Column
@@ -279,12 +279,6 @@ def norm_op(name: str, kind: StreamNorm, reads: str, makes: str, *, prefix: str 
     statistics = (f"{prefix}rstd",) if kind == "rmsnorm" else (f"{prefix}mean", f"{prefix}rstd")
     given = (scale, shift) if kind == "layernorm" else (scale,)
     return Op(name, (reads,), (makes, *statistics), keeps=(reads, *statistics), params=given)
-
-
-def plain_norm(name: str, reads: str, makes: str, prefix: str) -> Op:
-    """RMSNorm without a scale: it reads ones, which it makes and keeps."""
-    kept = f"{prefix}rstd", f"{prefix}ones"
-    return Op(name, (reads,), (makes, *kept), keeps=(reads, *kept))
 
 
 def _before(path: ResidualPath, op: Op) -> tuple[Op, ...]:

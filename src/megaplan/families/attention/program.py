@@ -28,6 +28,7 @@ from megaplan.blocks.ops import (
     linear,
     norm,
     partial_gradient,
+    plain_norm,
     project,
 )
 from megaplan.blocks.storages import INSIDE, INSIDE_BACKWARD, Shapes, Stored, inside_storages, residual, storages
@@ -48,7 +49,6 @@ from megaplan.families.attention.indexer import indexer_ops, indexer_storages
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.attention.variants import AttentionPlace, AttentionVariant, Role
 from megaplan.families.family import Selective
-from megaplan.families.residual import plain_norm
 
 SELECTIVE = Selective("core", frozenset({"attention"}))
 GATED = SELECTIVE._replace(reruns=frozenset({"attention", "gate bias", "gate sigmoid", "gate"}))
