@@ -31,7 +31,7 @@ from random_plans.settings import (
     training_section,
 )
 from random_plans.torchtitan import TORCHTITAN_SHARE, add_state_dtypes, torchtitan_document
-from random_plans.towers import add_stated
+from random_plans.towers import add_stated, add_trained
 from random_plans.variants import add_latents, add_later_variants, add_learned, add_norms, add_streams, add_variants
 
 MEGATRON_SHARE = 0.12
@@ -174,7 +174,9 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
     limit_experts(stream("capacity"), sections["model"], megatron=sections["host"].get("name") == "megatron")
     _add_pools(stream("pools"), sections, mesh)
     _add_post_training(stream("post_training"), sections, mesh)
-    if sections["host"].get("name") != "megatron" and scope is not Scope.RUNTIME:
+    if scope is Scope.RUNTIME:
+        add_trained(stream("stated towers"), sections)
+    elif sections["host"].get("name") != "megatron":
         add_stated(stream("stated towers"), sections)
         add_streams(stream("streams"), sections["model"])
         add_latents(stream("latents"), sections["model"])

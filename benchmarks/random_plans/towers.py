@@ -62,3 +62,13 @@ def add_stated(draw: Draw, sections: dict[str, Any]) -> None:
     if draw.chance(0.4) and most >= 2 * tokens:
         batch["images"] = 2
     draw.maybe(sections.setdefault("recompute", {}), 0.5, towers=lambda: draw.choice(["none", "selective", "full"]))
+
+
+def add_trained(draw: Draw, sections: dict[str, Any]) -> None:
+    """An encoder as `add_stated` draws it, of those that megarun builds."""
+    if any(sections["mesh"].get(axis, 1) > 1 for axis in ("tp", "cp")) or sections["model"].get("features"):
+        return
+    add_stated(draw, sections)
+    vision = sections["model"].get("towers", {}).get("vision", {})
+    vision.pop("parameters", None)
+    vision.get("encoder", {}).pop("rotary", None)

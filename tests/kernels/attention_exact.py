@@ -14,7 +14,15 @@ def random_inputs(*more: tuple[int, ...]) -> list[Tensor]:
 
 
 def exact_attention(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int | None, added: Tensor | float = 0.0, cap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor,
+    window: int | None,
+    added: Tensor | float = 0.0,
+    cap: float | None = None,
+    *,
+    causal: bool = True,
 ) -> Tensor:
     """A softmax with one more column.
 
@@ -26,12 +34,13 @@ def exact_attention(
         window: Positions that a query sees, or None.
         added: To the scaled scores, which are [B, Hq, T, T].
         cap: Cap of these scores, applied before that.
+        causal: False if every position sees all.
     """
     keys, values = (each.repeat_interleave(HEADS // KEY_HEADS, 2) for each in (k, v))
     scores = torch.einsum("bihd,bjhd->bhij", q, keys) * SCALE
     scores = (scores if cap is None else cap * torch.tanh(scores / cap)) + added
     index = torch.arange(LENGTH)
-    hidden = index > index.unsqueeze(1)
+    hidden = (index > index.unsqueeze(1)) & torch.tensor(causal)
     if window is not None:
         hidden |= index <= index.unsqueeze(1) - window
     column = sinks.view(1, HEADS, 1, 1).expand(BATCH, HEADS, LENGTH, 1)

@@ -57,7 +57,7 @@ def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None
     if model.zero_centered_norm:
         centered = {id(block): _centered(block) for block in made.values()}
         layers = [centered[id(block)] for block in layers]
-        outside = tuple([(name, _centered(block)) for name, block in outside])
+        outside = tuple([(name, block if block.family in STATED else _centered(block)) for name, block in outside])
     read = [block.elements for _, block in outside if block.family not in (Outside.TOWERS, *STATED)]
     total = sum([block.elements for block in layers]) + sum(read)
     features, mtp = model.features, model.features.mtp

@@ -16,7 +16,7 @@ from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
 from megaplan.spec.document import NOWHERE
-from megaplan.spec.models import LatentAttention, Mamba1, Spec
+from megaplan.spec.models import Features, LatentAttention, Mamba1, Spec
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.settings import ROUTING, SCALES, given_options
 
@@ -122,6 +122,21 @@ def _latents(spec: Spec) -> object | None:
     return ", ".join(["latents", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
 
 
+def _towers(spec: Spec) -> object | None:
+    """Encoders that are counted, or that meet what megarun does not build with them."""
+    towers = spec.model.towers
+    if towers is None:
+        return None
+    reasons = {
+        "parameters that are counted": towers.stated is None or bool(towers.counted),
+        "vision.encoder.rotary": towers.stated is not None and towers.stated[0].rotary,
+        **{f"mesh.{axis} = {degree}": degree > 1 for axis in ("tp", "cp") for degree in (getattr(spec.mesh, axis),)},
+        "model.features": spec.model.features != Features(),
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    return f"given, with {', '.join(found)}" if found else None
+
+
 def _other_host(spec: Spec) -> object | None:
     return None if spec.host.kind.trained else spec.host.kind.name
 
@@ -132,6 +147,7 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.mlp.activation", _gated_square, "swiglu, geglu, relu2, gelu or xielu"),
     ("model.parallel_layers", _shared_norm, "[], or without these"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
+    ("model.towers", _towers, "null, or without these"),
     ("model.attention.sinks", _latent_sinks, "false, or without these"),
     ("mesh.etp", _above_one("etp"), "1"),
     ("mesh.context_exchange", _latents, "heads, or without these"),
@@ -199,6 +215,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.features.mtp.side_embeddings",
         "model.features.mtp.normed_input",
         "model.features.mtp.pattern",
+        "model.towers",
     }
 )
 """Options of blocks (`megaplan.spec.settings`) that megarun builds; it refuses the others."""

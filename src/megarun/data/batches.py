@@ -24,8 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megaplan.hosts.megarun.towers import tower_sizes
 from megaplan.schedules import placement, slot_owner
 from megaplan.spec.models import Spec
+from megarun.data.images import covered_positions, image_places, made_up_patches
+from megarun.dtypes import TORCH_DTYPES
 from megarun.errors import refusal
 from megarun.parallel.groups.context import ContextParallel
 from megarun.parallel.groups.mesh import RankMesh
@@ -75,6 +78,8 @@ class Packed:
     num_targets: int
 
 
+WHOLE_ROWS = ("classes", "patches", "places")
+"""Fields of a batch that no axis of a sequence cuts."""
 FURTHER = ("following", "following_before", "following_structure", "following_platform")
 """Fields of a batch that have one tensor a depth of multi-token prediction."""
 
@@ -91,6 +96,8 @@ class Batch(NamedTuple):
         structure: Classes of local tokens, uint8 [rows, t], on the first stage of a model that embeds them.
         platform: Platforms of local tokens, as `structure`.
         classes: Classes of all tokens of the rows, uint8 [rows, T], on every rank of a model with a relation bias.
+        patches: Patches of the rows' images [rows · images, patches, values], on the first stage of a model with an encoder.
+        places: Their tokens' places in the stream of a microbatch, int64 [rows · image tokens of a row], with `patches`.
         following: On the last stage of a model with multi-token prediction, the labels of each depth, shaped like `labels`: the tokens
             2, 3, … positions after.
         following_before: If the depths add n-grams, `before` of the tokens that each of them embeds: those 1, 2, … positions after.
@@ -109,10 +116,12 @@ class Batch(NamedTuple):
     following_structure: tuple[Tensor, ...] = ()
     following_platform: tuple[Tensor, ...] = ()
     classes: Tensor | None = None
+    patches: Tensor | None = None
+    places: Tensor | None = None
 
     def keyword_inputs(self) -> dict[str, Any]:
         """Keyword inputs of the stages in addition to tokens or residual stream; each stage reads only those that it needs."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in ("before", "structure", "platform", "labels", "classes")}
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("before", "structure", "platform", "labels", *WHOLE_ROWS)}
         given["starts"] = self.packed.starts if self.packed is not None else None
         for name in FURTHER:
             given[name] = getattr(self, name) or None
@@ -146,7 +155,8 @@ class Batch(NamedTuple):
             tuple(rows.chunk(num_parts)[index] for rows in depths) for depths in (getattr(self, name) for name in FURTHER)
         ]
         sides = cut(self.before), cut(self.structure), cut(self.platform)
-        return Batch(cut(self.tokens), cut(self.labels), packed, *sides, *further)._replace(classes=cut(self.classes))
+        rest = [cut(getattr(self, name)) for name in WHOLE_ROWS]
+        return Batch(cut(self.tokens), cut(self.labels), packed, *sides, *further, *rest)
 
 
 class Batches:
@@ -168,6 +178,9 @@ class Batches:
         self._categories = tuple(name for name in ("structure", "platform") if getattr(features, name) is not None)
         self._sides_ahead = bool(features.sides_ahead)
         self._relates = features.relation_bias is not None
+        self._spec, self._images = spec, tower_sizes(spec)
+        self._covered = torch.zeros(self._seq_length + self._num_further + 1, dtype=torch.bool)
+        self._covered[covered_positions(spec)] = True
         self._shape = (spec.schedule.microbatches_per_update, mesh.num_data_ranks, spec.batch.micro_batch_size)
 
     def at(self, step: int) -> Batch:
@@ -180,7 +193,8 @@ class Batches:
         device, packed, starts = self._mesh.device, None, None
         if self._packs:
             table = self._source.starts(*batch)
-            num_targets = int((table[:, 1:] <= np.arange(self._seq_length)).sum())  # the next token belongs to the same document
+            continues = table[:, 1:] <= np.arange(self._seq_length)  # the next token belongs to the same document
+            num_targets = int((continues & ~self._covered.numpy()[1 : self._seq_length + 1]).sum())
             if num_targets == 0:
                 tokens = prod(self._shape) * self._seq_length
                 raise refusal("MP621", f"step {step + 1}: {tokens:,} tokens, each the last of its document", "data.packing")
@@ -194,7 +208,8 @@ class Batches:
         embeds = self._reads_tokens or self._sides_ahead
         classes = {name: self._mine(read[name](*batch)) for name in self._categories if embeds}
         if self._reads_tokens:
-            found = found._replace(tokens=rows[:, self._own].to(device))
+            patches, places = self._image_parts(step)
+            found = found._replace(tokens=rows[:, self._own].to(device), patches=patches, places=places)
             if self._num_before:
                 found = found._replace(before=self._before(rows, starts, 0))
             if "structure" in classes:
@@ -202,7 +217,7 @@ class Batches:
             if "platform" in classes:
                 found = found._replace(platform=self._classes(classes["platform"], 0))
         if self._reads_labels:
-            first, *further = [_later(rows, starts, places)[:, self._own].to(device) for places in range(1, self._num_further + 2)]
+            first, *further = [self._labels(rows, starts, places) for places in range(1, self._num_further + 2)]
             found = found._replace(labels=first, following=tuple(further))
             if self._sides_ahead:
                 ahead = range(1, self._num_further + 1)
@@ -213,6 +228,20 @@ class Batches:
                 )
                 found = found._replace(following_before=before, following_structure=structure, following_platform=platform)
         return found
+
+    def _labels(self, rows: Tensor, starts: Tensor | None, places: int) -> Tensor:
+        """Labels of local tokens, `places` positions after them; none under an image: int64 [n, local tokens]."""
+        covered = self._covered[places : places + self._seq_length]
+        return _later(rows, starts, places).masked_fill_(covered, IGNORE_INDEX)[:, self._own].to(self._mesh.device)
+
+    def _image_parts(self, step: int) -> tuple[Tensor | None, Tensor | None]:
+        """Patches of the images of the rank's rows, and their places; none without an encoder."""
+        if self._images is None:
+            return None, None
+        device, dtype = self._mesh.device, TORCH_DTYPES[self._spec.precision.activations]
+        rows = self._mine(step * prod(self._shape) + np.arange(prod(self._shape))).flatten().tolist()
+        patches = made_up_patches(self._images, self._seed, rows, self._spec.batch.images)
+        return patches.to(device, dtype), image_places(self._spec, len(rows)).to(device)
 
     def _before(self, rows: Tensor, starts: Tensor | None, ahead: int) -> Tensor:
         """Tokens before those that are `ahead` positions after local ones: int64 [n, most before, t]."""

@@ -36,6 +36,9 @@ def build_stage(
     """
     with torch.device("meta"):
         stage = Stage(spec, inventory, slot, tp, ep, cp).to(TORCH_DTYPES[spec.precision.master])
+        for part in (stage.vision, stage.projector):
+            if part is not None and not any(parameter.requires_grad for parameter in part.parameters()):
+                part.to(TORCH_DTYPES[spec.precision.params])
         if spec.lora is not None:
             _adapt(stage, inventory, slot, spec, spec.lora)
     scale_products(stage, spec, inventory)
@@ -78,8 +81,9 @@ def slot_tensors(inventory: Inventory, slot: Slot) -> Iterator[tuple[str, ParamT
 def stored_dtype(spec: Spec, tensor: ParamTensor) -> torch.dtype:
     """Dtype of a tensor's shards."""
     precision = spec.precision
-    frozen = tensor.group is Group.FROZEN
-    return TORCH_DTYPES[spec.lora.stored(precision.params) if frozen and spec.lora is not None else precision.master]
+    if tensor.group is not Group.FROZEN:
+        return TORCH_DTYPES[precision.master]
+    return TORCH_DTYPES[precision.params if spec.lora is None else spec.lora.stored(precision.params)]
 
 
 def differences(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec) -> list[str]:

@@ -14,6 +14,7 @@ from megaplan.inventory.tensors import Inventory, Outside, Owner
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import depth_blocks
 from megarun.data.batches import Batch
+from megarun.data.images import num_labels
 from megarun.data.progress import START
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
@@ -194,7 +195,7 @@ class Trainer:
         wanted = [gradient_norm(self._owned, self.mesh).reshape(1)]
         if self._spec.model.features.mtp is not None:
             further = sum_further(self.stages, self.mesh.device)
-            further /= batch.packed.num_targets if batch.packed else self._spec.global_batch_tokens
+            further /= batch.packed.num_targets if batch.packed else num_labels(self._spec)
             partial = partial - further
             wanted.append(self.reduced_loss(further).reshape(1))
         wanted.append(self.reduced_loss(partial).reshape(1))

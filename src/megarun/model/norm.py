@@ -13,6 +13,7 @@ from torch.nn.functional import linear as linear_op
 
 from megakernels import rms_norm
 from megaplan.families.residual import CENTERED, ResidualPath, StreamNorm
+from megaplan.inventory.towers import STATED
 from megaplan.spec.models import Precision
 from megarun.dtypes import TORCH_DTYPES
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -71,9 +72,10 @@ def stream_norm(kind: StreamNorm, width: int, eps: float) -> RMSNorm | LayerNorm
 
 
 def center_norms(module: nn.Module) -> None:
-    """Norms of the residual stream and of query and key heads scale by 1 + weight."""
+    """Norms of the residual stream of text and of its query and key heads scale by 1 + weight."""
     for name, norm in module.named_modules():
-        if name.rpartition(".")[2] in CENTERED and isinstance(norm, RMSNorm):
+        of_text = name.partition(".")[0] not in STATED
+        if of_text and name.rpartition(".")[2] in CENTERED and isinstance(norm, RMSNorm):
             norm.offset = 1.0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -15,25 +15,15 @@ from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Slot
 from megaplan.spec import models as spec
-from megaplan.spec.models import SIDES
-from megaplan.spec.pattern import depth_blocks, parse_pattern
-from megarun.model.attention import GroupedQueryAttention, LatentAttention
+from megarun.model.blocks import build_block, build_depth, build_relation_bias, build_sides
 from megarun.model.cap import capped
 from megarun.model.indexer import index_loss_factor
-from megarun.model.linear_attention import LinearAttentionBlock
-from megarun.model.mamba import Mamba2Block
-from megarun.model.mamba1 import Mamba1Block
-from megarun.model.mamba3 import Mamba3Block
-from megarun.model.mlp import DenseBlock
 from megarun.model.moe import ExpertBlock
-from megarun.model.mtp import Ends, PredictionDepth
-from megarun.model.norm import Block, center_norms, linear, stream_norm
-from megarun.model.recurrent import MatrixRecurrenceBlock
-from megarun.model.relation import RelationBias
+from megarun.model.mtp import Ends
+from megarun.model.norm import center_norms, linear, stream_norm
 from megarun.model.rotary import Rotary, rotary_table, rotary_width, window_rotary_width
-from megarun.model.router_losses import LossFactors, loss_factors
-from megarun.model.short_convolution import ShortConvolutionBlock
-from megarun.model.side import CategoryEmbedding, NgramEmbedding
+from megarun.model.router_losses import loss_factors
+from megarun.model.vision import build_images, merged
 from megarun.parallel.groups.adapters import start_gradients
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
@@ -73,6 +63,7 @@ class Stage(nn.Module):
         self.index, self.embeds, self.frozen = slot.index, slot.index == 0, config.lora is not None
         self.predicts = "final_norm" in slot.blocks
         self.joins_loss = model.joins_loss(kernels=config.host.uses_triton)
+        self.vision, self.projector = build_images(config, slot.blocks)
         if "embedding" in slot.blocks:
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
@@ -161,6 +152,8 @@ class Stage(nn.Module):
         following_structure: Sequence[Tensor] = (),
         following_platform: Sequence[Tensor] = (),
         classes: Tensor | None = None,
+        patches: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Token ids or residual stream in; residual stream, logits or summed loss out, with `following` also the loss of further tokens.
 
@@ -178,9 +171,11 @@ class Stage(nn.Module):
             following_structure: If depths add classes, `structure` of these tokens.
             following_platform: If depths add platforms, `platform` of these tokens.
             classes: uint8 [B, T], classes of all positions; for stages with a relation bias.
+            patches: Values of the patches of all images [images, patches, values]; for stages with an encoder.
+            places: int64, where each row of the projection goes in the stream [B · t]; with `patches`.
         """
         if self.embeds:
-            x = self.embed(x, before, structure, platform)
+            x = self.embed(x, before, structure, platform, patches=patches, places=places)
             x = start_gradients(x) if self.frozen else x
         shared = rotary = self.rotary
         if self.relation_bias is not None and rotary is not None:
@@ -221,11 +216,18 @@ class Stage(nn.Module):
         logits = self.logits(normed)
         return logits if further is None else (logits, further)
 
-    def embed(self, tokens: Tensor, *sides: Tensor | None) -> Tensor:
-        """Token ids, earlier tokens, classes and platforms -> the residual stream of local tokens [B, t, h]."""
+    def embed(self, tokens: Tensor, *sides: Tensor | None, patches: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+        """Token ids, earlier tokens, classes and platforms, images if any -> the residual stream of local tokens [B, t, h]."""
+        rows = None
+        if self.vision is not None and self.projector is not None and patches is not None:
+            rows = self.projector(self.vision(patches))
         x = self.embedding(tokens)
         x = x if self.multiplier == 1 else x * self.multiplier
-        return self.add_sides(self.embedding.get_submodule("norm")(x) if self.norms_words else x, tokens, *sides)
+        x = self.embedding.get_submodule("norm")(x) if self.norms_words else x
+        if rows is not None and places is not None:
+            x = merged(x, rows, places)
+            del rows  # in the stream
+        return self.add_sides(x, tokens, *sides)
 
     def add_sides(self, x: Tensor, tokens: Tensor, before: Tensor | None, structure: Tensor | None, platform: Tensor | None) -> Tensor:
         """Embedded tokens [B, t, h], their ids, earlier tokens, classes and platforms -> the same with the side embeddings added."""
@@ -301,98 +303,3 @@ class Stage(nn.Module):
             return linear_op(normed, self.head_weight)
         # a deferred weight gradient would keep the gradient of the logits alive
         return column_parallel(self.tp, normed, [self.head_weight], may_wait=False)[0]
-
-
-def build_sides(
-    model: spec.Model, blocks: Collection[str]
-) -> tuple[NgramEmbedding | None, CategoryEmbedding | None, CategoryEmbedding | None]:
-    """The n-gram, structure and platform embeddings that are among a stage's blocks."""
-    ngram, structure, platform = (getattr(model.features, name) if name in blocks else None for name in SIDES)
-    return (
-        NgramEmbedding(ngram, model.hidden_size) if ngram is not None else None,
-        CategoryEmbedding(structure, model.hidden_size) if structure is not None else None,
-        CategoryEmbedding(platform, model.hidden_size) if platform is not None else None,
-    )
-
-
-def build_relation_bias(model: spec.Model, tp: TensorParallel) -> RelationBias | None:
-    """The table of a stage that attends: a TP rank's heads."""
-    relations, attention = model.features.relation_bias, model.attention
-    return RelationBias(relations.num_relations, tp.share(attention.num_heads)) if relations is not None and attention is not None else None
-
-
-def build_block(
-    whole: spec.Spec,
-    letter: str,
-    layer: int,
-    tp: TensorParallel,
-    ep: ExpertParallel,
-    cp: ContextParallel,
-    factors: LossFactors | None,
-    index: float,
-) -> Block:
-    """The module of layer `layer` (global index), whose letter is given: a TP and EP rank's part; with factors of its own losses."""
-    model = whole.model
-    section = FAMILIES[letter].section_of(model)
-    module = build_section(whole, letter, section, layer, tp, ep, cp, factors, index)
-    module.place_norms(model.path_of(layer), model.hidden_size, model.norm_eps)
-    module.share_norm(reads=layer in model.parallel_layers, passes_on=layer + 1 in model.parallel_layers)
-    module.multiplier = getattr(section, "output_multiplier", 1.0)
-    module.compute_in(letter, whole.precision)
-    return module
-
-
-def build_section(
-    whole: spec.Spec,
-    letter: str,
-    section: object,
-    layer: int,
-    tp: TensorParallel,
-    ep: ExpertParallel,
-    cp: ContextParallel,
-    factors: LossFactors | None,
-    index: float,
-) -> Block:
-    """Build a block as `build_block` does, from a section that the model need not have, with an RMSNorm before the block."""
-    hidden, eps = whole.model.hidden_size, whole.model.norm_eps
-    module: Block | None = None
-    match section:
-        case spec.GroupedQueryAttention() as config:
-            module = GroupedQueryAttention(config, hidden, eps, layer, tp, cp)
-        case spec.LatentAttention() as config:
-            module = LatentAttention(config, hidden, eps, layer, tp, cp, index)
-        case spec.Mamba1() as config:
-            module = Mamba1Block(config, hidden, eps, tp, cp)
-        case spec.Mamba2() as config:
-            module = Mamba2Block(config, hidden, eps, tp, cp)
-        case spec.Mamba3() as config:
-            module = Mamba3Block(config, hidden, eps, tp, cp)
-        case spec.MixtureOfExperts() as config:
-            before = parse_pattern(whole.model.pattern, whole.model.num_layers).layers[:layer]
-            ep = ep.in_layer(config.variant_of(before.count(letter)))
-            module = ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.uses_triton)
-        case spec.MatrixRecurrence() as config:
-            module = MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
-        case spec.GatedDeltaNet() | spec.KimiDeltaAttention() as config:
-            module = LinearAttentionBlock(config, hidden, eps, tp, cp)
-        case spec.ShortConvolution() as config:
-            module = ShortConvolutionBlock(config, hidden, eps, tp, cp)
-        case spec.Mlp() as config:
-            module = DenseBlock(hidden, config, eps, tp)
-    if module is None:
-        raise ValueError(f"layer {layer}: no module for {letter} blocks; megarun.job.support should have refused the spec")
-    return module
-
-
-def build_depth(
-    whole: spec.Spec, depth: int, tp: TensorParallel, ep: ExpertParallel, cp: ContextParallel, factors: LossFactors | None
-) -> PredictionDepth:
-    """A depth of multi-token prediction; its blocks are numbered after the model's layers, and have no indexer."""
-    model = whole.model
-    made = depth_blocks(model)
-    blocks = {
-        block.name: build_section(whole, block.family.letter, block.section, model.num_layers + depth, tp, ep, cp, factors, 0.0)
-        for block in made
-    }
-    normed = model.features.mtp is not None and model.features.mtp.normed_input
-    return PredictionDepth(blocks, model.hidden_size, model.norm_eps, passes_normed=normed)

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from megaplan.hosts.megarun.ledger import block_ledger
 from megaplan.hosts.values import LedgerTensor
 from megaplan.inventory.tensors import Inventory, Outside
+from megaplan.inventory.towers import PROJECTOR
 from megaplan.spec.models import SIDES, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.norm import Block
@@ -126,12 +127,23 @@ def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[str], kept: 
 
 def block_of(place: str) -> str:
     """The inventory block of a module path; the stage itself runs the head."""
-    parts = place.split(".")
+    parts, images = place.split("."), _of_images(place)
+    if images is not None:
+        return images
     if parts[0] in ("layers", "mtp"):
         return ".".join(parts[:2])
     if parts[0] in (*SIDES, Outside.RELATION_BIAS):
         return parts[0]
     return place if _is_block(place) else HEAD
+
+
+def _of_images(path: str) -> str | None:
+    """The block of an encoder, or the projection of its features, that has a module path; None for other paths."""
+    parts = path.split(".")
+    if parts[0] == PROJECTOR:
+        return PROJECTOR
+    length = 4 if parts[1:2] == ["layers"] else 2
+    return ".".join(parts[:length]) if parts[0] == "vision" and len(parts) >= length else None
 
 
 def _compare_block(block: str, ledger: Sequence[LedgerTensor], kept: Sequence[Kept]) -> Iterator[Difference]:
@@ -169,4 +181,4 @@ def _relative(path: str, block: str) -> str:
 
 def _is_block(path: str) -> bool:
     parts = path.split(".")
-    return path in ("embedding", *SIDES, "final_norm") or (parts[0] in ("layers", "mtp") and len(parts) == 2)
+    return _of_images(path) == path or path in ("embedding", *SIDES, "final_norm") or (parts[0] in ("layers", "mtp") and len(parts) == 2)

@@ -12,9 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megaplan.budget.values import Cells
 from megaplan.columns import Column, Phase
+from megaplan.hosts.megarun.towers import tower_sizes
+from megaplan.inventory.towers import PROJECTOR
 from megaplan.spec.models import SIDES
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 from megarun.data.batches import Batch, Packed
+from megarun.dtypes import TORCH_DTYPES
 from megarun.engine.phases import PhasedTrainer
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
@@ -95,6 +98,8 @@ class TracedTrainer(PhasedTrainer):
             batch.structure,
             batch.platform,
             batch.classes,
+            batch.patches,
+            batch.places,
             *batch.following,
             *batch.following_before,
             *batch.following_structure,
@@ -176,10 +181,11 @@ def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks:
 def blocks_of(stage: Stage) -> tuple[str, ...]:
     """Inventory blocks that a stage runs; a tied head is `head`."""
     sides = tuple(name for name in SIDES if getattr(stage, name) is not None)
+    images = (*(name for name, _ in stage.vision.blocks()), PROJECTOR) if stage.vision is not None else ()
     first, last = ("embedding", *sides) if stage.embeds else (), ("final_norm", "head") * stage.predicts
     relations = ("relation_bias",) * (stage.relation_bias is not None)
     depths = (f"mtp.{depth}" for depth in stage.mtp) if stage.looks_ahead else ()
-    return *first, *relations, *(f"layers.{index}" for index in stage.layers), *depths, *last
+    return *images, *first, *relations, *(f"layers.{index}" for index in stage.layers), *depths, *last
 
 
 def empty_batch(job: Job, trainer: Trainer) -> Batch:
@@ -203,6 +209,12 @@ def empty_batch(job: Job, trainer: Trainer) -> Batch:
 
     ahead = [sides(predicts and bool(features.sides_ahead)) for _ in range(depth)]
     further: list[Any] = [tuple(each for each in kind if each is not None) for kind in zip(*ahead, strict=True)]
+    images, patches, places = tower_sizes(spec), None, None
+    if embeds and images is not None:
+        count, encoder = rows * spec.schedule.microbatches_per_update * spec.batch.images, images.encoder
+        dtype = TORCH_DTYPES[spec.precision.activations]
+        patches = torch.zeros((count, encoder.patches, encoder.patch_values), dtype=dtype, device=device)
+        places = torch.zeros(count * images.tokens, dtype=torch.int64, device=device)
     return Batch(
         zeros(embeds, length),
         zeros(predicts, length),
@@ -210,4 +222,4 @@ def empty_batch(job: Job, trainer: Trainer) -> Batch:
         *sides(embeds),
         tuple(labels for _ in range(depth) if (labels := zeros(predicts, length)) is not None),
         *further,
-    )._replace(classes=zeros(features.relation_bias is not None, spec.batch.seq_length, dtype=torch.uint8))
+    )._replace(classes=zeros(features.relation_bias is not None, spec.batch.seq_length, dtype=torch.uint8), patches=patches, places=places)

@@ -12,6 +12,9 @@ from megarun.job.support import refuse_other_orders, refuse_unbuilt
 
 pytestmark = pytest.mark.runtime
 
+ENCODER = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "head_dim": 8, "ffn_hidden_size": 20, "patch_values": 5, "patches": 6}
+PROJECTOR = {"projection": {"widths": [16, 32]}}
+TOWERS, ROTARY = ({"vision": {"encoder": {**ENCODER, "rotary": rotary}}, "projector": PROJECTOR} for rotary in (False, True))
 PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
 
 
@@ -26,6 +29,14 @@ PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
         (
             {"model.parallel_layers": [1], "recompute": {"blocks": {"A": "full"}}},
             "model.parallel_layers = given, with whole-block recompute of the layer before",
+        ),
+        ({"model.towers": TOWERS, "mesh.tp": 2}, "model.towers = given, with mesh.tp = 2"),
+        ({"model.towers": TOWERS, "mesh.cp": 2}, "model.towers = given, with mesh.cp = 2"),
+        ({"model.towers": {"vision": {"parameters": 7}}}, "model.towers = given, with parameters that are counted"),
+        ({"model.towers": ROTARY}, "model.towers = given, with vision.encoder.rotary"),
+        (
+            {"model.towers": TOWERS, "model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 8}}},
+            "model.towers = given, with model.features",
         ),
         ({"precision.params": "fp8"}, "precision.params = fp8"),
         ({"precision.families": {"E": "fp8"}}, "precision.families = E: fp8"),

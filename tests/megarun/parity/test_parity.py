@@ -16,6 +16,7 @@ from low_precision_cells import LOW_PRECISION_CELLS
 from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
+from tower_cells import TOWER_CELLS
 
 from megaplan.schedules import KINDS
 
@@ -31,6 +32,7 @@ ALL_CELLS = (
     *LOW_PRECISION_CELLS,
     *COPIED_CELLS,
     *DTYPE_CELLS,
+    *TOWER_CELLS,
 )
 
 

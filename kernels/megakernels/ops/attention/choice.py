@@ -99,10 +99,10 @@ def backward_scratch(grad_out: Tensor, given: Attention, out: Tensor, lse: Tenso
 
 
 def cost_of_forward(given: Attention) -> Cost:
-    """Cost of the Triton forward."""
-    return forward_cost(given, Places())
+    """Cost of the Triton forward; none where plain torch attends to all positions."""
+    return forward_cost(given, Places()) if given.causal else Cost({})
 
 
 def cost_of_backward(_grad_out: Tensor, given: Attention, _out: Tensor, _lse: Tensor, _needs: Sequence[bool]) -> Cost:
-    """Cost of the Triton backward, which always makes all gradients."""
-    return backward_cost(given, Places(), masked=False)
+    """Cost of the Triton backward, which always makes all gradients; none where plain torch attends to all positions."""
+    return backward_cost(given, Places(), masked=False) if given.causal else Cost({})

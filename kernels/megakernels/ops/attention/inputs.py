@@ -24,6 +24,7 @@ class Attention(NamedTuple):
     classes: Tensor | None = None
     relations: Tensor | None = None
     cap: float | None = None
+    causal: bool = True
 
 
 class Places(NamedTuple):

@@ -1,4 +1,4 @@
-"""Causal attention with shared key heads and an optional window. Saved: q, k, v, starts, out, lse."""
+"""Attention with shared key heads, causal with an optional window, or to all positions. Saved: q, k, v, starts, out, lse."""
 
 from torch import Tensor
 
@@ -23,9 +23,9 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor,
     scale: float, window: int | None = None,
     starts: Tensor | None = None, sinks: Tensor | None = None, classes: Tensor | None = None, relations: Tensor | None = None,
-    cap: float | None = None,
+    cap: float | None = None, causal: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Causal softmax attention; query head i reads key head i // (Hq / Hkv).
+    """Softmax attention, causal unless told otherwise; query head i reads key head i // (Hq / Hkv).
 
     Args:
         q: [B, T, Hq, D].
@@ -39,6 +39,7 @@ def attention(
         classes: int32 [B, T] or None: the class of each position as a key, below R. No gradient.
         relations: [R, Hq] or None, with classes: what each head adds to its scaled scores of keys of each class.
         cap: scaled scores s become cap · tanh(s / cap), before relations are added; None leaves them.
+        causal: False for attention of every position to all positions of its row, which takes neither a window nor starts.
 
     Returns:
         [B, T, Hq, Dv], contiguous, in q's dtype.
@@ -60,12 +61,13 @@ def attention(
         fp32, capped scores, relations, and the windows and unequal widths that neither accepts. The backward is always the Triton one and
         is bitwise reproducible; with relations one launch more makes the gradient of what is added to each key's scores, and a kernel
         sums it for each class. Heads wider than 256 (fp32: 64; with a cap and relations at once 192), and q, k and v of different dtypes,
-        stay with plain torch. Sinks scale what a forward has made, by plain torch. With `use_libraries` flash-attn-4 runs both passes on
-        Hopper where its table has the call (`flash4/facts.py`): heads up to 256 of one width, or values of 64 or 128 under wider keys,
-        windows, caps, sinks and shared key heads; its backward is bitwise reproducible and holds dq, and shared dk and dv, in fp32.
+        stay with plain torch, and so does attention to all positions. Sinks scale what a forward has made, by plain torch. With
+        `use_libraries` flash-attn-4 runs both passes on Hopper where its table has the call (`flash4/facts.py`): heads up to 256 of one
+        width, or values of 64 or 128 under wider keys, windows, caps, sinks and shared key heads; its backward is bitwise reproducible and
+        holds dq, and shared dk and dv, in fp32.
 
     Raises:
-        ValueError: shapes do not fit, window < 1, or cap ≤ 0.
+        ValueError: shapes do not fit, window < 1, cap ≤ 0, or attention to all positions has a window or starts.
 
     Source: arXiv:2307.08691; arXiv:2305.13245 for shared key heads; arXiv:2508.10925, section 2.1, for sinks;
         arXiv:2408.00118, section 2, for the cap.
@@ -75,10 +77,12 @@ def attention(
     require(q.shape[2] % k.shape[2] == 0, "attention", "Hkv must divide Hq", Hq=q.shape[2], Hkv=k.shape[2])
     require(window is None or window >= 1, "attention", "window must be at least 1", window=window)
     require(cap is None or cap > 0, "attention", "cap must be above 0", cap=cap)
+    ordered = window is not None or starts is not None
+    require(causal or not ordered, "attention", "attention to all positions has neither a window nor starts", window=window)
     require_starts("attention", starts, q.shape[:2])
     require_sinks("attention", sinks, q)
     require_relations("attention", classes, relations, q, k)
-    out: Tensor = _attention(q, k, v, starts, scale, window, sinks, classes, relations, cap)[0]
+    out: Tensor = _attention(q, k, v, starts, scale, window, sinks, classes, relations, cap, causal)[0]
     return out
 
 

@@ -72,7 +72,7 @@ def attention_pieces(
     lse: Tensor
     require_sinks("attention_pieces", sinks, q)
     require_relations("attention_pieces", classes, relations, q, k)
-    out, lse = _pieces(q, k, v, starts, scale, window, sinks, classes, relations, cap, list(query_pieces), list(key_pieces))
+    out, lse = _pieces(q, k, v, starts, scale, window, sinks, classes, relations, cap, True, list(query_pieces), list(key_pieces))
     return out, lse
 
 
@@ -87,7 +87,7 @@ def attention_pieces_backward(
     Arguments are those of `attention_pieces`.
     """
     pieces = list(query_pieces), list(key_pieces)
-    return tuple(_pieces_backward(grad_out, q, k, v, starts, sinks, classes, relations, out, lse, scale, window, cap, *pieces))
+    return tuple(_pieces_backward(grad_out, q, k, v, starts, sinks, classes, relations, out, lse, scale, window, cap, True, *pieces))
 
 
 def _split(pieces: QueryPieces) -> Iterator[tuple[slice, slice, int, Attention]]:

@@ -1,4 +1,4 @@
-"""Causal attention in plain torch, a block of queries at a time, with explicit backward formulas.
+"""Attention in plain torch, a block of queries at a time, with explicit backward formulas.
 
 s = scale · q kᵀ over the visible keys, lse = log Σ exp s, p = exp(s − lse), out = p v. The backward recomputes p from lse. With δ = Σ
 ∂L/∂out ⊙ out: ∂L/∂v = pᵀ ∂L/∂out, ds = p ⊙ (∂L/∂out vᵀ − δ), ∂L/∂q = scale · ds k, ∂L/∂k = scale · dsᵀ q.
@@ -30,8 +30,8 @@ def lse_like(given: Attention) -> Tensor:
     return torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=accumulator_dtype(q.dtype), device=q.device)
 
 
-Hidden = Callable[[slice, slice], Tensor]
-"""Function of a block's queries and the keys that any of them sees: a mask of keys hidden from a query, [B or 1, 1, 1, q, k]."""
+Hidden = Callable[[slice, slice], Tensor | None]
+"""Function of a block's queries and the keys that any of them sees: a mask of keys hidden from a query, [B or 1, 1, 1, q, k], or None."""
 
 
 def forward(given: Attention, first: int = 0, hides: Hidden | None = None) -> tuple[Tensor, Tensor]:
@@ -39,12 +39,12 @@ def forward(given: Attention, first: int = 0, hides: Hidden | None = None) -> tu
 
     `hides` replaces the order, the window and the documents, all of which it has to include.
     """
-    q, k, v, _, scale, window = given[:6]
+    q, k, v, _, scale = given[:5]
     hides = hides or _hides(given, first)
     groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
     added = _of_keys(key_scores(given.classes, given.relations), k.shape[2])
     out, lse = made_like(given)
-    for rows, seen in _blocks(q, window, first):
+    for rows, seen in _blocks(given, first):
         scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], hides(rows, seen), seen, added, given.cap)
         largest = scores.amax(-1, keepdim=True)
         weights = scores.sub_(largest).exp_()
@@ -58,7 +58,7 @@ def backward(
     grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs: Sequence[bool], first: int = 0, hides: Hidden | None = None
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of q, k and v, and of the keys' scores b [B, H, T] of relations, None where not needed or not given."""
-    q, k, v, _, scale, window = given[:6]
+    q, k, v, _, scale = given[:5]
     hides = hides or _hides(given, first)
     num_groups = k.shape[2]
     groups, keys, values = _by_group(upcast(q) * scale, num_groups), _by_group(upcast(k), num_groups), _by_group(upcast(v), num_groups)
@@ -70,7 +70,7 @@ def backward(
     grad_v = torch.zeros_like(values[:, :, 0]) if needs[2] else None
     added = _of_keys(key_scores(given.classes, given.relations), num_groups)
     grad_added = torch.zeros_like(added) if added is not None and needs[3] else None
-    for rows, seen in _blocks(q, window, first):
+    for rows, seen in _blocks(given, first):
         block = grads[:, :, :, rows]
         scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], hides(rows, seen), seen, added, given.cap)
         weights = scores.sub_(group_lse[:, :, :, rows]).exp_()
@@ -102,18 +102,20 @@ def _by_group(x: Tensor, num_groups: int) -> Tensor:
     return x.transpose(1, 2).reshape(batch, num_groups, num_heads // num_groups, num_positions, width)
 
 
-def _blocks(q: Tensor, window: int | None, first: int) -> Iterator[tuple[slice, slice]]:
+def _blocks(given: Attention, first: int) -> Iterator[tuple[slice, slice]]:
     """Blocks of queries, each with the keys that any of them sees; the first query is at key `first`."""
-    batch, num_positions, num_heads, _ = q.shape
+    (batch, num_positions, num_heads, _), window = given.q.shape, given.window
     for rows in row_blocks(num_positions, batch * num_heads * (first + num_positions), PLAIN_SCORES, PLAIN_QUERIES):
         begin = 0 if window is None else max(0, first + rows.start - window + 1)
-        yield rows, slice(begin, first + rows.stop)
+        yield rows, slice(begin, first + rows.stop if given.causal else num_positions)
 
 
 def _hides(given: Attention, first: int) -> Hidden:
     """Keys behind a query, before its window, and of other documents."""
 
-    def hidden(rows: slice, seen: slice) -> Tensor:
+    def hidden(rows: slice, seen: slice) -> Tensor | None:
+        if not given.causal:
+            return None
         query = torch.arange(first + rows.start, first + rows.stop, device=given.q.device).unsqueeze(1)
         key = torch.arange(seen.start, seen.stop, device=given.q.device)
         found = key > query
@@ -126,14 +128,14 @@ def _hides(given: Attention, first: int) -> Hidden:
     return hidden
 
 
-def _scores(queries: Tensor, keys: Tensor, hidden: Tensor, seen: slice, added: Tensor | None, cap: float | None) -> Tensor:
+def _scores(queries: Tensor, keys: Tensor, hidden: Tensor | None, seen: slice, added: Tensor | None, cap: float | None) -> Tensor:
     """Scaled scores of a block, capped, with what is added for each key, −∞ where a query may not look."""
     scores = _per_query(queries, keys[:, :, 0].mT)
     if cap is not None:
         scores.div_(cap).tanh_().mul_(cap)
     if added is not None:
         scores += added[..., seen]
-    return scores.masked_fill_(hidden, float("-inf"))
+    return scores if hidden is None else scores.masked_fill_(hidden, float("-inf"))
 
 
 def _per_query(queries: Tensor, matrix: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ def sizes_of(given: Attention) -> AttentionSizes:
     (batch, queries, heads, width), (keys, groups) = given.q.shape, given.k.shape[1:3]
     flags = given.cap is not None, given.relations is not None, given.sinks is not None, given.starts is not None
     found = AttentionSizes(batch, queries, keys, heads, groups, width, given.v.shape[3], given.q.element_size(), given.window, *flags)
-    return found._replace(library=uses_library(FLASH4) and all(is_aligned(each) for each in given[:3]))
+    library = uses_library(FLASH4) and all(is_aligned(each) for each in given[:3])
+    return found._replace(library=library, causal=given.causal)
 
 
 def accepts(given: Attention) -> bool:

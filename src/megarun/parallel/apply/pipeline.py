@@ -15,6 +15,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from megaplan.schedules import SCHEDULES
 from megaplan.spec.models import Spec
 from megarun.data.batches import Batch
+from megarun.data.images import num_labels
 from megarun.model.stage import Stage
 from megarun.model.step_sums import start_sums
 from megarun.parallel.apply.order import check_order
@@ -50,12 +51,12 @@ def build_runner(stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> Runner:
 
 
 def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
-    """The criterion of this job: divides by the tokens of the global batch, over all microbatches of an update and all data ranks.
+    """The criterion of this job: divides by the labels of the global batch, over all microbatches of an update and all data ranks.
 
     With packed rows, whose number of labels differs, each update sets its own divisor.
     """
     tp = tensor_parallel(mesh)
-    return BatchLoss(spec.global_batch_tokens, tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
+    return BatchLoss(num_labels(spec), tp if spec.mesh.vocab_parallel and tp.degree > 1 else None)
 
 
 class BatchLoss(nn.Module):

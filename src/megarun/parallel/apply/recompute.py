@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from megaplan.families.family import Selective
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
+from megaplan.inventory.towers import block_of
 from megaplan.spec.models import Spec
 from megarun.model.stage import Stage
 from megarun.parallel.groups.relay import scan_once_contexts
@@ -44,6 +45,20 @@ def recompute_stage(stage: Stage, spec: Spec, inventory: Inventory) -> None:
             _run_again(module, "forward")
         elif policy == "selective":
             _checkpoint_selective(module, family.selective(family.section_of(spec.model), block.variant), relays=spec.mesh.cp > 1)
+    _recompute_encoder(stage, spec)
+
+
+def _recompute_encoder(stage: Stage, spec: Spec) -> None:
+    towers, policy = spec.model.towers, spec.recompute.towers
+    encoder = None if towers is None or towers.vision is None else towers.vision.encoder
+    if stage.vision is None or encoder is None or not stage.vision.trained:
+        return
+    for name, module in stage.vision.blocks():
+        block = block_of(encoder, name)
+        if block is not None and policy == "full":
+            _run_again(module, "forward")
+        elif block is not None and policy == "selective":
+            _checkpoint_selective(module, block.family.selective(block.section, block.variant), relays=False)
 
 
 def _checkpoint_selective(module: nn.Module, selective: Selective, *, relays: bool) -> None:

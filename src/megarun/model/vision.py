@@ -1,0 +1,203 @@
+"""The encoder of images and the projection of its features, which the first stage runs before the embedding.
+
+Images are the rows of the encoder's batch. A part that is frozen, with nothing trained before it, runs without a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from megakernels import attention, gelu
+from megaplan.families.residual import ResidualPath
+from megaplan.hosts.megarun.towers import trained_parts
+from megaplan.inventory.towers import FIRST_NORM, LAST_NORM, PATCHES, PROJECTOR, encoder_blocks
+from megaplan.spec import models as spec
+from megarun.model.attention import GroupedQueryAttention
+from megarun.model.mlp import DenseBlock
+from megarun.model.norm import Block, linear, stream_norm
+from megarun.model.relation import Relations
+from megarun.model.rotary import Rotary
+
+UNROTATED = Rotary(*torch.empty(2, 0))
+"""No table: no layer rotates its heads."""
+
+
+class PatchEmbedding(nn.Module):
+    """A linear of each patch's values and, if the encoder has one, a learned embedding of its position."""
+
+    def __init__(self, encoder: spec.Encoder) -> None:
+        super().__init__()
+        self.proj = linear(encoder.patch_values, encoder.hidden_size, encoder.patch_bias)
+        rows = encoder.positions
+        self.positions = None if rows is None else nn.Parameter(torch.empty(rows, encoder.hidden_size))
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Values of the patches [images, P, V] -> their features [images, P, W]."""
+        features: Tensor = self.proj(patches)
+        return features if self.positions is None else features + self.positions[: features.shape[1]]
+
+
+class EncoderAttention(GroupedQueryAttention):
+    """Softmax attention of every patch to all patches of its image, or of its window."""
+
+    def __init__(self, config: spec.GroupedQueryAttention, width: int, eps: float, window: int | None) -> None:
+        super().__init__(config, width, eps, 0)
+        self.num_patches = window
+
+    def core(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        starts: Tensor | None = None,  # noqa: ARG002  rows are images
+        relations: Relations | None = None,  # noqa: ARG002
+        gate: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        """Heads [images, P, Hq, D], [images, P, Hkv, D] twice -> [images, P, W]: attention and its output projection."""
+        attend = partial(_attention_within, q, k, v, self.scale, self.num_patches or q.shape[1])
+        out: Tensor = self.o_proj(attend().flatten(2))
+        return out
+
+
+def _attention_within(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    """Attention to all patches of a window, which are next to each other."""
+    queries, keys, values = (each.view(-1, window, *each.shape[2:]) for each in (q, k, v))
+    return attention(queries, keys, values, scale, causal=False).view(*q.shape[:3], -1)
+
+
+def encoder_layer(encoder: spec.Encoder, index: int, eps: float) -> nn.ModuleDict:
+    """Attention, then an MLP."""
+    blocks, width = encoder_blocks(encoder), encoder.hidden_size
+    made: dict[str, Block] = {
+        "attention": EncoderAttention(blocks["attention"].section, width, eps, encoder.window(index)),
+        "mlp": DenseBlock(width, blocks["mlp"].section, eps),
+    }
+    for block in made.values():
+        block.place_norms(ResidualPath(encoder.norm), width, eps)
+    return nn.ModuleDict(made)
+
+
+class VisionEncoder(nn.Module):
+    """A stack over the patches of an image.
+
+    Source: arXiv:2010.11929.
+    """
+
+    def __init__(self, encoder: spec.Encoder, eps: float, *, trained: bool) -> None:
+        super().__init__()
+        norm = partial(stream_norm, encoder.norm, encoder.hidden_size, eps)
+        self.trained = trained
+        self.patches = PatchEmbedding(encoder)
+        self.first_norm = norm() if encoder.first_norm else None
+        self.layers = nn.ModuleDict({str(index): encoder_layer(encoder, index, eps) for index in range(encoder.num_layers)})
+        self.last_norm = norm() if encoder.last_norm else None
+        self.requires_grad_(trained)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Values of the patches [images, P, V] -> features [images, P, W]."""
+        with _graph(self.trained):
+            x = self.patches(patches)
+            if self.first_norm is not None:
+                x = self.first_norm(x)
+            for layer in self.layers.values():
+                for block in layer.children():  # in this frame, as in a stage: another name for the stream would hold it
+                    x = block(x, UNROTATED)
+            if self.last_norm is not None:
+                x = self.last_norm(x)
+            out: Tensor = x
+        return out
+
+    def blocks(self) -> Iterator[tuple[str, nn.Module]]:
+        """The encoder's blocks in execution order, by their names in the inventory."""
+        yield PATCHES, self.patches
+        if self.first_norm is not None:
+            yield FIRST_NORM, self.first_norm
+        for index, layer in self.layers.items():
+            for name, block in layer.named_children():
+                yield f"vision.layers.{index}.{name}", block
+        if self.last_norm is not None:
+            yield LAST_NORM, self.last_norm
+
+
+class Projector(nn.Module):
+    """Linears from features into the stream of text, with gelu between them."""
+
+    def __init__(self, projection: spec.Projection, eps: float, *, trained: bool, in_graph: bool) -> None:
+        super().__init__()
+        widths, self.projection, self.in_graph = projection.widths, projection, in_graph
+        width = widths[0] // (1 if projection.norms_joined else projection.joined_patches)
+        self.norm = None if projection.norm is None else stream_norm(projection.norm, width, eps)
+        self.linears = nn.ModuleList(linear(*pair, projection.bias) for pair in pairwise(widths))
+        self.requires_grad_(trained)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [images, P, W] -> rows of the stream of text [images · P / patches a token, h]."""
+        with _graph(self.in_graph):
+            return self.project(features)
+
+    def project(self, x: Tensor) -> Tensor:
+        """See `forward`."""
+        pooled, joined, late = self.projection.pooled_patches, self.projection.joined_patches, self.projection.norms_joined
+        if pooled > 1:
+            x = torch.unflatten(x, 1, (-1, pooled)).mean(2)
+        if late:
+            x = x.reshape(-1, joined * x.shape[-1])
+        if self.norm is not None:
+            x = self.norm(x)
+        if not late:
+            x = x.reshape(-1, joined * x.shape[-1])
+        for index, each in enumerate(self.linears):
+            x = each(x if index == 0 else gelu(x))
+        return x
+
+
+def _graph(wanted: bool) -> AbstractContextManager[Any]:
+    """The context of a part: without a graph unless it is wanted."""
+    return nullcontext() if wanted else torch.no_grad()
+
+
+def build_images(config: spec.Spec, blocks: Collection[str]) -> tuple[VisionEncoder | None, Projector | None]:
+    """The encoder and the projection of a stage that has these blocks."""
+    stated = None if config.model.towers is None else config.model.towers.stated
+    if stated is None or PROJECTOR not in blocks:
+        return None, None
+    trained, eps = trained_parts(config), config.model.norm_eps
+    projector = Projector(stated[1], eps, trained=trained.projector, in_graph=any(trained))
+    return VisionEncoder(stated[0], eps, trained=trained.vision), projector
+
+
+class _Merge(torch.autograd.Function):
+    """The stream with rows in some places: a new storage; backward makes the gradient of both."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """[B, t, h], [n, h], int64 [n] -> [B, t, h]."""
+        ctx.save_for_backward(places)
+        out = stream.clone()
+        out.flatten(0, 1).index_copy_(0, places, rows)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        """The stream's, zero in these places, and the rows'."""
+        (places,) = ctx.saved_tensors
+        of_stream = of_rows = None
+        if ctx.needs_input_grad[0]:
+            of_stream = gradient.clone()
+            of_stream.flatten(0, 1).index_fill_(0, places, 0)
+        if ctx.needs_input_grad[1]:
+            of_rows = gradient.flatten(0, 1).index_select(0, places)
+        return of_stream, of_rows, None
+
+
+def merged(stream: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    """The stream [B, t, h] with rows [n, h] in `places`, int64 [n], of its B · t positions."""
+    found: Tensor = _Merge.apply(stream, rows, places)  # type: ignore[no-untyped-call]
+    return found
