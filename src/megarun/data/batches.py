@@ -97,7 +97,7 @@ class Batch(NamedTuple):
         platform: Platforms of local tokens, as `structure`.
         classes: Classes of all tokens of the rows, uint8 [rows, T], on every rank of a model with a relation bias.
         patches: Patches of the rows' images [rows · images, patches, values], on the first stage of a model with an encoder.
-        places: Their tokens' places in the stream of a microbatch, int64 [rows · image tokens of a row], with `patches`.
+        places: Places of the images' tokens in the stream of a microbatch, int64 [rows · image tokens of a row], with `patches`.
         following: On the last stage of a model with multi-token prediction, the labels of each depth, shaped like `labels`: the tokens
             2, 3, … positions after.
         following_before: If the depths add n-grams, `before` of the tokens that each of them embeds: those 1, 2, … positions after.

@@ -25,7 +25,7 @@ def attention(
     starts: Tensor | None = None, sinks: Tensor | None = None, classes: Tensor | None = None, relations: Tensor | None = None,
     cap: float | None = None, causal: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Softmax attention, causal unless told otherwise; query head i reads key head i // (Hq / Hkv).
+    """Softmax attention, causal unless `causal` is false; query head i reads key head i // (Hq / Hkv).
 
     Args:
         q: [B, T, Hq, D].
