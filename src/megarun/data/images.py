@@ -2,7 +2,7 @@
 
 The patches of an image are normal numbers of a generator that is seeded by the run's seed, the number of the row and the number of the
 image in it. So every layout, and a run that is resumed, has the same images. Image i of n begins at position i · ⌊T / n⌋ of a row of T
-tokens. It lies over the tokens of text at its places, which are neither read nor predicted.
+tokens. The tokens of text at its places are neither read nor predicted.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def test_only_trained_parts_have_gradients(spec_with: Any, trained: tuple[bool, 
 
 
 def test_norms_around_one_are_those_of_text(spec_with: Any) -> None:
-    """With `zero_centered_norm` the encoder's scales start at 1, and are not added to 1."""
+    """The encoder's scales start at 1, and are not added to 1, whatever `zero_centered_norm` is."""
     spec = spec_of(spec_with, encoder={"norm": "rmsnorm"}, **{"model.zero_centered_norm": True})
     stage = stage_of(spec)
     tensors = dict(build_inventory(spec).tensors())
