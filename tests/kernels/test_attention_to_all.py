@@ -6,9 +6,8 @@ from attention_exact import BATCH, HEADS, KEY_HEADS, LENGTH, SCALE, WIDTH, asser
 
 from megakernels import attention
 from megakernels.ops.attention import facts, reference
-from megakernels.ops.attention.choice import chooses_kernels
 from megakernels.ops.attention.inputs import Attention
-from megakernels.ops.attention.sizes import sizes_of
+from megakernels.ops.attention.sizes import accepts, sizes_of
 
 
 @pytest.mark.parametrize("rows", [64, 5])
@@ -27,8 +26,8 @@ def test_torch_runs_it_and_facts_say_so() -> None:
     sizes = sizes_of(given)
     assert sizes == facts.AttentionSizes(BATCH, LENGTH, LENGTH, HEADS, KEY_HEADS, WIDTH, WIDTH, 2, causal=False)
     assert not sizes.accepted
-    assert not chooses_kernels(given)
-    assert chooses_kernels(given._replace(causal=True))
+    assert not accepts(given)
+    assert accepts(given._replace(causal=True))
     assert sizes.work().forward == 2 * LENGTH * HEADS * 2 * WIDTH
 
 
