@@ -88,7 +88,7 @@ faults: $(READY) ## break a small run in every way: docs/reference/faults.md; ma
 	$(BIN)/python scripts/faults_table.py $(if $(ONLY),--only "$(ONLY)")
 
 kills: $(READY) ## kill -9 at random times in every layout and storage; make kills SEED=0 COUNT=200 FIRST=0 WRITE=1
-	$(BIN)/python scripts/kills.py --seed $(or $(SEED),0) --count $(or $(COUNT),200) --first $(or $(FIRST),0) $(if $(WRITE),--write)
+	scripts/kills.sh --seed $(or $(SEED),0) --count $(or $(COUNT),200) --first $(or $(FIRST),0) $(if $(WRITE),--write)
 
 recoveries: $(READY) ## lose processes and nodes of jobs with --memory-copies; make recoveries SEED=0 ROUNDS=1 WRITE=1
 	$(BIN)/python scripts/recoveries.py --seed $(or $(SEED),0) --rounds $(or $(ROUNDS),1) $(if $(WRITE),--write)

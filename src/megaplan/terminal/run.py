@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from megaplan.diagnostics import diagnostic
+from megaplan.diagnostics import diagnostic, refuse
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import BROKEN_PIPE, ERROR, INTERRUPTED
 from megaplan.terminal.streams import unfailing_stderr
@@ -71,11 +71,12 @@ def exit_status_of(command: Callable[[], object], failed: Callable[[Exception], 
         failed: Function that reports an exception and gives its status.
 
     Returns:
-        The exit status; 141 if the reader of stdout has closed it, 2 if stdout cannot be written for another reason, 130 if the command
-        was interrupted.
+        The exit status; 141 if the reader of stdout has closed it, 2 if stdout cannot be written for another reason or the working
+        directory no longer exists (MP675), 130 if the command was interrupted.
     """
     with unfailing_stderr():
         try:
+            _require_working_directory()
             status = command()
             output.flush()
         except (BrokenPipeError, output.OutputError) as error:
@@ -96,3 +97,15 @@ def exit_status_of(command: Callable[[], object], failed: Callable[[Exception], 
         except Exception as error:  # last resort: an exception that no command handles is reported, and never becomes an answer
             return failed(error)
     return status if isinstance(status, int) else 0
+
+
+def _require_working_directory() -> None:
+    """Refuse to run in a folder that no longer exists: relative paths have no meaning, and libraries that look for it end the process.
+
+    Raises:
+        MegaplanError: MP675.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise refuse("MP675", f"{os.environ.get('PWD', 'the working directory')}: {error.strerror}", "cd ~") from None

@@ -151,6 +151,15 @@ class Keeper:
         given = None if self._run.checkpoints.weights_only else self._found
         return newest_complete(self._run.keeps_in, self.control, self._retention.damaged, self._saver.line) or given
 
+    def finish_save(self) -> None:
+        """Wait for the save in progress, which an error that every rank meets must not cost.
+
+        Raises:
+            MegaplanError: MP645 if it fails.
+        """
+        if self._saver is not None:
+            self._saver.wait()
+
     def forget_copies(self) -> None:
         """Make no copy in memory count: a restart goes back to a checkpoint."""
         if self._copies is not None:

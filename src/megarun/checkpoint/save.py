@@ -26,6 +26,7 @@ from megarun.data.progress import START, DataProgress
 from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
 from megarun.job.run import Run
+from megarun.launch.failure import has_lost_peer
 from megarun.remote import RemotePath
 
 
@@ -116,6 +117,7 @@ class Saver:
 
         Raises:
             MegaplanError: MP645 if it failed; earlier checkpoints are unchanged.
+            RuntimeError: Another rank has ended meanwhile.
         """
         if self._pending is None:
             return
@@ -133,6 +135,9 @@ class Saver:
             return action()
         except (CheckpointException, OSError, RuntimeError) as error:  # CheckpointException is not an Exception
             writer.discard()  # on every rank: the folder may not be shared between nodes
+            first = first_error(error)[0]
+            if isinstance(first, RuntimeError) and has_lost_peer(first):
+                raise first from None  # the rank that has ended is to be named, not this save
             path = self._run.keeps_in / FOLDER / folder_name(step)
-            hints = ("--out DIR    # a folder that all nodes share",) if isinstance(first_error(error)[0], UnseenFilesError) else ()
+            hints = ("--out DIR    # a folder that all nodes share",) if isinstance(first, UnseenFilesError) else ()
             raise refusal("MP645", f"{path}: {first_reason(error)}", hints=hints, file=str(path.parent)) from None

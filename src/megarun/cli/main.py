@@ -8,7 +8,6 @@ interrupted. Under torchrun only the rank that failed first prints its error.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -268,25 +267,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
 
     def command() -> object:
-        _require_working_directory()
         _mount_groups(words)
         return app(words, prog_name="megarun", standalone_mode=False)
 
     return exit_status_of(command, lambda error: _failed(error, words))
-
-
-def _require_working_directory() -> None:
-    """Refuse to run in a folder that no longer exists: libraries that torch loads end the process.
-
-    Raises:
-        MegaplanError: MP675.
-    """
-    try:
-        os.getcwd()
-    except OSError as error:
-        from megarun.errors import refusal  # noqa: PLC0415  (only when something is wrong)
-
-        raise refusal("MP675", f"{os.environ.get('PWD', 'the working directory')}: {error.strerror}", hints=("cd ~",)) from None
 
 
 def _mount_groups(words: Sequence[str]) -> None:

@@ -58,6 +58,7 @@ class ReplicaChecks:
         dist.all_gather_object(found, sums_of(state), group=self._keeper.control)
         lines = differences(found)
         if lines:
+            self._keeper.finish_save()
             if self._every > 1:
                 self._keeper.forget_copies()
             more = [f"and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []

@@ -106,3 +106,15 @@ def test_schedules_are_bounded_by_their_actions(words: str, capsys: pytest.Captu
     assert run(["schedule", "--kind", *words.split()]) == 2
     assert "actions, above the limit of 120,000" in capsys.readouterr().err
     assert os.environ.get(VARIABLE) is None
+
+
+@pytest.mark.parametrize("words", [["estimate", SPEC], ["search", SPEC], ["devices"], ["import", "megatron", "launch.sh"]])
+def test_a_working_directory_that_is_gone(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run(words) == 2
+    assert "error[MP675]" in capsys.readouterr().err

@@ -7,6 +7,7 @@ Each rank leaves its number of updates in FOLDER, and the one that strikes an em
 
 import contextlib
 import errno
+import importlib
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "a step": (Trainer, "measure"),
     "an update": (Trainer, "update"),
     "the loading of a checkpoint": (Keeper, "_load"),
+    "a compilation": ("torch._inductor.compile_fx", "compile_fx"),
 }
 
 
@@ -81,6 +83,7 @@ def sending(number: int, process: int) -> Callable[[], None]:
 def aimed(place: str, strike: Callable[[], None], times: int = SECOND) -> Iterator[None]:
     """Strike the second time that a place is entered, or another one."""
     owner, name = PLACES[place]
+    owner = importlib.import_module(owner) if isinstance(owner, str) else owner
     real, entered = getattr(owner, name), [0]
 
     def struck(*arguments: Any, **named: Any) -> Any:

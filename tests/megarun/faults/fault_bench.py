@@ -77,7 +77,15 @@ Case = Callable[["Bench"], Outcome]
 
 
 class Bench:
-    """One folder in which cases run; plan, tokens and the uninterrupted losses are made once."""
+    """One folder in which cases run; plan, tokens and the uninterrupted losses are made once.
+
+    Attributes:
+        folder: The folder.
+        tokens: Token file of all runs.
+        one: Plan of one process.
+        two: Plan of two stages.
+        places: Other places of runs and checkpoints: a folder on FUSE, a bucket of an S3 server.
+    """
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)  # as torchrun's workers have
@@ -90,7 +98,8 @@ class Bench:
         self.one, self.two = self.plan("one", {}), self.plan("two", {"mesh": {"pp": 2}})
         self.forks = Forks()
         self._layouts = {ALONE: self.one, TWO_STAGES: self.two}
-        self._expected: dict[Mesh, dict[int, float]] = {}
+        self._expected: dict[tuple[Mesh, bool], dict[int, float]] = {}
+        self.places: dict[str, Any] = {}
         self._largest = (1, 1)
 
     def row(self, case: Case) -> Outcome:
@@ -134,15 +143,17 @@ class Bench:
         """Losses of the run that nothing interrupts."""
         return losses(self.whole("expected"))
 
-    def expected_of(self, mesh: Mesh) -> dict[int, float]:
-        """Losses of the run in a layout that nothing interrupts."""
-        if mesh not in self._expected:
-            self._expected[mesh] = self.expected if resume_layout(mesh) == ALONE else self._uninterrupted(mesh)
-        return self._expected[mesh]
+    def expected_of(self, mesh: Mesh, compiled: bool = False) -> dict[int, float]:
+        """Losses of the run in a layout that nothing interrupts, with compiled blocks or without."""
+        key = mesh, compiled
+        if key not in self._expected:
+            alone = resume_layout(mesh) == ALONE and not compiled
+            self._expected[key] = self.expected if alone else self._uninterrupted(mesh, ["--compile"] * compiled)
+        return self._expected[key]
 
-    def _uninterrupted(self, mesh: Mesh) -> dict[int, float]:
-        out = self.folder / f"expected-{self.plan_of(mesh).stem}"
-        status, said = self.forked(mesh, self.words(self.plan_of(mesh), out))
+    def _uninterrupted(self, mesh: Mesh, more: list[str]) -> dict[int, float]:
+        out = self.folder / f"expected-{self.plan_of(mesh).stem}{'-'.join(more)}"
+        status, said = self.forked(mesh, [*self.words(self.plan_of(mesh), out), *more])
         assert status == 0, said
         return losses(out)
 
@@ -201,12 +212,12 @@ class Bench:
         return self._resumed(out, mesh, *more)[1]
 
     def _resumed(self, out: Path, mesh: Mesh, *more: str) -> tuple[str, int]:
-        known, words = losses(out), [*self.words(self.plan_of(mesh), out), *more]
-        status, said = self.here(words)[:2] if mesh == ALONE else self.forked(mesh, words)
+        known, words, compiled = losses(out), [*self.words(self.plan_of(mesh), out), *more], "--compile" in more
+        status, said = self.here(words)[:2] if mesh == ALONE and not compiled else self.forked(mesh, words)
         assert status == 0, said
         found = re.search(r"(\d+) steps done", said)
         start = int(found.group(1)) if found else 0
-        assert losses(out) == {step: loss for step, loss in self.expected_of(mesh).items() if known or step > start}
+        assert losses(out) == {step: loss for step, loss in self.expected_of(mesh, compiled).items() if known or step > start}
         return said, start
 
 

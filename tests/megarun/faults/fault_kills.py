@@ -8,20 +8,23 @@ from itertools import product
 from pathlib import Path
 
 from fault_aim import SelfKill
-from fault_bench import SAVE_EVERY, STEPS, Bench, losses, newest_step, wait_for_step
+from fault_bench import SAVE_EVERY, STEPS, Bench, losses, made_steps, newest_step, wait_for_step
 from fault_blame import blamed
 from fault_launch import ALONE, START_LIMIT_SECONDS, TWO_STAGES, Job, layout_text
 from fault_layouts import EXPERTS, FOUR, FOUR_EXPERTS, FOUR_TENSOR, SHARDED, TENSOR
+from fault_memory import NODE, PROCESS, recoveries
 
 from megaplan.spec.models import Mesh
 from megarun.remote import any_path
 
-FOLDER, STORAGE, LOST = "folder", "file://", "file://, --out lost"
+FOLDER, FUSE, STORAGE, S3 = "folder", "folder on FUSE", "file://", "s3://"
+LOST, LOST_S3 = f"{STORAGE}, --out lost", f"{S3}, --out lost"
 """Places of checkpoints: in --out; behind a URL of fsspec; there, and --out goes with the killed job."""
 LAYOUTS = (ALONE, TWO_STAGES, SHARDED, TENSOR, EXPERTS, FOUR, FOUR_TENSOR, FOUR_EXPERTS, Mesh(dp_shard=2, tp=2))
-CELLS = tuple(product(LAYOUTS, (FOLDER, STORAGE, LOST)))
+STORAGES = (FOLDER, FUSE, STORAGE, LOST, S3, LOST_S3)
+CELLS = tuple(product(LAYOUTS, STORAGES))
 ANY_TIME, ANY_SAVE, START, RESTART = "any time", "a save that has begun", "the start", "a restart"
-EVALUATION, REMOVAL, UPLOAD = "an evaluation", "the removal of old checkpoints", "an upload"
+EVALUATION, REMOVAL, UPLOAD, COMPILE = "an evaluation", "the removal of old checkpoints", "an upload", "a compilation"
 AIMED = {
     "the building of stages": (1, 1),
     "a step": (1, STEPS - 2),
@@ -32,12 +35,19 @@ AIMED = {
     "the commit of a save": (1, 4),
     REMOVAL: (3, 5),
     UPLOAD: (1, 8),
+    COMPILE: (1, 2),
 }
 """Places that a rank ends itself in, with the range of the entry that it does so at."""
 BY_FIRST_RANK = ("the commit of a save", REMOVAL)
 PHASES = (ANY_TIME, ANY_SAVE, START, RESTART, *AIMED)
 AGAIN = ("the building of stages", "the loading of a checkpoint", "a step")
 """Places of a restart."""
+COMPILED = (ALONE, TWO_STAGES, SHARDED)
+"""Layouts whose blocks are compiled in a kill of that phase."""
+COMMAND, RESTARTED, MEMORY = "the same command", "torchrun --max-restarts", "--memory-copies"
+RECOVERIES = {9: RESTARTED, 29: RESTARTED, 39: MEMORY}
+"""Recovery of a kill by its number modulo `TURN`; the same command else."""
+TURN = 40
 START_SECONDS = 1.5
 NOTICED_SECONDS = 0.1  # until torchrun signals the other ranks
 MOST_LOST = 2 * SAVE_EVERY
@@ -53,19 +63,21 @@ class Kill:
         layout: Degrees of the mesh.
         ranks: Processes of the job.
         storage: Place of the checkpoints.
+        recovery: Command that continued the job.
         victim: The killed rank, or all.
         phase: Phase that the kill was aimed at.
         in_save: True if a save had begun and was not complete.
         made: Steps that had been made.
         saved: Step of the newest complete checkpoint; 0 if there was none.
         lost: Steps that were made again.
-        seconds: Seconds from the kill to the end of the last process.
+        seconds: Seconds from the kill to the end of the last process; to the next step, where the job itself continues.
     """
 
     number: int
     layout: str
     ranks: int
     storage: str
+    recovery: str
     victim: str
     phase: str
     in_save: bool
@@ -84,15 +96,22 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
     """
     draw = random.Random(f"{seed} {number}")
     mesh, storage = CELLS[number % len(CELLS)]
-    phase = draw.choice([each for each in PHASES if storage != FOLDER or each != UPLOAD])
-    folder = bench.folder / f"kill-{seed}-{number}"
-    out, url = folder / "run", f"file://{folder}/storage"
+    recovery = RECOVERIES.get(number % TURN, COMMAND)
+    if recovery != COMMAND:
+        return _continued(bench, seed, number, mesh if mesh.world_size > 1 else TWO_STAGES, recovery)
+    inside, lost_out = storage in (FOLDER, FUSE), storage in (LOST, LOST_S3)
+    unmet = {UPLOAD} if inside else set()
+    phase = draw.choice([each for each in PHASES if each not in unmet | ({COMPILE} if mesh not in COMPILED else set())])
+    folder = (bench.places[FUSE] if storage == FUSE else bench.folder) / f"kill-{seed}-{number}"
+    out, url = folder / "run", f"s3://{bench.places[S3]}/{folder.name}" if storage in (S3, LOST_S3) else f"file://{folder}/storage"
     folder.mkdir()
-    more = [] if storage == FOLDER else ["--checkpoint-url", url]
+    more = [] if inside else ["--checkpoint-url", url]
     if phase == EVALUATION:
         more += ["--eval-data", str(bench.tokens), "--eval-every", "2", "--eval-batches", "1"]
-    saves = out if storage == FOLDER else any_path(url)
-    bench.expected_of(mesh)
+    compiled = phase == COMPILE
+    more += ["--compile"] * compiled
+    saves = out if inside else any_path(url)
+    bench.expected_of(mesh, compiled)
     victims: set[int] = set()
     made, seconds, in_save = 0, 0.0, False
     for each in (ANY_TIME, RESTART) if phase == RESTART else (phase,):
@@ -100,12 +119,12 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
         victims |= killed.victims
         seconds, in_save, made = max(seconds, killed.seconds), _in_save(out), max(made, *losses(out), 0)
         assert killed.status != 0 or made == STEPS, killed.said
-        if storage == LOST and out.exists():
+        if lost_out and out.exists():
             shutil.rmtree(out)
         saved = newest_step(saves)
-        if not saved and storage != LOST:
+        if not saved and not lost_out:
             break  # nothing to restart from
-    if saved or storage == LOST or not losses(out):
+    if saved or lost_out or not losses(out):
         start = bench.resume_from(out, mesh, *more)
         assert start == saved, f"resumed after {start} steps, and {saved} were saved"
         assert made - start <= MOST_LOST or saved == 0
@@ -113,9 +132,43 @@ def kill(bench: Bench, seed: int, number: int) -> Kill:
         status, text, _ = bench.here([*bench.words(bench.one, out), *more])
         assert status, text
         assert "MP608" in text, text
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=storage == FUSE)  # a server may learn of a last close later
     victim = "all" if len(victims) == mesh.world_size else " and ".join(f"rank {rank}" for rank in sorted(victims))
-    return Kill(number, layout_text(mesh), mesh.world_size, storage, victim, phase, in_save, made, saved, max(0, made - saved), seconds)
+    counts = in_save, made, saved, max(0, made - saved), seconds
+    return Kill(number, layout_text(mesh), mesh.world_size, storage, recovery, victim, phase, *counts)
+
+
+def _continued(bench: Bench, seed: int, number: int, mesh: Mesh, recovery: str) -> Kill:
+    """A kill of a job that continues by itself: its ranks start again, from the newest checkpoint or from copies in memory."""
+    draw, layout = random.Random(f"{seed} {number} continued"), layout_text(mesh)
+    if recovery == MEMORY:
+        (found,) = recoveries(bench, mesh, [draw.choice((PROCESS, NODE))], seed=1000 * seed + number)
+        assert found.lost <= 1, found
+        place = FOLDER, recovery, found.victim, ANY_TIME, False
+        return Kill(number, layout, mesh.world_size, *place, found.made, found.made - found.lost, found.lost, found.seconds)
+    folder, rank = bench.folder / f"kill-{seed}-{number}", draw.randrange(mesh.world_size)
+    folder.mkdir()
+    out, said = folder / "run", folder / "said.txt"
+    bench.expected_of(mesh)
+    job = bench.launch(out, said, mesh=mesh, meeting=("--standalone", "--max-restarts", "1"))
+    job.wait_for(lambda: newest_step(out) > 0, "a checkpoint")
+    time.sleep(draw.uniform(0, 0.3))
+    in_save = _in_save(out)
+    job.kill(rank)
+    began = time.monotonic()
+    time.sleep(NOTICED_SECONDS)  # a line that was being written is read
+    saved, before = newest_step(out), made_steps(out)
+    while job.poll() is None and len(made_steps(out)) == len(before):
+        time.sleep(0.01)
+    seconds, made = time.monotonic() - began, before[-1][0]
+    job.end(START_LIMIT_SECONDS)
+    assert job.status == 0, said.read_text()
+    assert losses(out) == bench.expected_of(mesh)
+    after = made_steps(out)[len(before) :]
+    lost = made + 1 - after[0][0] if after else 0
+    assert lost <= MOST_LOST, f"{lost} steps lost"
+    shutil.rmtree(folder)
+    return Kill(number, layout, mesh.world_size, FOLDER, recovery, f"rank {rank}", ANY_TIME, in_save, made, saved, lost, seconds)
 
 
 @dataclass(frozen=True)

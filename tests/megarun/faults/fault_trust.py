@@ -22,8 +22,8 @@ if os.environ["RANK"] == "1":
     sys.argv[1:] = odd
     if version:
         import megarun.training.agreement as agreement
-        real = agreement.version
-        agreement.version = lambda package: version if package == "torch" else real(package)
+        real = agreement.installed
+        agreement.installed = lambda package: version if package == "torch" else real(package)
 from megarun.cli.main import run
 from megarun.launch.failure import exit_process
 exit_process(run())
