@@ -84,8 +84,8 @@ docs: $(READY) ## the generated pages
 docs-site: $(READY) ## all pages as a site in site/, links checked; needs the extra `docs`, which it installs
 	$(call timed,docs site,$(BIN)/python -m pip install -qq --disable-pip-version-check --require-hashes -r locks/docs.txt && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
 
-faults: $(READY) ## break a small run in every way: docs/reference/faults.md; make faults ONLY=SIGSTOP only some, and no page
-	$(BIN)/python scripts/faults_table.py $(if $(ONLY),--only "$(ONLY)")
+faults: $(READY) ## break a small run in every way: docs/reference/faults.md; make faults ONLY=SIGSTOP only some, and no page; FUSE=1 on a FUSE server
+	PYTHONPATH=src:kernels $(if $(FUSE),"$$(scripts/storage_env.sh)",$(BIN)/python) scripts/faults_table.py $(if $(ONLY),--only "$(ONLY)") $(if $(FUSE),--fuse)
 
 kills: $(READY) ## kill -9 at random times in every layout and storage; make kills SEED=0 COUNT=200 FIRST=0 WRITE=1
 	scripts/kills.sh --seed $(or $(SEED),0) --count $(or $(COUNT),200) --first $(or $(FIRST),0) $(if $(WRITE),--write)

@@ -1,10 +1,11 @@
 """Break a small run in every way of the fault table and write docs/reference/faults.md; exits 1 if a case does not hold.
 
-python scripts/faults_table.py [--only TEXT [--append]] [--again]
+python scripts/faults_table.py [--only TEXT [--append]] [--again] [--fuse]
 
 Rows are kept in runs/faults as they become known: a table that was stopped continues where it was, and a row is made again when the sources
 of megarun, or those of its own case, have changed. `--only` makes the rows whose name has TEXT and writes no page, with `--append` the page
-with these rows; `--again` makes kept rows, too.
+with these rows; `--again` makes kept rows, too. `--fuse` breaks runs on a file system that a FUSE server on this machine has, in the
+environment of scripts/storage_env.sh, and writes no page: the page that is written later has these seconds, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -27,14 +29,15 @@ sys.path.insert(0, str(CASES))
 from fault_bench import SAVE_EVERY, STEPS, Bench, Case, Outcome  # noqa: E402
 from fault_cases import KILLS, PROCESSES, QUICK, SLOW, STOPS, RefusedError  # noqa: E402
 from fault_launch import LIMIT_SECONDS  # noqa: E402
+from fault_services import fuse_folder  # noqa: E402
 
-PAGE, KEPT = ROOT / "docs/reference/faults.md", ROOT / "runs/faults"
+PAGE, KEPT, KEPT_FUSE = ROOT / "docs/reference/faults.md", ROOT / "runs/faults", ROOT / "runs/faults-fuse"
 SHARED = ("fault_bench.py", "fault_blame.py", "fault_launch.py", "fault_aim.py")
 
 
-def page(rows: list[Outcome]) -> str:
-    """The page's text."""
-    worlds = ", ".join(str(count) for count in sorted({row.ranks for row in rows}))
+def page(rows: dict[str, Outcome], on_fuse: dict[str, Outcome]) -> str:
+    """The page's text, of all rows and of those on FUSE, both by name."""
+    worlds = ", ".join(str(count) for count in sorted({row.ranks for row in rows.values()}))
     lines = [
         "# Faults",
         "",
@@ -49,18 +52,23 @@ def page(rows: list[Outcome]) -> str:
         f"timeout nothing may take over {LIMIT_SECONDS:.0f}, but for the job that continues without a node, which trains to its last step.",
         "Steps lost were made and had to be made again; a dash: none had been made. The exit status is that of the command, torchrun's",
         "own where it started the ranks (1 if a rank failed or was stopped by a signal).",
+        f"{len(on_fuse)} of them were also done with all files on a FUSE server of this machine, where the same must hold;",
+        "a difference in the steps lost stands behind those seconds.",
         "",
-        "| What happened | Ranks | Nodes | What the user read | Exit | Steps lost | Seconds to end |",
-        "|---|--:|--:|---|--:|--:|--:|",
+        "| What happened | Ranks | Nodes | What the user read | Exit | Steps lost | Seconds to end | On FUSE |",
+        "|---|--:|--:|---|--:|--:|--:|--:|",
     ]
-    return "\n".join([*lines, *map(line_of, rows)]) + "\n"
+    return "\n".join([*lines, *(line_of(row, on_fuse.get(name)) for name, row in rows.items())]) + "\n"
 
 
-def line_of(row: Outcome) -> str:
+def line_of(row: Outcome, on_fuse: Outcome | None = None) -> str:
     """A row as a line of the page."""
     said = row.said.replace("|", "\\|")
     lost = "–" if row.steps_lost is None else row.steps_lost
-    return f"| {row.happened} | {row.ranks} | {row.nodes} | {said} | {row.status} | {lost} | {row.seconds:.1f} |"
+    fuse = f"{on_fuse.seconds:.1f}" if on_fuse is not None else "–"
+    if on_fuse is not None and on_fuse.steps_lost != row.steps_lost:
+        fuse += f" ({on_fuse.steps_lost} lost)"
+    return f"| {row.happened} | {row.ranks} | {row.nodes} | {said} | {row.status} | {lost} | {row.seconds:.1f} | {fuse} |"
 
 
 def appended(text: str, rows: list[Outcome]) -> str:
@@ -91,21 +99,21 @@ def _megarun() -> bytes:
     return digest.digest()
 
 
-def kept_row(name: str, digest: str) -> Outcome | None:
+def kept_row(name: str, digest: str, kept: Path = KEPT) -> Outcome | None:
     """A row that was made with the same sources."""
-    path = _path(name)
+    path = _path(name, kept)
     document = json.loads(path.read_text()) if path.exists() else {}
     return Outcome(**document["row"]) if document.get("sources") == digest else None
 
 
-def keep(name: str, digest: str, row: Outcome) -> None:
+def keep(name: str, digest: str, row: Outcome, kept: Path) -> None:
     """Write a row for the next call."""
-    KEPT.mkdir(parents=True, exist_ok=True)
-    _path(name).write_text(json.dumps({"name": name, "sources": digest, "row": asdict(row)}, indent=1, ensure_ascii=False))
+    kept.mkdir(parents=True, exist_ok=True)
+    _path(name, kept).write_text(json.dumps({"name": name, "sources": digest, "row": asdict(row)}, indent=1, ensure_ascii=False))
 
 
-def _path(name: str) -> Path:
-    return KEPT / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+def _path(name: str, kept: Path) -> Path:
+    return kept / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
 def main() -> int:
@@ -114,28 +122,34 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--append", action="store_true")
+    parser.add_argument("--fuse", action="store_true")
     chosen = parser.parse_args()
     rows: dict[str, Outcome] = {}
+    on_fuse: dict[str, Outcome] = {}
     failed = []
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder) / "bench")
+    kept = KEPT_FUSE if chosen.fuse else KEPT
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        bench = Bench((stack.enter_context(fuse_folder(folder)) if chosen.fuse else folder) / "bench")
         for name, case in (KILLS | STOPS | QUICK | PROCESSES | SLOW).items():
             if chosen.only not in name:
                 continue
             digest, began = sources(case), time.monotonic()
-            found = None if chosen.again else kept_row(name, digest)
+            found = None if chosen.again else kept_row(name, digest, kept)
             try:
                 rows[name] = found or bench.row(case)
                 if found is None:
-                    keep(name, digest, rows[name])
+                    keep(name, digest, rows[name], kept)
                     print(f"{time.monotonic() - began:5.0f} s  {name}: {rows[name]}", flush=True)
+                if (other := kept_row(name, digest, KEPT_FUSE)) is not None:
+                    on_fuse[name] = other
             except RefusedError as error:
                 print(f"{name}: not here: {error}", flush=True)
             except Exception as error:
                 failed.append(name)
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    if not chosen.only and not failed:
-        PAGE.write_text(page(list(rows.values())))
+    if not chosen.only and not failed and not chosen.fuse:
+        PAGE.write_text(page(rows, on_fuse))
     elif chosen.append:
         PAGE.write_text(appended(PAGE.read_text(), list(rows.values())))
     print(f"{len(rows)} rows, {len(failed)} failed{': ' * bool(failed)}{', '.join(failed)}")
