@@ -4,8 +4,8 @@ python scripts/faults_table.py [--only TEXT [--append]] [--again] [--fuse]
 
 Rows are kept in runs/faults as they become known: a table that was stopped continues where it was, and a row is made again when the sources
 of megarun, or those of its own case, have changed. `--only` makes the rows whose name has TEXT and writes no page, with `--append` the page
-with these rows; `--again` makes kept rows, too. `--fuse` breaks runs on a file system that a FUSE server on this machine has, in the
-environment of scripts/storage_env.sh, and writes no page: the page that is written later has these seconds, too.
+with these rows; `--again` makes kept rows, too. `--fuse` breaks the runs of one process among the kept rows on a file system that a FUSE server
+on this machine has, in the environment of scripts/storage_env.sh, and writes no page: the page that is written later has these seconds, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def page(rows: dict[str, Outcome], on_fuse: dict[str, Outcome]) -> str:
         f"timeout nothing may take over {LIMIT_SECONDS:.0f}, but for the job that continues without a node, which trains to its last step.",
         "Steps lost were made and had to be made again; a dash: none had been made. The exit status is that of the command, torchrun's",
         "own where it started the ranks (1 if a rank failed or was stopped by a signal).",
-        f"{len(on_fuse)} of them were also done with all files on a FUSE server of this machine, where the same must hold;",
+        f"{len(on_fuse)} of one process were also done with all files on a FUSE server of this machine, where the same must hold;",
         "a difference in the steps lost stands behind those seconds.",
         "",
         "| What happened | Ranks | Nodes | What the user read | Exit | Steps lost | Seconds to end | On FUSE |",
@@ -135,6 +135,8 @@ def main() -> int:
             if chosen.only not in name:
                 continue
             digest, began = sources(case), time.monotonic()
+            if chosen.fuse and ((local := kept_row(name, digest)) is None or local.ranks > 1):
+                continue
             found = None if chosen.again else kept_row(name, digest, kept)
             try:
                 rows[name] = found or bench.row(case)

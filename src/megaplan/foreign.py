@@ -28,6 +28,12 @@ _SECRET = re.compile(
     r"|(?<=X-Amz-Signature=)\w+|(?<=X-Amz-Credential=)[\w%/-]+|(?<=X-Amz-Security-Token=)[\w%/-]+"
     r"|\b(?:hf|ghp|gho|github_pat)_\w{20,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
 )
+_GIVEN = re.compile(
+    r"(--?[\w-]*(?:secret|passw(?:or)?d|(?:api|access|private|secret)[-_]?key|credentials?"  # an option of a launch script
+    r"|(?:api|access|auth|github|hf|hub|login|secret|wandb)[-_]token)[=\s]\s*"
+    r"|\b[A-Z][A-Z0-9_]*(?:_TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)=)(?![-$])[^\s\"'\\<]+",
+    re.ASCII,
+)
 HIDDEN = "…"
 
 
@@ -42,13 +48,14 @@ def printable(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """The text with values of the environment's secret variables, credentials of URLs and tokens of known forms replaced.
+    """The text with values of the environment's secret variables, credentials of URLs, tokens of known forms and values of options and
+    variables that are named as secrets replaced.
 
     Messages of libraries repeat requests and addresses, and logs are read by more people than the environment.
     """
     for value in _secret_values():
         text = text.replace(value, HIDDEN)
-    return _SECRET.sub(HIDDEN, text)
+    return _GIVEN.sub(rf"\1{HIDDEN}", _SECRET.sub(HIDDEN, text))
 
 
 @cache

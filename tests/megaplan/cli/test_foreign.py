@@ -111,3 +111,21 @@ def test_an_error_about_a_file_passes_nothing(text: str, megaplan, here: Path) -
     assert ran.status == 2
     assert not CONTROL.search(ran.out + ran.err)
     assert not any(line.startswith("error[MP999]") for line in ran.err.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--hf-token hunter2 --seed 1", "--hf-token … --seed 1"),
+        ("--my-secret-token=hunter2", "--my-secret-token=…"),
+        ("export WANDB_API_KEY=hunter2; torchrun", "export WANDB_API_KEY=… torchrun"),
+        ('["--wandb-api-key hunter2", "--eod-token 5"]', '["--wandb-api-key …", "--eod-token 5"]'),
+        ("curl -H 'Authorization: Bearer hunter2hunter2'", "curl -H 'Authorization: Bearer …'"),
+        ("https://user:hunter2@host/x", "https://…@host/x"),
+        ("--tokenizer-type NullTokenizer --tokens 2T --hf-token --seed 1", "--tokenizer-type NullTokenizer --tokens 2T --hf-token --seed 1"),
+        ("HF_TOKEN=$MINE PAD_TOKEN_ID=7", "HF_TOKEN=$MINE PAD_TOKEN_ID=7"),
+    ],
+)
+def test_values_that_are_named_as_secrets_are_not_shown(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(shown) == shown
