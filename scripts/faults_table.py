@@ -4,8 +4,8 @@ python scripts/faults_table.py [--only TEXT [--append]] [--again] [--fuse]
 
 Rows are kept in runs/faults as they become known: a table that was stopped continues where it was, and a row is made again when the sources
 of megarun, or those of its own case, have changed. `--only` makes the rows whose name has TEXT and writes no page, with `--append` the page
-with these rows; `--again` makes kept rows, too. `--fuse` breaks the runs of one process among the kept rows on a file system that a FUSE server
-on this machine has, in the environment of scripts/storage_env.sh, and writes no page: the page that is written later has these seconds, too.
+with these rows; `--again` makes kept rows, too. `--fuse` breaks the runs of one process on a file system of a FUSE
+server of this machine (scripts/storage_env.sh) and writes no page: the page that is written later has these seconds, too.
 """
 
 from __future__ import annotations

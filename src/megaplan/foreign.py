@@ -48,10 +48,10 @@ def printable(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """The text with values of the environment's secret variables, credentials of URLs, tokens of known forms and values of options and
-    variables that are named as secrets replaced.
+    """The text without secrets: each is replaced by `…`.
 
-    Messages of libraries repeat requests and addresses, and logs are read by more people than the environment.
+    They are values of the environment's secret variables, credentials of URLs, tokens of known forms, and values of options and variables
+    that are named as secrets. Messages of libraries repeat requests and addresses, and logs are read by more people than the environment.
     """
     for value in _secret_values():
         text = text.replace(value, HIDDEN)

@@ -85,7 +85,7 @@ class WeightFiles:
         """
         try:
             stored = self._file(self.places[name]).get_slice(self._names.get(name, name))
-        except SafetensorError as error:
+        except (SafetensorError, UnicodeError) as error:
             raise unreadable(self.folder / self.places[name], error) from None
         dtype = stored.get_dtype()
         if dtype not in _DTYPES:
@@ -101,7 +101,7 @@ class WeightFiles:
         """
         try:
             found: Tensor = self._file(self.places[name]).get_tensor(self._names.get(name, name))
-        except SafetensorError as error:
+        except (SafetensorError, UnicodeError) as error:
             raise unreadable(self.folder / self.places[name], error) from None
         return found
 
@@ -109,7 +109,7 @@ class WeightFiles:
         if name not in self._open:
             try:
                 self._open[name] = safe_open(self.folder / name, "pt")
-            except (OSError, SafetensorError) as error:
+            except (OSError, SafetensorError, UnicodeError) as error:
                 raise unreadable(self.folder / name, error) from None
         return self._open[name]
 

@@ -122,7 +122,7 @@ def test_an_error_about_a_file_passes_nothing(text: str, megaplan, here: Path) -
         ('["--wandb-api-key hunter2", "--eod-token 5"]', '["--wandb-api-key …", "--eod-token 5"]'),
         ("curl -H 'Authorization: Bearer hunter2hunter2'", "curl -H 'Authorization: Bearer …'"),
         ("https://user:hunter2@host/x", "https://…@host/x"),
-        ("--tokenizer-type NullTokenizer --tokens 2T --hf-token --seed 1", "--tokenizer-type NullTokenizer --tokens 2T --hf-token --seed 1"),
+        ("--tokenizer-type Null --tokens 2T --hf-token --seed 1", "--tokenizer-type Null --tokens 2T --hf-token --seed 1"),
         ("HF_TOKEN=$MINE PAD_TOKEN_ID=7", "HF_TOKEN=$MINE PAD_TOKEN_ID=7"),
     ],
 )

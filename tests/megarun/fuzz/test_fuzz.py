@@ -1,4 +1,4 @@
-"""510 mutated inputs; `python scripts/fuzz.py` reads any number, of any seed."""
+"""600 mutated inputs; `python scripts/fuzz.py` reads any number, of any seed."""
 
 import sys
 from pathlib import Path
@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # fuzz_inputs
 from fuzz_commands import Commands
 from fuzz_grammar import files_of, run_lines
 from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes
+from fuzz_strangers import Strangers
 
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
@@ -23,8 +24,9 @@ def test_no_input_gives_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "text" / "a.txt").write_text(Path(__file__).read_text())
     tokenize(read_corpus(tmp_path / "text"), TokenizerKind.BYTES, 257, tmp_path / "small.tokens")
     before = peak_bytes()
-    readers = Inputs(tmp_path, tmp_path / "small.tokens").readers | Commands(tmp_path).readers
-    found = fuzz(readers, 400, seed=0)
+    tokens = tmp_path / "small.tokens"
+    readers = Inputs(tmp_path, tokens).readers | Commands(tmp_path).readers | Strangers(tmp_path / "strangers", tokens).readers
+    found = fuzz(readers, 480, seed=0)
     assert not found.wrong
     assert set(found.refused) == set(readers)  # every kind has met what it must refuse
     assert set(found.loaded) == set(readers)
