@@ -1,10 +1,11 @@
-"""Time that training waits inside asynchronous saves, against its steps without saving: one process, 98 million parameters, fp32, AdamW.
+"""Time that training waits for asynchronous saves and for copies in memory, against its steps without: 98 million parameters, fp32, AdamW.
 
 python benchmarks/checkpoint_blocking.py [--steps 5] [--every 2]    writes results/checkpoint_blocking.json
 
-It exits with 1 where a save blocks 3% of one step or more.
+It exits with 1 where a save, or the copies of a step, block 3% of a step or more.
 
-Saves go to `--out`, and from a local stage to a storage: `file://`, which is written as an object store is.
+Saves are those of one process. They go to `--out`, and from a local stage to a storage: `file://`, which is written as an object store is.
+Copies in memory are those of two ranks of FSDP2, each under a torchrun of its own as on two nodes, and happen in every step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import platform
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +38,25 @@ from megarun.data.tokenizer import TokenizerKind
 
 RESULT = Path(__file__).parent / "results" / "checkpoint_blocking.json"
 BAR = 0.03
+COPYING = """
+import json, os, sys, time
+folder, seconds = sys.argv.pop(1), {"keep": [], "wait": []}
+from megarun.checkpoint.memory import MemoryCopies
+def timed(name, real):
+    def call(self, *words):
+        began = time.perf_counter()
+        real(self, *words)
+        seconds[name].append(time.perf_counter() - began)
+    return call
+for name in seconds:
+    setattr(MemoryCopies, name, timed(name, getattr(MemoryCopies, name)))
+from megarun.cli.main import run
+status = run()
+with open(os.path.join(folder, os.environ["RANK"] + ".json"), "w") as file:
+    json.dump(seconds, file)
+os._exit(status)
+"""
+"""A rank that leaves the seconds of every call that begins a copy, and of every one that waits for it before an update."""
 SPEC: dict[str, Any] = {
     "format": "megaplan.spec/1",
     "name": "checkpoint-blocking",
@@ -77,6 +100,31 @@ def train(folder: Path, name: str, steps: int, every: int, *more: str) -> tuple[
     return sum(seconds[1:]), blocked
 
 
+def train_on_two_nodes(folder: Path, name: str, steps: int, *more: str) -> tuple[float, list[float]]:
+    """Seconds of all steps but the first, and for each step what the slower rank waits: to begin a copy, and for it before the update."""
+    program, left, out = folder / "rank.py", folder / f"{name}-ranks", folder / name
+    program.write_text(COPYING)
+    left.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    train = ["train", str(folder / "two.json"), "--data", str(folder / "small.tokens"), "--out", str(out), "--steps", str(steps), *more]
+    nodes = []
+    for node in range(2):
+        place = f"--nnodes 2 --nproc-per-node 1 --node-rank {node} --master-addr 127.0.0.1 --master-port {port}".split()
+        command = [sys.executable, "-m", "torch.distributed.run", *place, str(program), str(left), *train]
+        nodes.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}))
+    statuses = [node.wait() for node in nodes]
+    if any(statuses):
+        raise SystemExit(f"{name}: a node failed")
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    seconds = [line["step_seconds"] for line in lines if "step_seconds" in line]
+    ranks = [json.loads(path.read_text()) for path in sorted(left.glob("*.json"))]
+    # `keep` waits, too, at once: the update before it has waited
+    waits = [[begun + waited for begun, waited in zip(rank["keep"], rank["wait"][2::2], strict=False)] for rank in ranks]
+    return sum(seconds[1:]), [max(each) for each in zip(*waits, strict=True)]
+
+
 def main() -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -91,12 +139,15 @@ def main() -> int:
         (folder / "text" / "a.txt").write_text("".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))))
         tokenize(read_corpus(folder / "text"), TokenizerKind.BYTES, 257, folder / "small.tokens")
         write_plan(make_plan(spec), folder / "plan.json")
+        write_plan(make_plan(Spec.model_validate({**SPEC, "mesh": {"dp_shard": 2}})), folder / "two.json")
         plain, _ = train(folder, "plain", chosen.steps, 0)
         cases = {
             "folder": train(folder, "saving", chosen.steps, chosen.every),
             "upload": train(folder, "uploading", chosen.steps, chosen.every, "--checkpoint-url", f"file://{folder}/storage"),
         }
-    step = plain / (chosen.steps - 1)
+        plain_of_two, _ = train_on_two_nodes(folder, "two", chosen.steps)
+        copied, waits = train_on_two_nodes(folder, "copying", chosen.steps, "--memory-copies")
+    step, step_of_two = plain / (chosen.steps - 1), plain_of_two / (chosen.steps - 1)
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "torch": torch.__version__,
@@ -114,11 +165,18 @@ def main() -> int:
             }
             for name, (seconds, saves) in cases.items()
         },
+        "copies in memory of two nodes": {
+            "step_seconds_without_copies": round(step_of_two, 4),
+            "step_seconds_while_copying": round(copied / (chosen.steps - 1), 4),
+            "seconds_of_each_step": [round(each, 4) for each in waits],
+            "longest_of_a_step": round(max(waits) / step_of_two, 4),
+        },
     }
     text = json.dumps(result, indent=2) + "\n"
     sys.stdout.write(text)
     RESULT.write_text(text)
-    return 0 if max(max(saves) for _, saves in cases.values()) < BAR * step else 1
+    longest = max(max(saves) for _, saves in cases.values())
+    return 0 if longest < BAR * step and max(waits) < BAR * step_of_two else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Kill a small run at random times in every layout, storage and phase; exits 1 if a resume does not hold.
 
-scripts/kills.sh [--seed 0] [--count 200] [--first 0] [--write] [--limit SECONDS]
+scripts/kills.sh [--seed 0] [--count 200] [--first 0] [--write] [--limit SECONDS] [--again]
 
 Kill N of a seed is always the same draw: `--first 120` continues a seed, and `--first N --count 1` tries one kill again. What is found is
-kept in runs/kills, and a kill that is kept for the present sources is not made again; `--limit` ends the command after a kill.
-`--write` makes docs/reference/kills.md of all that is kept there for the present sources.
+kept in runs/kills with the digest of megarun's sources, and a kill that is kept is not made again, with `--again` if the sources are others.
+`--limit` ends the command after a kill. `--write` makes docs/reference/kills.md of all that is kept there.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import json
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests/megarun/faults"), str(ROOT / "scripts")]
@@ -32,8 +33,10 @@ from megaplan.spec.models import Mesh  # noqa: E402
 PAGE, KEPT = ROOT / "docs/reference/kills.md", ROOT / "runs/kills"
 
 
-def page(kills: list[tuple[int, Kill]]) -> str:
-    """The page's text, of kills by seed."""
+def page(kept_kills: list[Kept]) -> str:
+    """The page's text."""
+    kills = [(each.seed, each.kill) for each in kept_kills]
+    digests = Counter(each.sources for each in kept_kills)
     cells: dict[tuple[int, str, str], list[Kill]] = defaultdict(list)
     for _, each in kills:
         cells[each.ranks, each.layout, each.storage].append(each)
@@ -71,16 +74,29 @@ def page(kills: list[tuple[int, Kill]]) -> str:
         lines.append(f"| `{recovery}` | {len(found)} | {lost} | {max(each.seconds for each in found):.1f} |")
     lines += [
         "",
+        "SHA-256 of the sources of megarun and of the kills: "
+        + ", ".join(f"{count} kills at {each[:8]}" for each, count in digests.items())
+        + ".",
+        "",
         f"{sum(each.in_save for each in total)} of {len(total)} kills met a save. A job that continues by itself needs no command:",
         "its seconds are those from the kill to its next step, in which the ranks load torch again.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def kept(digest: str) -> list[tuple[int, Kill]]:
-    """Every kill of the present sources, by seed."""
-    documents = [json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))]
-    return [(each["seed"], Kill(**each["kill"])) for each in documents if each["sources"] == digest]
+class Kept(NamedTuple):
+    """A kill that was made before: its seed, the digest of the sources, and what was found."""
+
+    seed: int
+    sources: str
+    kill: Kill
+
+
+def kept() -> list[Kept]:
+    """Every kill that is kept, by seed and number."""
+    documents = [json.loads(path.read_text()) for path in KEPT.glob("*.json")]
+    found = [Kept(each["seed"], each["sources"], Kill(**each["kill"])) for each in documents]
+    return sorted(found, key=lambda each: (each.seed, each.kill.number))
 
 
 def main() -> int:
@@ -91,10 +107,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--limit", type=float, default=float("inf"))
+    parser.add_argument("--again", action="store_true")
     chosen = parser.parse_args()
     digest, failed, end = sources(kill), [], time.monotonic() + chosen.limit
     KEPT.mkdir(parents=True, exist_ok=True)
-    known = {(seed, each.number) for seed, each in kept(digest)}
+    known = {(each.seed, each.kill.number) for each in kept() if not chosen.again or each.sources == digest}
     with ExitStack() as services:
         folder = Path(services.enter_context(tempfile.TemporaryDirectory()))
         places = {S3: services.enter_context(s3_server()), FUSE: services.enter_context(fuse_folder(folder))}
@@ -123,10 +140,10 @@ def main() -> int:
                 f"({found.seconds:.1f} s to end, {time.monotonic() - began:.0f} s in all)",
                 flush=True,
             )
-    wanted = [number for seed, number in ((seed, each.number) for seed, each in kept(digest)) if seed == chosen.seed]
-    print(f"{len(wanted)} of seed {chosen.seed} held" + (f"; failed: {failed}" if failed else ""))
+    held = sum(each.seed == chosen.seed for each in kept())
+    print(f"{held} of seed {chosen.seed} held" + (f"; failed: {failed}" if failed else ""))
     if chosen.write and not failed:
-        PAGE.write_text(page(kept(digest)))
+        PAGE.write_text(page(kept()))
     return 1 if failed else 0
 
 

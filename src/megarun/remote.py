@@ -9,6 +9,7 @@ Source: fsspec's AbstractFileSystem; s3fs has retries of its own for one request
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -117,11 +118,11 @@ class RemotePath:
 
     def write_bytes(self, data: bytes) -> None:
         """Write a whole file in one request, in place of what is there."""
-        self._written(lambda: _filesystem(self.url).pipe_file(self._path, data))
+        self._written(lambda path: _filesystem(self.url).pipe_file(path, data))
 
     def upload(self, local: Path) -> None:
         """Write a local file, in place of what is there."""
-        self._written(lambda: _filesystem(self.url).put_file(str(local), self._path))
+        self._written(lambda path: _filesystem(self.url).put_file(str(local), path))
 
     def unlink(self) -> None:
         """Remove a file; nothing happens if there is none."""
@@ -141,13 +142,25 @@ class RemotePath:
     def options(self) -> dict[str, Any]:
         """Arguments of its file system in fsspec."""
         # listings of another process' writes must be seen; a local storage makes folders as an object store does, by writing into them
-        return {"auto_mkdir": True} if self.url.startswith(("file:", "local:")) else {"use_listings_cache": False}
+        return {"auto_mkdir": True} if self._is_local else {"use_listings_cache": False}
+
+    @property
+    def _is_local(self) -> bool:
+        return self.url.startswith(("file:", "local:"))
 
     @property
     def _path(self) -> str:
         return str(_filesystem(self.url)._strip_protocol(self.url))
 
-    def _written(self, action: Callable[[], Any]) -> None:
+    def _written(self, write: Callable[[str], Any]) -> None:
+        """Write to the path given; an object is there as a whole or not at all, so a file of a local storage gets its name at the end."""
+        partial = f"{self._path}.partial" if self._is_local else self._path
+
+        def action() -> None:
+            write(partial)
+            if self._is_local:
+                os.replace(partial, self._path)
+
         try:
             self._tried("written", action)
         except FileNotFoundError as error:  # of the bucket

@@ -188,9 +188,18 @@ class Estimate(Result):
 
     @property
     def host_bytes_per_node(self) -> int:
-        """Most bytes that the ranks of a node offload to its memory; the processes' own are not counted."""
+        """Most bytes of a node's memory that its ranks offload to, and keep copies in; the processes' own are not counted."""
         per_node = min(self.job.spec.device.per_node, self.job.spec.mesh.world_size)
-        return per_node * max(rank.host.total for rank in self.ranks)
+        return per_node * max(rank.host.total for rank in self.ranks) + self.memory_copies_bytes
+
+    @cached_property
+    def memory_copies_bytes(self) -> int:
+        """Most bytes that copies of each step take on a node (`run.save: memory`), else 0."""
+        if self.job.spec.run is None or self.job.spec.run.save != "memory":
+            return 0
+        from megaplan.goodput.checkpoints import checkpoint_sizes  # noqa: PLC0415  (most specs have no such section)
+
+        return checkpoint_sizes(self.job.spec, self.job.inventory, self.job.layout, self.budget).memory_copies_bytes
 
     def device_bytes(self, rank: RankBudget) -> int:
         """Memory use that the device's own tools show at the peak of these ranks: context, NCCL and driver included."""

@@ -78,6 +78,8 @@ def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
     if rank.host.total:
         pinned, node = format_bytes(rank.host.pinned), format_bytes(found.host_bytes_per_node)
         rows.append(("host memory", rank.host.total, f"offloaded, {pinned} of it page-locked; up to {node} a node"))
+    if found.memory_copies_bytes:
+        rows.append(("host, copies", found.memory_copies_bytes, "a node: states of the last steps, for a restart (run.save: memory)"))
     width = max(len(name) for name, _, _ in rows)
     yield from (f"  {name.ljust(width)}  {format_bytes(num_bytes):>10}  {text}" for name, num_bytes, text in rows)
     if routing is not None and rank.fits and not routing.skewed.of_rank(rank.ranks[0]).fits:

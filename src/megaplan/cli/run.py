@@ -30,7 +30,10 @@ def run(
     storage: Annotated[str | None, _key("storage", "CLASS", "Storage of the checkpoints: local, parallel or s3.")] = None,
     node_bandwidth: Annotated[str | None, _key("node-bandwidth", "RATE", "Rate of one node to the storage: 5GB/s.")] = None,
     total_bandwidth: Annotated[str | None, _key("total-bandwidth", "RATE", "Rate of the whole storage.")] = None,
-    save: Annotated[str | None, _key("save", "HOW", "async: training waits for the copy to host memory; sync: for the write.")] = None,
+    save: Annotated[
+        str | None,
+        _key("save", "HOW", "async: training waits for the copy to host memory; sync: for the write; memory: copies in two nodes."),
+    ] = None,
     interval: Annotated[str | None, _key("interval", "TIME", "Time between saves; by default the best one.")] = None,
     detection: Annotated[str | None, _key("detection", "TIME", "Time until an interruption has ended the job.")] = None,
     restart: Annotated[str | None, _key("restart", "TIME", "Time to start and connect the processes.")] = None,

@@ -23,6 +23,8 @@ STATE = (
 )
 """Columns whose bytes a save copies to host memory."""
 BIAS_BYTES = 4
+STATES_IN_MEMORY = 4
+"""States per rank that `save: memory` keeps on a node: two of its own rank and two of the rank whose peer it is."""
 
 
 class StageBytes(NamedTuple):
@@ -103,6 +105,11 @@ class CheckpointSizes(NamedTuple):
     def node_host_bytes(self) -> tuple[int, ...]:
         """Host memory that a save takes on each node: the sum of its ranks."""
         return by_node(self.rank_host_bytes, self.per_node)
+
+    @property
+    def memory_copies_bytes(self) -> int:
+        """The most host memory that copies of each step take on a node."""
+        return STATES_IN_MEMORY * max(self.node_host_bytes)
 
 
 def by_node(of_ranks: tuple[int, ...], per_node: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from math import ceil
 
 from megaplan.budget.values import Budget
 from megaplan.diagnostics import refuse
-from megaplan.goodput.checkpoints import CLASSES, CheckpointSizes, StorageTime, checkpoint_sizes, storage_times
+from megaplan.goodput.checkpoints import CLASSES, STATES_IN_MEMORY, CheckpointSizes, StorageTime, checkpoint_sizes, storage_times
 from megaplan.goodput.figures import RunFigure, figures, given
 from megaplan.goodput.job import Job, saving_to, saving_to_peers
 from megaplan.goodput.recovery import Faults, faults_of
@@ -70,6 +70,7 @@ class _Estimate:
     def __init__(self, spec: Spec, sizes: CheckpointSizes, step: StepOfRun) -> None:
         self.spec, self.sizes, self.step = spec, sizes, step
         self.run = spec.run or Run()
+        self.in_memory = self.run.save == "memory"
         self.num_steps = spec.training.steps if self.run.tokens is None else ceil(self.run.tokens / spec.global_batch_tokens)
         self.tokens = self.num_steps * spec.global_batch_tokens if self.run.tokens is None else self.run.tokens
         self.storages = storage_times(spec, sizes)
@@ -85,9 +86,12 @@ class _Estimate:
             )
 
     def job_with(self, seconds: float, storage: StorageTime | None = None) -> Job:
-        """The job with a step of this length, its checkpoints in the run's storage or in another one."""
-        saving = saving_to(self.spec, self.sizes, storage or self.storages[self.run.storage])
+        """The job with a step of this length: copies in memory, or its checkpoints in the run's storage or in another one."""
         interval = None if self.run.interval is None else max(1, round(self.run.interval / seconds))
+        if self.in_memory and storage is None:
+            saving, interval = saving_to_peers(self.spec, self.sizes), 1
+        else:
+            saving = saving_to(self.spec, self.sizes, storage or self.storages[self.run.storage])
         return Job(self.faults, saving, seconds, self.num_steps, interval=None if interval is None else min(interval, self.num_steps))
 
     def spread(self, of: Callable[[Job], float]) -> Spread:
@@ -160,7 +164,7 @@ class _Estimate:
         job, faults = self.job, self.job.interruptions
         seconds = job.interval * job.step
         half, same, double = (faults.goodput(factor * seconds) for factor in (0.5, 1.0, 2.0))
-        return SaveInterval(job.interval, seconds, self.run.interval is None, faults.young, half, same, double)
+        return SaveInterval(job.interval, seconds, self.run.interval is None and not self.in_memory, faults.young, half, same, double)
 
     def _checkpoints(self) -> Checkpoints:
         sizes, job = self.sizes, self.job
@@ -182,8 +186,8 @@ class _Estimate:
         return Checkpoints(
             whole_bytes=sizes.whole_bytes,
             ranks=stages,
-            rank_host_bytes=max(sizes.rank_host_bytes),
-            node_host_bytes=max(sizes.node_host_bytes),
+            rank_host_bytes=max(sizes.rank_host_bytes) * (STATES_IN_MEMORY if self.in_memory else 1),
+            node_host_bytes=sizes.memory_copies_bytes if self.in_memory else max(sizes.node_host_bytes),
             stall_seconds=job.saving.stall,
             stall_share=stall / cycle,
             storage=self.run.storage,
@@ -204,11 +208,11 @@ class _Estimate:
             recovery = faults.recovery(job.saving.read, detection=FAST_DETECTION_SECONDS)
             changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery, interval=kept)
             yield self._change(f"detection within {FAST_DETECTION_SECONDS:g} s", changed, spares, f"now {faults.detection:.3g} s")
-        if self.spec.mesh.world_size > self.spec.device.per_node:
+        if self.spec.mesh.world_size > self.spec.device.per_node and not self.in_memory:
             changed = Job(faults, saving_to_peers(self.spec, self.sizes), job.step, job.num_steps, interval=kept)
-            memory = format_bytes(2 * max(self.sizes.node_host_bytes))
+            memory = format_bytes(self.sizes.memory_copies_bytes)
             yield self._change("copies in a peer's memory", changed, spares, f"{memory} host a node")
-        if self.run.interval is not None:
+        if self.run.interval is not None and not self.in_memory:
             changed = Job(faults, job.saving, job.step, job.num_steps)
             yield self._change(f"a save every {changed.interval} steps", changed, spares, "the interval with the best goodput")
 

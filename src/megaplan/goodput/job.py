@@ -30,9 +30,9 @@ class Saving(NamedTuple):
 
 def saving_to(spec: Spec, sizes: CheckpointSizes, storage: StorageTime) -> Saving:
     """A save to a storage: a copy to host memory, then the write, for which training waits if it is not asynchronous."""
-    copied = _copy_seconds(sizes)
+    copied = _copy_seconds(sizes) + figures()["save_seconds"].value
     written = copied + storage.write_seconds
-    return Saving(copied if (spec.run or Run()).save == "async" else written, written, storage.read_seconds)
+    return Saving(written if (spec.run or Run()).save == "sync" else copied, written, storage.read_seconds)
 
 
 def saving_to_peers(spec: Spec, sizes: CheckpointSizes) -> Saving:
@@ -44,8 +44,7 @@ def saving_to_peers(spec: Spec, sizes: CheckpointSizes) -> Saving:
 
 
 def _copy_seconds(sizes: CheckpointSizes) -> float:
-    known = figures()
-    return max(sizes.rank_host_bytes) / known["copy_bytes_per_second"].value + known["save_seconds"].value
+    return max(sizes.rank_host_bytes) / figures()["copy_bytes_per_second"].value
 
 
 class Job:

@@ -1,9 +1,10 @@
 """Copies of a job's last states in the memory of two nodes: a restart by torchrun continues from them when a process or a node is lost.
 
-Each rank copies its state after every step into shared memory of its own node, and a thread sends the copy to a rank of another node, which
-keeps it in the same way. Shared memory belongs to no process, so it is there for the processes that torchrun starts again; its folder is
-named after the torchrun of the node, whose end makes it garbage that the next start removes. Each copy has two places, for even and odd
-steps, and counts once its record is written: so the newest step of which every rank has a copy somewhere is the last one or the one before.
+A thread of each rank copies its state after every step into shared memory of its own node, while the next step computes gradients, which
+changes no state, and sends the copy to a rank of another node, which keeps it in the same way. The next update waits for it.
+Shared memory belongs to no process, so it is there for the processes that torchrun starts again; its folder is named after the torchrun of
+the node, whose end makes it garbage that the next start removes. Each copy has two places, for even and odd steps, and counts once its
+record is written: so the newest step of which every rank has a copy somewhere is the last one or the one before.
 """
 
 from __future__ import annotations
@@ -109,18 +110,23 @@ class NodeMemory:
                 if ProcessIdentity(agent.host, pid, started, agent.namespace).has_ended:
                     shutil.rmtree(old, ignore_errors=True)
         self.folder.mkdir(mode=0o700, exist_ok=True)
+        self._maps: dict[Path, Tensor] = {}
 
     def begin(self, rank: int, step: int, num_bytes: int) -> Tensor:
         """Memory for a copy, uint8 [num_bytes]; the copy that was in this place no longer counts."""
         data, record = self._files(rank, step)
         record.unlink(missing_ok=True)
+        known = self._maps.get(data)
+        if known is not None and len(known) == num_bytes:
+            return known
         descriptor = os.open(data, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, num_bytes)  # an error here instead of a SIGBUS in the copy
             os.ftruncate(descriptor, num_bytes)
         finally:
             os.close(descriptor)
-        return self._mapped(data, num_bytes)
+        self._maps[data] = self._mapped(data, num_bytes)
+        return self._maps[data]
 
     def commit(self, record: Record) -> None:
         """Make a copy count."""
@@ -147,6 +153,7 @@ class NodeMemory:
 
     def remove(self) -> None:
         """Give the memory back."""
+        self._maps.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _files(self, rank: int, step: int) -> tuple[Path, Path]:
@@ -221,31 +228,26 @@ class MemoryCopies:
                         torch.set_rng_state(pieces.local) if name.endswith(".cpu") else torch.cuda.set_rng_state(pieces.local)
 
     def keep(self, step: int, data_progress: DataProgress, state: NamedPieces) -> None:
-        """Copy this rank's state; it is sent to the peer while training continues.
+        """Begin to copy this rank's state, which must not change until `wait` returns, and to send it to the peer.
 
         Raises:
-            OSError: The node has no memory left.
+            OSError: The node had no memory left for the step before.
             RuntimeError: The step before could not be sent.
         """
         self.wait()
-        num_bytes = sum(_padded(pieces) for _, pieces in state)
         if not self._sizes:
             self._sizes = [0] * dist.get_world_size()
-            dist.all_gather_object(self._sizes, num_bytes, group=self._control)
-        own = self._node.begin(self._rank, step, num_bytes)
-        for pieces, held in _placed(state, own):
-            held.copy_(pieces.local)
+            dist.all_gather_object(self._sizes, sum(_padded(pieces) for _, pieces in state), group=self._control)
         records = {rank: self._record(rank, step, data_progress) for rank in (self._rank, *self._wards)}
-        self._node.commit(records[self._rank])
-        if self.peer is not None or self._wards:
-            arriving = {rank: self._node.begin(rank, step, self._sizes[rank]) for rank in self._wards}
-            self._thread = threading.Thread(target=self._exchange, args=(own, arriving, records), name="memory copies", daemon=True)
-            self._thread.start()
+        words = state, records, _stream_after_update(state)
+        self._thread = threading.Thread(target=self._copy_and_send, args=words, name="memory copies", daemon=True)
+        self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the last copy is with the peer.
+        """Wait until the last copy is whole and with the peer.
 
         Raises:
+            OSError: The node has no memory left.
             RuntimeError: It could not be sent.
         """
         if self._thread is not None:
@@ -270,8 +272,15 @@ class MemoryCopies:
     def _record(self, rank: int, step: int, progress: DataProgress) -> Record:
         return Record(rank, step, self._sizes[rank], self._plan, progress.skipped, progress.losses)
 
-    def _exchange(self, own: Tensor, arriving: dict[int, Tensor], records: dict[int, Record]) -> None:
+    def _copy_and_send(self, state: NamedPieces, records: dict[int, Record], stream: torch.cuda.Stream | None) -> None:
         try:
+            step = records[self._rank].step
+            own = self._node.begin(self._rank, step, self._sizes[self._rank])
+            with torch.cuda.stream(stream):  # none on a CPU
+                for pieces, held in _placed(state, own):
+                    held.copy_(pieces.local)
+            self._node.commit(records[self._rank])
+            arriving = {rank: self._node.begin(rank, step, self._sizes[rank]) for rank in self._wards}
             works = [
                 dist.irecv(part, rank, group=self._sending, tag=index)
                 for rank, copy in arriving.items()
@@ -286,6 +295,16 @@ class MemoryCopies:
                 self._node.commit(records[rank])
         except BaseException as error:  # raised where the loop waits
             self._failed = error
+
+
+def _stream_after_update(state: NamedPieces) -> torch.cuda.Stream | None:
+    """A stream that begins when the work of this thread's stream is done; None on a CPU."""
+    device = next((pieces.local.device for _, pieces in state if pieces.local.is_cuda), None)
+    if device is None:
+        return None
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
 
 
 def peer_of(rank: int, nodes: Sequence[str]) -> int | None:

@@ -152,6 +152,21 @@ def test_a_given_interval_is_kept_by_the_other_changes(megaplan):
     assert found["goodput"] < faster["goodput"] < found["goodput"] + 0.01
 
 
+def test_copies_in_memory_are_priced(megaplan):
+    """Four states a rank in a node's memory, in `run` and in `estimate`; a recovery repeats a step at most."""
+    nodes = (SPEC, "--set", "mesh.dp_replicate=4")
+    words = (*nodes, "--set", "run.save=memory")
+    found, plain = (document(megaplan("run", *each, "--tokens", "1T", "--mtbf", "200h", "--json")) for each in (words, nodes))
+    assert found["checkpoints"]["node_host_bytes"] == 4 * plain["checkpoints"]["node_host_bytes"]
+    assert found["interval"]["steps"] == 1
+    assert not any(gain["name"].startswith(("copies", "a save")) for gain in found["gains"])
+    copies = next(gain for gain in plain["gains"] if gain["name"].startswith("copies"))
+    assert plain["goodput"] < found["goodput"] <= copies["goodput"]  # of the best interval, not of every step
+    estimated, without = (document(megaplan("estimate", *each, "--json"))["host_bytes_per_node"] for each in (words, nodes))
+    assert (estimated, without) == (found["checkpoints"]["node_host_bytes"], 0)
+    assert "host, copies" in megaplan("estimate", *words).out
+
+
 def test_a_run_that_does_not_fit_says_so(megaplan):
     words = ("run", SPEC, "--tokens", "1T", "--set", "batch.micro_batch_size=16")
     ran = megaplan(*words)

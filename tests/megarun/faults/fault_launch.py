@@ -24,7 +24,7 @@ LIMIT_SECONDS = 60.0
 START_LIMIT_SECONDS = 300.0
 """Seconds until a job has come to where a case breaks it; a loaded machine takes long to load torch in four ranks."""
 ALONE, TWO_STAGES = Mesh(), Mesh(pp=2)
-PRELOADED = ("megarun.cli.main", "megarun.training.loop", "megarun.training.elastic", "torch.distributed.checkpoint", "fault_aim")
+PRELOADED = ("s3fs", "megarun.cli.main", "megarun.training.loop", "megarun.training.elastic", "torch.distributed.checkpoint", "fault_aim")
 
 
 def layout_text(mesh: Mesh) -> str:

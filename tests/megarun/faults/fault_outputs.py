@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_bench import ERROR, SPEC, STEPS, Bench, Case, Outcome, first_line, losses, newest_step
+from fault_launch import START_LIMIT_SECONDS
 
 from megarun.checkpoint import keeper
 from megarun.checkpoint.index import INDEX
@@ -102,13 +103,21 @@ def lost_metrics(bench: Bench, what: str) -> Outcome:
 def folder_renamed(bench: Bench) -> Outcome:
     """`--out` is renamed: the next save ends the run, and nothing is written under the old name."""
     out, new = bench.folder / "moved", bench.folder / "moved-away"
-    with replaced(run_folder, "DOUBT_SECONDS", 1.0), at_step(lambda: out.rename(new)):
+    with replaced(run_folder, "DOUBT_SECONDS", 1.0), at_step(lambda: rename_after_save(out, new)):
         status, said, seconds = bench.here(bench.words(bench.one, out))
     assert status == ERROR, said
     assert not out.exists()
     assert f"the run's folder is {new}" in said
     lost = bench.resume(new, 4)[1]
     return Outcome("--out is renamed while the run lasts", first_line(said, "error[MP645]"), lost, seconds, status)
+
+
+def rename_after_save(out: Path, new: Path) -> None:
+    """Rename the folder of a run when its last save, which a thread writes, is complete."""
+    end = time.monotonic() + START_LIMIT_SECONDS
+    while newest_step(out) < AT - 1 and time.monotonic() < end:
+        time.sleep(0.01)
+    out.rename(new)
 
 
 def link_of_a_save(bench: Bench) -> Outcome:
