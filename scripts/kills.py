@@ -3,8 +3,8 @@
 scripts/kills.sh [--seed 0] [--count 200] [--first 0] [--write] [--limit SECONDS] [--again]
 
 Kill N of a seed is always the same draw: `--first 120` continues a seed, and `--first N --count 1` tries one kill again. What is found
-is kept in runs/kills with the digest of megarun's sources, and a kill that is kept is not made again, with `--again` if the sources are others.
-`--limit` ends the command after a kill. `--write` makes docs/reference/kills.md of all that is kept there.
+is kept in runs/kills with the digest of megarun's sources; a kill that is kept is not made again, with `--again` if the sources are
+others. `--limit` ends the command after a kill. `--write` makes docs/reference/kills.md of all that is kept there.
 """
 
 from __future__ import annotations
