@@ -53,7 +53,7 @@ def page(rows: dict[str, Outcome], on_fuse: dict[str, Outcome]) -> str:
         "Steps lost were made and had to be made again; a dash: none had been made. The exit status is that of the command, torchrun's",
         "own where it started the ranks (1 if a rank failed or was stopped by a signal).",
         f"{len(on_fuse)} of one process were also done with all files on a FUSE server of this machine, where the same must hold;",
-        "a difference in the steps lost stands behind those seconds.",
+        "a difference in the steps lost is behind those seconds.",
         "",
         "| What happened | Ranks | Nodes | What the user read | Exit | Steps lost | Seconds to end | On FUSE |",
         "|---|--:|--:|---|--:|--:|--:|--:|",

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests/megarun/fuzz"))
 from fuzz_commands import Commands  # noqa: E402
 from fuzz_grammar import files_of, run_lines  # noqa: E402
 from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes  # noqa: E402
-from fuzz_strangers import Strangers  # noqa: E402
+from fuzz_foreign import ForeignFiles  # noqa: E402
 
 from megarun.data.corpus import read_corpus  # noqa: E402
 from megarun.data.tokenize import tokenize  # noqa: E402
@@ -42,7 +42,7 @@ def main() -> int:
         (folder / "text" / "a.txt").write_text(Path(__file__).read_text())
         tokenize(read_corpus(folder / "text"), TokenizerKind.BYTES, 257, folder / "small.tokens")
         tokens = folder / "small.tokens"
-        readers = Inputs(folder, tokens).readers | Commands(folder).readers | Strangers(folder / "strangers", tokens).readers
+        readers = Inputs(folder, tokens).readers | Commands(folder).readers | ForeignFiles(folder / "foreign", tokens).readers
         before = peak_bytes()
         found = fuzz(readers, chosen.count, chosen.seed)
         (folder / "lines").mkdir()

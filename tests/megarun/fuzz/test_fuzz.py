@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # fuzz_inputs
 from fuzz_commands import Commands
 from fuzz_grammar import files_of, run_lines
 from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes
-from fuzz_strangers import Strangers
+from fuzz_foreign import ForeignFiles
 
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
@@ -25,7 +25,7 @@ def test_no_input_gives_a_traceback(tmp_path: Path) -> None:
     tokenize(read_corpus(tmp_path / "text"), TokenizerKind.BYTES, 257, tmp_path / "small.tokens")
     before = peak_bytes()
     tokens = tmp_path / "small.tokens"
-    readers = Inputs(tmp_path, tokens).readers | Commands(tmp_path).readers | Strangers(tmp_path / "strangers", tokens).readers
+    readers = Inputs(tmp_path, tokens).readers | Commands(tmp_path).readers | ForeignFiles(tmp_path / "foreign", tokens).readers
     found = fuzz(readers, 480, seed=0)
     assert not found.wrong
     assert set(found.refused) == set(readers)  # every kind has met what it must refuse

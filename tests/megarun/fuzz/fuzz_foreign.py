@@ -1,4 +1,4 @@
-"""Mutated files of strangers, read by the commands that take them: data files of checkpoints, safetensors, their index, tokenizers."""
+"""Mutated files of others, read by the commands that take them: data files of checkpoints, safetensors, their index, tokenizers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WrongAnswerError(Exception):
     """A command's answer that no input may have."""
 
 
-class Strangers:
+class ForeignFiles:
     """Writes one mutated input after another and runs a command on it; the readers say whether it was taken.
 
     Args:
