@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/megarun/fuzz"))
 
 from fuzz_commands import Commands  # noqa: E402
+from fuzz_foreign import ForeignFiles  # noqa: E402
 from fuzz_grammar import files_of, run_lines  # noqa: E402
 from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes  # noqa: E402
-from fuzz_foreign import ForeignFiles  # noqa: E402
 
 from megarun.data.corpus import read_corpus  # noqa: E402
 from megarun.data.tokenize import tokenize  # noqa: E402

@@ -8,9 +8,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # fuzz_inputs
 
 from fuzz_commands import Commands
+from fuzz_foreign import ForeignFiles
 from fuzz_grammar import files_of, run_lines
 from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes
-from fuzz_foreign import ForeignFiles
 
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
