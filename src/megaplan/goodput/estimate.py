@@ -87,12 +87,16 @@ class _Estimate:
 
     def job_with(self, seconds: float, storage: StorageTime | None = None) -> Job:
         """The job with a step of this length: copies in memory, or its checkpoints in the run's storage or in another one."""
-        interval = None if self.run.interval is None else max(1, round(self.run.interval / seconds))
         if self.in_memory and storage is None:
-            saving, interval = saving_to_peers(self.spec, self.sizes), 1
-        else:
-            saving = saving_to(self.spec, self.sizes, storage or self.storages[self.run.storage])
+            return self.job_in_memory(seconds)
+        saving = saving_to(self.spec, self.sizes, storage or self.storages[self.run.storage])
+        interval = None if self.run.interval is None else max(1, round(self.run.interval / seconds))
         return Job(self.faults, saving, seconds, self.num_steps, interval=None if interval is None else min(interval, self.num_steps))
+
+    def job_in_memory(self, seconds: float) -> Job:
+        """The job with copies of every step in the memory of a peer, which are made while the next step computes gradients."""
+        saving = saving_to_peers(self.spec, self.sizes)
+        return Job(self.faults, saving._replace(stall=max(0.0, saving.write - seconds)), seconds, self.num_steps, interval=1)
 
     def spread(self, of: Callable[[Job], float]) -> Spread:
         """A number of the job at the step and at the ends of its interval."""
@@ -209,7 +213,7 @@ class _Estimate:
             changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery, interval=kept)
             yield self._change(f"detection within {FAST_DETECTION_SECONDS:g} s", changed, spares, f"now {faults.detection:.3g} s")
         if self.spec.mesh.world_size > self.spec.device.per_node and not self.in_memory:
-            changed = Job(faults, saving_to_peers(self.spec, self.sizes), job.step, job.num_steps, interval=kept)
+            changed = self.job_in_memory(job.step)
             memory = format_bytes(self.sizes.memory_copies_bytes)
             yield self._change("copies in a peer's memory", changed, spares, f"{memory} host a node")
         if self.run.interval is not None and not self.in_memory:

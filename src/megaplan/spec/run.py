@@ -76,8 +76,7 @@ class Run(OptionsSection):
         storage: Storage of the checkpoints: disks of each node, a parallel file system, or an object store.
         node_bandwidth: Bytes per second that one node writes to the storage and reads from it.
         total_bandwidth: Bytes per second of the whole storage.
-        save: Training waits for the copy to host memory alone, or for the whole write; `memory` also keeps the state of each step in the
-            memory of two nodes, as `megarun train --memory-copies` does.
+        save: Training waits for the copy to host memory, or for the whole write; `memory` keeps every step's state in two nodes.
         interval: Seconds between saves; null for the interval with the best goodput.
         detection: Seconds from an interruption until the job has ended.
         restart: Seconds to start the processes and connect them.
