@@ -6,7 +6,7 @@ from dataclasses import replace
 from fault_aim import SelfKill
 from fault_bench import Bench, Case, Outcome, losses, newest_step, refused, resume_layout
 from fault_blame import blamed
-from fault_kills import AGAIN, AIMED, BY_FIRST_RANK, COMPILE, EVALUATION, UPLOAD
+from fault_kills import AGAIN, AIMED, BY_FIRST_RANK, EVALUATION, UPLOAD
 from fault_launch import START_LIMIT_SECONDS, TWO_STAGES, layout_text, rank_text
 from fault_layouts import FOUR, SHARDED, TENSOR
 from fault_memory import NODE, PROCESS, RESUMED, recoveries
@@ -63,7 +63,7 @@ ENDS: dict[str, Case] = {
         f"kill -9 inside of {place}, {layout_text(mesh)}": (lambda bench, a=place, b=mesh: killed_inside(bench, a, b))
         for mesh in LAYOUTS
         for place in AIMED
-        if place not in (UPLOAD, COMPILE)
+        if place != UPLOAD
     },
     **{
         f"kill -9 inside of {place} of a restart": (lambda bench, a=place: killed_inside(bench, a, TWO_STAGES, restarted=True))

@@ -35,11 +35,12 @@ AIMED = {
     "the commit of a save": (1, 4),
     REMOVAL: (3, 5),
     UPLOAD: (1, 8),
-    COMPILE: (1, 2),
 }
 """Places that a rank ends itself in, with the range of the entry that it does so at."""
 BY_FIRST_RANK = ("the commit of a save", REMOVAL)
-PHASES = (ANY_TIME, ANY_SAVE, START, RESTART, *AIMED)
+COMPILATIONS = {COMPILE: (1, 2)}
+"""The same, of jobs with `--compile`."""
+PHASES = (ANY_TIME, ANY_SAVE, START, RESTART, *AIMED, COMPILE)
 AGAIN = ("the building of stages", "the loading of a checkpoint", "a step")
 """Places of a restart."""
 COMPILED = (ALONE, TWO_STAGES, SHARDED)
@@ -186,12 +187,13 @@ def _killed(bench: Bench, mesh: Mesh, words: list[str], out: Path, phase: str, d
     rank = draw.randrange(mesh.world_size)
     chosen = set(range(mesh.world_size)) if draw.random() < 1 / 3 else {rank}
     self_kills = {}
-    if phase in AIMED or phase == RESTART:
+    entries = AIMED | COMPILATIONS
+    if phase in entries or phase == RESTART:
         place = draw.choice(AGAIN) if phase == RESTART else phase
         rank = 0 if place in BY_FIRST_RANK else rank
         chosen = chosen if len(chosen) > 1 else {rank}
         self_kills = {
-            rank: SelfKill(place, draw.randint(*AIMED.get(place, (1, 1))) if phase != RESTART else 1, draw.uniform(0, 0.02), struck)
+            rank: SelfKill(place, draw.randint(*entries.get(place, (1, 1))) if phase != RESTART else 1, draw.uniform(0, 0.02), struck)
         }
     job = bench.forks.start(words, said, mesh, self_kills)
     if self_kills:
