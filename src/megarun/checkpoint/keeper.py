@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from types import TracebackType
 
 import torch.distributed as dist
 
@@ -21,8 +22,12 @@ from megarun.data.progress import START, DataProgress
 from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
 from megarun.job.run import AUTO, NEVER, Run
+from megarun.launch.failure import has_lost_peer
 from megarun.launch.interrupt import Interrupt, largest
 from megarun.remote import RemotePath, any_path
+
+SETTLE_SECONDS = 5.0
+"""Less than the other ranks of a failed job wait before they exit."""
 
 
 class Keeper:
@@ -159,6 +164,11 @@ class Keeper:
         """
         if self._saver is not None:
             self._saver.wait()
+
+    def settle(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        """Before a job ends with an error of this rank, wait a little for the save in progress, which other ranks' threads also finish."""
+        if isinstance(error, Exception) and not has_lost_peer(error) and self._saver is not None:
+            self._saver.settle(SETTLE_SECONDS)
 
     def forget_copies(self) -> None:
         """Make no copy in memory count: a restart goes back to a checkpoint."""

@@ -6,7 +6,7 @@ Training blocks only for the copy. One save is in progress at a time; the next o
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -123,6 +123,11 @@ class Saver:
             return
         (step, future, writer), self._pending = self._pending, None
         self._guarded(step, writer, future.result)
+
+    def settle(self, seconds: float) -> None:
+        """Give the save in progress time to become whole, whatever comes of it."""
+        if self._pending is not None:
+            wait([self._pending[1]], seconds)
 
     def _writer(self, manifest: Manifest) -> CheckpointWriter:
         root, plan = self._run.keeps_in, self._run.plan.text

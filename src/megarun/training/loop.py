@@ -128,6 +128,7 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
         stack.enter_context(process_group(launch, device, 2 * progress.limit + TIMEOUT_MARGIN_SECONDS))
         mesh = build_mesh(run.job.spec.mesh, device)
         keeper = Keeper(run, folder.require if folder is not None else None)
+        stack.push(keeper.settle)
         progress.enter("starting")
         keeper.find()
         resumed = keeper.continues or launch.restarted

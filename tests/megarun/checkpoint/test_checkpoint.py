@@ -34,6 +34,7 @@ from megarun.data.corpus import read_corpus
 from megarun.data.progress import START
 from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
+from megarun.engine.trainer import Trainer
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-69")]
 FOLDER = Path(__file__).parents[1]
@@ -235,6 +236,25 @@ def test_a_rank_that_has_ended_is_not_a_failure_of_the_save(
     said = capfd.readouterr().err
     assert "Connection closed by peer" in said
     assert "MP645" not in said
+
+
+def test_an_error_does_not_cost_the_save_in_progress(tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, measure, steps = CheckpointWriter.finish, Trainer.measure, [0]
+
+    def slow(*words: Any, **named: Any) -> None:
+        time.sleep(0.5)
+        finish(*words, **named)
+
+    def failing(self: Trainer, batch: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 3:  # the save after step 2 is in progress
+            raise RuntimeError("a device fails")
+        return measure(self, batch)
+
+    monkeypatch.setattr(CheckpointWriter, "finish", slow)
+    monkeypatch.setattr(Trainer, "measure", failing)
+    assert run(command("run")) == 2
+    assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["step-00000002"]
 
 
 @pytest.mark.requirement("R-54")

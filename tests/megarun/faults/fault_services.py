@@ -68,6 +68,7 @@ def fuse_folder(folder: Path) -> Iterator[Path]:
             yield place
         finally:
             subprocess.run(["umount", "--lazy", place], check=True)
+            server.kill()  # it ends by itself once nothing is open there
 
 
 def _listens(port: int) -> bool:
