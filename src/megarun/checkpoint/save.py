@@ -125,7 +125,7 @@ class Saver:
         self._guarded(step, writer, future.result)
 
     def settle(self, seconds: float) -> None:
-        """Give the save in progress time to become whole, whatever comes of it."""
+        """Give the save in progress time to become whole; its own error, if it has one, is not raised."""
         if self._pending is not None:
             wait([self._pending[1]], seconds)
 

@@ -5,6 +5,7 @@ tests/storage has the same against an S3 server; here the storage is memory or a
 
 import errno
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -268,3 +269,20 @@ def test_a_local_folder_behind_a_url(tmp_path: Path) -> None:
     assert ((path / "b" / "c").size(), (path / "b" / "c").read_bytes(2)) == (4, b"123")
     with pytest.raises(FileNotFoundError):
         (path / "d").size()
+
+
+def test_a_local_file_has_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill while it is written leaves what was there before."""
+    target = any_path(f"file://{tmp_path}/owner.json")
+    assert isinstance(target, RemotePath)
+    target.write_bytes(b"old")
+    (tmp_path / "new").write_bytes(b"new")
+    for write in (lambda: target.write_bytes(b"new"), lambda: target.upload(tmp_path / "new")):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                write()
+        assert (tmp_path / "owner.json").read_bytes() == b"old"
+    target.upload(tmp_path / "new")
+    assert (tmp_path / "owner.json").read_bytes() == b"new"
+    assert not (tmp_path / "owner.json.partial").exists()
