@@ -65,6 +65,10 @@ the matrix' largest number, so that a recomputed or resumed step rounds equally.
 their scales; rows that arrived for a bank are kept in 16 bits. Inside a product the operands are fp32, which the estimate counts; such a
 step has no time.
 
+With four layers of the demo's model (AMED) and batches of 512 tokens, 200 steps end in a mean loss of the last 20 of 3.557 in bf16 (7.123
+in the first 20), 3.541 (-0.45 %) under mxfp8, 3.568 (+0.33 %) under nvfp4 and 3.559 (+0.05 %) in fp16; a slow test requires at most 1 %,
+and 2 % under nvfp4: `pytest tests/megarun/training/test_low_precision.py -k near_that_of_bf16`. MEGAPLAN_LOSS_RUNS=DIR keeps its runs.
+
 Refused by megarun, planned with a note (MP790): the other recipes, `param_gather`, schedules that split the backward, and `--compile`
 (MP625).
 """

@@ -153,6 +153,7 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
             sections[name] = section(own)
     if seed >= FIRST_RUN and sections["host"].get("name") != "megatron":
         _add_copies(stream("copies"), sections)
+        _add_controls(stream("controls"), sections)
         add_windows(stream("windows"), sections["model"])
         add_variants(stream("variants"), sections["model"])
         add_later_variants(stream("later variants"), sections["model"])
@@ -166,6 +167,18 @@ def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:
     precision = sections["precision"]
     if draw.chance(0.3) and precision.get("reduce", "fp32") == precision.get("grads", "fp32"):
         sections["sharding"] = {"mode": "ddp", **sections.get("sharding", {})}
+
+
+def _add_controls(draw: Draw, sections: dict[str, Any]) -> None:
+    """Depth of gathers ahead, and parts of gathered parameters where shard groups have such parts."""
+    sharding, mesh = sections.setdefault("sharding", {}), sections["mesh"]
+    if draw.chance(0.25):
+        sharding["prefetch"] = draw.randint(1, 3)
+    shards = mesh.get("dp_shard", 1)
+    banks = shards * mesh.get("cp", 1) * mesh.get("tp", 1) // (mesh.get("ep", 1) * mesh.get("etp", 1))
+    sizes = [size for size in range(2, shards + 1) if shards % size == banks % size == 0]
+    if sizes and draw.chance(0.5) and sharding.get("mode") != "ddp" and sharding.get("reshard_after_forward"):
+        sharding["reshard_size"] = draw.choice(sizes)
 
 
 def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any], mesh: dict[str, Any], scope: Scope) -> None:

@@ -159,7 +159,8 @@ def _policies(spec: Spec) -> Iterator[Edit]:
     if host.recompute_modules:
         yield Edit("modules", (("host.recompute_modules", ()),))
     if host.kind.reshards and spec.sharding.reshard_after_forward:
-        yield Edit("reshard", (("sharding.reshard_after_forward", False),))
+        parts = (("sharding.reshard_size", None),) if spec.sharding.kept_over else ()
+        yield Edit("reshard", (("sharding.reshard_after_forward", False), *parts))
     if host.has_kernels and not host.uses_triton:
         yield Edit("kernels", (("host.kernels", "triton"),))
     if spec.mesh.cp > 1 and isinstance(spec.model.attention, LatentAttention):

@@ -11,18 +11,17 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, ChunkPolicy
+from megaplan.budget.forwards import ForwardSegment, forward_segment, loss_points
 from megaplan.budget.stored import fsdp_order
 from megaplan.budget.tape import (
     NOTHING_AHEAD,
     Ahead,
-    ForwardSegment,
     Point,
     Segment,
     backward_point,
     cast_bytes,
     casting,
     casting_experts,
-    forward_segment,
     largest,
     reducing,
     reducing_experts,
@@ -32,6 +31,9 @@ from megaplan.budget.tape import (
 from megaplan.budget.unit import Peak, Unit
 from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.schedules.states import BACKWARDED, FORWARDED, UNTOUCHED, ChunkState
+
+ForwardPoint = tuple[int, Point, int, int, int, bool]
+"""Unit, point, communication, choice of keys, absent bytes, and True if it counts instead of an equal one before."""
 
 
 def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_grads: bool = True) -> Peak:
@@ -43,45 +45,54 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
         absent: Bytes that are not allocated before the first product, for a rank's first forward.
         weight_grads: True if the gradients of linear layers exist.
     """
-    policy, root = chunk.policy, chunk.root
-    fresh = state is UNTOUCHED or not policy.pipelined
-    frees, ahead = policy.reshard, policy.gathers_ahead
-    gathers = fresh or (frees and state is not BACKWARDED)
-    key, before, choices, first_layer = (gathers, frees, ahead), chunk.before, chunk.choices, chunk.first_layer
-    next_flats = chunk.next_flats if gathers and ahead else None
-    gathered = root.gathered_bytes + (0 if gathers else chunk.layers_gathered_bytes)
-    flat = root.flat_bytes if fresh else 0  # the output of the group gathered last is freed when the next one's has been copied out
-    missing = absent if first_layer >= 0 else 0
+    fresh = state is UNTOUCHED or not chunk.policy.pipelined
     best = -1
-    found: tuple[int, Point, int, int, int] | None = None
-    for index, unit in enumerate(chunk.units):
-        gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)
-        level, choice = before[index] + gathered, choices[index]
-        if gather is not None:
-            total = level + flat + choice + gather.size - missing
-            if total > best:
-                best, found = total, (index, gather, gathered + flat, choice, missing)
-            flat = own_flat
-        if index == first_layer:
-            missing = 0
-        in_flight = flat if next_flats is None else flat + next_flats[index]
-        choice = 0 if unit.takes_choice else choice  # counted as its own
-        total = level + in_flight + run.size + choice - missing
-        if total >= best:
-            best, found = total, (index, run, gathered + in_flight, choice, missing)
-        gathered += left
-    gradients = chunk.held(state, weight_grads=weight_grads)[0]
-    filled = root.casting_bytes + root.gathered_bytes
+    found: ForwardPoint | None = None
+    for each in _forward_points(chunk, state, absent, fresh=fresh):
+        index, point, communication, choice, missing, wins = each
+        total = chunk.before[index] + communication + point.size + choice - missing
+        if total > best or (wins and total == best):
+            best, found = total, each
+    gradients, filled = chunk.held(state, weight_grads=weight_grads)[0], chunk.root.casting_bytes + chunk.root.gathered_bytes
     if found is None or (fresh and filled - absent > best):  # before any unit runs
         where = "gathering of the slot's own parameters"
         return Peak(gradients + filled - absent, where, -1, None, (), gradients, filled, 0, absent)
-    index, point, communication, choice, missing = found
+    index, point, communication, choice, missing, _ = found
     return chunk.peak(index, point, gradients, communication, choice, missing)
 
 
-def _forward(unit: Unit, key: tuple[bool, bool, bool]) -> ForwardSegment:
-    gathers, frees, ahead = key
-    found = unit.segments[key] = forward_segment(unit, gathers=gathers, frees=frees, ahead=ahead)
+def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool) -> Iterator[ForwardPoint]:
+    """Points of a forward; of equal ones a unit's own last counts."""
+    key, gathered = _before_forward(chunk, state, fresh=fresh)
+    choices, first_layer, flat = chunk.choices, chunk.first_layer, chunk.root.flat_bytes if fresh else 0
+    next_flats = chunk.next_flats if key[0] and key[2] else [(0, 0)] * len(chunk.units)
+    missing = absent if first_layer >= 0 else 0
+    for index, unit in enumerate(chunk.units):
+        gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)
+        choice, (copied, running) = choices[index], next_flats[index]
+        if gather is not None:  # the output of the group gathered last is freed when the next one's has been copied out
+            yield index, gather, gathered + flat + copied, choice, missing, False
+            flat = own_flat
+        if index == first_layer:
+            missing = 0
+        choice = 0 if unit.takes_choice else choice  # counted as its own
+        for point, in_stage in loss_points(unit) if index == chunk.head else ((run, True),):
+            yield index, point, gathered + (flat + running) * in_stage, choice, missing, True
+        gathered += left
+
+
+def _before_forward(chunk: Chunk, state: ChunkState, *, fresh: bool) -> tuple[tuple[bool, bool, bool, bool], int]:
+    """Settings of the layers' segments of a forward, and the gathered parameters and kept parts that it finds."""
+    policy, found = chunk.policy, chunk.root.gathered_bytes
+    gathers = fresh or (policy.reshard and state is not BACKWARDED)
+    again = gathers and not fresh and chunk.parts_bytes > 0
+    found += (0 if gathers else chunk.layers_gathered_bytes) + (chunk.parts_bytes if again else 0)
+    return (gathers, policy.reshard, policy.gathers_ahead > 0, again), found
+
+
+def _forward(unit: Unit, key: tuple[bool, bool, bool, bool]) -> ForwardSegment:
+    gathers, frees, ahead, again = key
+    found = unit.segments[key] = forward_segment(unit, gathers=gathers, frees=frees, ahead=ahead, again=again)
     return found
 
 
@@ -117,7 +128,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
     lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, _received(chunk)
     gradients = 0 if settings.first else chunk.unsharded_bytes
-    gathered = chunk.root.gathered_bytes + (0 if settings.fetches else chunk.layers_gathered_bytes)
+    gathered = chunk.root.gathered_bytes + (chunk.parts_bytes if settings.fetches else chunk.layers_gathered_bytes)
     ahead = NOTHING_AHEAD
     best = -1
     found: tuple[int, Point, int, int, int] | None = None
@@ -125,7 +136,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
         unit = units[index]
         if settings.fetches:
             ahead = chunk.ahead[index]
-            gathered += unit.gathered_bytes
+            gathered += unit.gathered_bytes - unit.part_bytes
         key = summed if unit.block.in_place else cast, ahead
         running, of_cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key, policy)
         level = before[index] + gradients + gathered
@@ -205,12 +216,13 @@ def reducing_backward_points(chunk: Chunk, *, later: bool) -> Iterator[Peak]:
     """The largest point of each part of a backward until all layers are reduced."""
     fetches, replicated = chunk.policy.reshard, chunk.policy.replicated
     gradients, pending = chunk.shard_bytes if later else 0, 0  # `pending` is the last reduce-scatter input
-    gathered = chunk.root.gathered_bytes + (0 if fetches else chunk.layers_gathered_bytes)
+    gathered = chunk.root.gathered_bytes + (chunk.parts_bytes if fetches else chunk.layers_gathered_bytes)
     for index in range(len(chunk.units) - 1, -1, -1):
         unit, ahead, carried = chunk.units[index], chunk.ahead[index] if fetches else NOTHING_AHEAD, chunk.backward_extra[index]
         key = later, fetches, replicated, ahead
         running, experts, after = unit.segments.get(key) or _reducing(unit, chunk.names[index], key)
         own = unit.gathered_bytes if fetches else 0
+        gathered -= unit.part_bytes if fetches else 0
         yield chunk.peak(index, running, gradients, gathered + own + pending, carried)
         if index == chunk.embedding and (tied := chunk.tied_sum_bytes()):
             yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + own + pending)

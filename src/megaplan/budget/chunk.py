@@ -20,6 +20,7 @@ from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYT
 from megaplan.columns import Column
 from megaplan.hosts.megarun.depths import depth_sums
 from megaplan.hosts.megarun.sizes import GroupBytes
+from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.schedules.actions import ActionKind
 from megaplan.schedules.states import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
@@ -34,10 +35,12 @@ class ChunkPolicy(NamedTuple):
         splits_backward: The schedule computes weight gradients in an action of their own.
         in_place: Gradients of the slot's own parameters accumulate in the dtype autograd makes them in; a layer's own is its block's.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
-        gathers_ahead: Each layer's forward begins by gathering the next layer: with EP, whose host waits for counts of rows.
+        gathers_ahead: Layers that each layer's forward begins by gathering: without a number in the spec the next one with EP, whose host
+            waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
         whole: There is no FSDP2: when a group's backward is done, its gradients are cast for the stored parameters, all in one launch.
         separate_shards: True if gradient shards are in another stream's pool than activations.
+        prefetch: Layers that each layer's backward gathers ahead, as the spec says; 0 for FSDP2's own order, group by group.
     """
 
     pipelined: bool
@@ -45,10 +48,11 @@ class ChunkPolicy(NamedTuple):
     splits_backward: bool
     in_place: bool
     replicated: bool
-    gathers_ahead: bool
+    gathers_ahead: int
     boundary_bytes: int
     whole: bool = False
     separate_shards: bool = False
+    prefetch: int = 0
 
 
 class Chunk:
@@ -89,9 +93,12 @@ class Chunk:
         self.unsharded_bytes: int = self.root.unsharded_bytes + stored.layers_together.unsharded_bytes
         self.shard_bytes: int = self.root.shard_bytes + stored.layers_together.shard_bytes
         layers_flat = stored.largest_flat_bytes
-        flats = max(self.root.flat_bytes, layers_flat) + layers_flat  # all-gather outputs: a group's, and those of the layer gathered next
+        # all-gather outputs: a group's, and those of the layers gathered next
+        flats = max(self.root.flat_bytes, layers_flat) + max(policy.gathers_ahead, 1) * layers_flat
+        self.parts_bytes: int = stored.layers_together.part_bytes
         largest = max(map(add, map(add, self.before, self.choices), [unit.forward_bytes for unit in units]))
         filling = self.root.gathered_bytes + self.root.casting_bytes
+        largest += self.parts_bytes + max([0 if unit.storage is None else unit.storage.largest_cut_bytes for unit in units])
         self.forward_bound: int = max(largest + self.gathered_bytes + flats + stored.largest_casting_bytes, filling)
         """Upper bound on the bytes of a forward, without accumulated gradients."""
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + stored.largest_reduction_bytes
@@ -151,7 +158,7 @@ class Chunk:
         if state is UNTOUCHED:
             return gradients, 0
         kept = not self.policy.reshard or state is BACKWARDED
-        return gradients, self.gathered_bytes if kept else self.root.gathered_bytes
+        return gradients, self.gathered_bytes if kept else self.root.gathered_bytes + self.parts_bytes
 
     def peak(self, index: int, point: Point, gradients: int, communication: int, activations: int, absent: int = 0) -> Peak:
         """A point of a unit's segment on top of a level: bytes that the units before keep, and the given ones."""
@@ -167,22 +174,45 @@ class Chunk:
 
     @cached_property
     def ahead(self) -> list[Ahead]:
-        """The all-gather of the layer before, which a unit's backward begins, for each unit."""
+        """The all-gathers of layers before, which a unit's backward begins, for each unit."""
+        if self.policy.prefetch:
+            return self._several_ahead()
         found, last = [], NOTHING_AHEAD
         for unit in self.units:
             found.append(last)
             if unit.layer and unit.storage is not None:
                 dense = unit.storage.dense
-                last = Ahead(dense.flat_bytes, dense.flat_bytes + dense.sent_bytes if dense.sent_bytes else 0)
+                sent = 0 if dense.part_bytes else dense.sent_bytes
+                last = Ahead(dense.flat_bytes, dense.flat_bytes + sent if sent else 0)
+        return found
+
+    def _several_ahead(self) -> list[Ahead]:
+        """The same where each layer begins those of `prefetch` layers, with their banks; the first to run backward begins all of them."""
+        found, layers, depth = [], list[BlockStorage](), self.policy.prefetch
+        last = max((index for index, unit in enumerate(self.units) if unit.layer), default=-1)
+        for index, unit in enumerate(self.units):
+            begins = not unit.layer or (index == last and self.head < 0)
+            before = [] if begins or depth == 1 else layers[1 - depth :]
+            pending = sum([storage.both.flat_bytes for storage in before])
+            new_ones = layers[-depth:] if begins else layers[-depth : max(0, len(layers) - depth + 1)]
+            issued, most = pending, 0
+            for storage in reversed(new_ones):
+                for group in (storage.dense, storage.experts):
+                    issued += group.flat_bytes
+                    most = max(most, issued + (0 if group.part_bytes else group.sent_bytes))
+            found.append(Ahead(issued, most if most > issued else 0, pending, explicit=True))
+            if unit.layer and unit.storage is not None:
+                layers.append(unit.storage)
         return found
 
     @cached_property
-    def next_flats(self) -> list[int]:
-        """The all-gather output of the next layer, for each unit."""
-        found, following = [], 0
+    def next_flats(self) -> list[tuple[int, int]]:
+        """All-gather outputs of the layers that are gathered ahead, for each unit: while it is copied out, and while it runs."""
+        found, following = [], list[int]()
         for unit in reversed(self.units):
-            found.append(following)
-            following = unit.flat_bytes if unit.layer else following
+            ahead = following[: self.policy.gathers_ahead]
+            found.append((sum(ahead[: self.policy.gathers_ahead - 1]), sum(ahead)))
+            following = [unit.flat_bytes, *following] if unit.layer else following
         return found[::-1]
 
     def groups(self) -> Iterator[tuple[str, GroupBytes]]:

@@ -26,9 +26,10 @@ from megaplan.hosts.megarun.embedding import (
     step_sum_bytes,
 )
 from megaplan.hosts.megarun.ledger import block_bytes, named_variants
+from megaplan.hosts.megarun.listed import LAST_OWN
 from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_grad
 from megaplan.hosts.megarun.sizes import Sizes, local_dims, storage_sizes
-from megaplan.hosts.megarun.storage import LAST_OWN, BlockStorage
+from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.hosts.megarun.towers import stream_bytes
 from megaplan.hosts.values import BlockVariant
@@ -191,10 +192,11 @@ class Evaluation:
             splits_backward=spec.schedule.kind in SPLIT_BACKWARD and mesh.is_pipelined,
             in_place=spec.precision.activations is spec.precision.grads,
             replicated=mesh.dp_replicate > 1,
-            gathers_ahead=mesh.ep > 1,
+            gathers_ahead=sizes.gathers_ahead,
             boundary_bytes=self.boundary_bytes,
             whole=sizes.whole_state,
             separate_shards=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
+            prefetch=spec.sharding.prefetch or 0,
         )
         self.shards, self.expands_segments = shards, spec.host.expands_segments
         self.num_reductions = 1 if mesh.is_pipelined else spec.schedule.microbatches_per_update

@@ -168,7 +168,7 @@ class StoredState:
 
     def __init__(self, sizes: Sizes, inventory: Inventory) -> None:
         """Every block at once."""
-        self._inventory, self._ahead, self._whole = inventory, sizes.ep > 1, sizes.whole_state
+        self._inventory, self._ahead, self._whole = inventory, sizes.gathers_ahead, sizes.whole_state
         self._named = dict(inventory.blocks())
         self._blocks: dict[int, BlockStorage] = {}
         for block in self._named.values():

@@ -59,33 +59,28 @@ class Segment(NamedTuple):
     left: int
 
 
-class ForwardSegment(NamedTuple):
-    """A block's forward.
+class Ahead(NamedTuple):
+    """All-gathers of layers before a backward's.
 
     Attributes:
-        gather: Copies out of its all-gather, on top of the output gathered before it; None if nothing is gathered.
-        run: The largest point of its operations.
-        left: Gathered parameters that it leaves; negative if it frees those that it found.
-        flat_bytes: All-gather output that stays until the next one is copied out.
+        flat_bytes: Outputs.
+        cast_bytes: Most bytes of outputs and an input, if inputs are casts of shards; else 0.
+        pending_bytes: Outputs that are there before the backward.
+        explicit: True if the layer begins them all, with those of banks; else a bank begins the layer's before it.
     """
-
-    gather: Point | None
-    run: Point
-    left: int
-    flat_bytes: int
-
-
-class Ahead(NamedTuple):
-    """All-gather of the layer before a backward's: its output, and the output with the input if that is a cast of the shard, else 0."""
 
     flat_bytes: int = 0
     cast_bytes: int = 0
+    pending_bytes: int = 0
+    explicit: bool = False
 
 
 NOTHING_AHEAD = Ahead()
+CRITERION = "cross_entropy"
+"""The operation that runs after the stage, on its logits."""
 
 
-def _point(
+def point_of(
     unit: Unit, where: str, live: LiveSet, params: tuple[str, ...] = (), size: int = -1, g: int = 0, c: int = 0, a: int = 0
 ) -> Point:
     """A point with other gradients, communication and activations; `size` are the live set's bytes, if known."""
@@ -93,7 +88,8 @@ def _point(
     return new(Point, (size + g + c + a, where, live, params, g, c, a))
 
 
-def _between(where: str, g: int, c: int, a: int = 0) -> Point:
+def between(where: str, g: int, c: int, a: int = 0) -> Point:
+    """A point between blocks, of gradients, communication and activations."""
     return new(Point, (g + c + a, where, None, (), g, c, a))
 
 
@@ -104,57 +100,6 @@ def largest(points: Sequence[Point]) -> Point:
 
 def _size(point: Point) -> int:
     return point.size
-
-
-def forward_segment(unit: Unit, *, gathers: bool, frees: bool, ahead: bool) -> ForwardSegment:
-    """A block's forward.
-
-    Args:
-        unit: The block.
-        gathers: True if its layer is gathered for it.
-        frees: True if the layer is freed after it.
-        ahead: True if each layer's forward begins by gathering the next layer.
-    """
-    block, storage, own = unit.block, unit.storage, unit.gathered_bytes
-    gather, flat_bytes = None, -1
-    if gathers and unit.layer and storage is not None:
-        dense, experts = storage.dense, storage.experts
-        copying = own - experts.gathered_bytes + dense.flat_bytes + dense.casting_bytes + (experts.flat_bytes if ahead else 0)
-        gather = _between("gathering of {}", 0, copying, unit.input_bytes)
-        flat_bytes = experts.flat_bytes if unit.has_experts else dense.flat_bytes
-    left = own * (gathers - frees)
-    if unit.has_experts and (gathers or frees):
-        points = [
-            _point(unit, "forward of {}", live, c=gathered, a=unit.passing_bytes)
-            for live, gathered in _around_experts(unit, gathers=gathers, frees=frees, ahead=ahead)
-        ]
-        run = largest(points[::-1])
-    else:
-        run = _point(unit, "forward of {}", block.forward, (), block.forward_bytes, 0, own if gathers else 0, unit.passing_bytes)
-    return new(ForwardSegment, (gather, run, left, flat_bytes))
-
-
-def _around_experts(unit: Unit, *, gathers: bool, frees: bool, ahead: bool) -> Iterator[tuple[LiveSet, int]]:
-    """Points of a forward of a layer with experts, and gathered parameters then, without the output that stays after it.
-
-    Experts are allocated from their operation on. The output from which they are copied is allocated from the start if it is gathered
-    ahead; that of the layer's other parameters is allocated until they have been copied.
-    """
-    if unit.storage is None:
-        return
-    dense, experts, own = unit.storage.dense, unit.storage.experts, unit.gathered_bytes
-    gathered = own - experts.gathered_bytes + dense.flat_bytes - (0 if ahead else experts.flat_bytes) if gathers else 0
-    before = unit.block.part.replay.forward[0]
-    for live in unit.block.part.replay.forward:
-        fills = runs_bank(live.op)
-        if fills and gathers:  # tensors of the operation before are allocated while they are copied for this one
-            start = LiveSet(live.op, tuple(name for name in before.storages if name in live.storages))
-            yield start, own + experts.casting_bytes + dense.flat_bytes
-            gathered = own
-        yield live, gathered
-        if fills and frees:
-            gathered -= experts.gathered_bytes
-        before = live
 
 
 def backward_point(unit: Unit, name: str, ahead: Ahead, *, accumulates: bool, fetches: bool, takes: bool) -> Point:
@@ -172,22 +117,23 @@ def backward_point(unit: Unit, name: str, ahead: Ahead, *, accumulates: bool, fe
     live, size = (block.accumulating, block.accumulating_bytes) if accumulates else (block.backward, block.backward_bytes)
     split = unit.has_experts and (fetches or takes)
     if not split and not (fetches and name == "head"):
-        found = [_point(unit, where, live, live.new_params if accumulates else live.params, size, 0, ahead.flat_bytes if fetches else 0)]
+        found = [point_of(unit, where, live, live.new_params if accumulates else live.params, size, 0, ahead.flat_bytes if fetches else 0)]
     elif not split:  # the last layer is fetched only when the loss has run backward
         found = [
-            _point(unit, where, each, _params(each, accumulates), c=0 if each.op == "cross_entropy" else ahead.flat_bytes)
+            point_of(unit, where, each, _params(each, accumulates), c=0 if each.op == CRITERION else ahead.flat_bytes)
             for each in block.part.replay.backward
         ]
     else:  # experts are in flight until their operation, then the layer before is
         early, late = 0, ahead.flat_bytes
         if fetches and unit.storage is not None:
-            early = unit.storage.experts.flat_bytes - unit.storage.experts.gathered_bytes
+            experts = unit.storage.experts
+            early = experts.flat_bytes + experts.part_bytes - experts.gathered_bytes + (late if ahead.explicit else 0)
         before, behind = expert_phases(block.part.replay, takes=takes)
-        found = [_point(unit, where, each, _params(each, accumulates), c=early) for each in before]
-        found += [_point(unit, where, each, _params(each, accumulates), c=late) for each in behind]
+        found = [point_of(unit, where, each, _params(each, accumulates), c=early) for each in before]
+        found += [point_of(unit, where, each, _params(each, accumulates), c=late) for each in behind]
     if fetches:
         for live, gathered in backward_gathers(unit, name, ahead):
-            found.append(_point(unit, "gathering of {}", live, () if accumulates else live.params, c=gathered))
+            found.append(point_of(unit, "gathering of {}", live, () if accumulates else live.params, c=gathered))
     return largest(found)
 
 
@@ -198,29 +144,34 @@ def _params(live: LiveSet, accumulates: bool) -> tuple[str, ...]:
 def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[LiveSet, int]]:
     """Points at which a block's backward copies out of all-gathers or casts shards for them, and the buffers in addition to its layer.
 
-    A layer's own at its start, then its experts', each with the output that parameters are copied from; and that of the layer before, which
-    follows either, with the cast of its shard. The last layer's follows the loss.
+    A layer's own at its start, then its experts', each with the output that parameters are copied from, and with the parts that they
+    replace; and that of the layer before, which follows either, with the cast of its shard. The last layer's follows the loss.
     """
     points, storage = unit.block.part.replay.backward, unit.storage
     if not unit.layer or storage is None:
         if name == "head" and ahead.cast_bytes:
-            yield from [(point.before(), ahead.cast_bytes) for point in points if point.op != "cross_entropy"][:1]
+            yield from [(point.before(), ahead.cast_bytes) for point in points if point.op != CRITERION][:1]
         return
     dense, experts = storage.dense, storage.experts
     first, before_first = points[0], points[0].before()
     if name.startswith("mtp."):  # a depth's backward begins with its loss, a layer's with the addition, which makes nothing
         kept = dict(unit.block.part.replay.saved)
         first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
-    yield first, dense.flat_bytes + dense.casting_bytes - experts.gathered_bytes
+    held = experts.part_bytes - experts.gathered_bytes + (experts.flat_bytes if ahead.explicit else 0)
+    yield first, dense.flat_bytes + dense.casting_bytes + dense.part_bytes + held + ahead.pending_bytes
     if not experts.gathered_bytes:
         if ahead.cast_bytes:
             yield before_first, ahead.cast_bytes
         return
-    yield before_first, experts.flat_bytes + experts.sent_bytes - experts.gathered_bytes
+    if ahead.explicit:
+        yield before_first, held + ahead.cast_bytes
+    else:
+        yield before_first, held + experts.flat_bytes + (0 if experts.part_bytes else experts.sent_bytes)
+    copied = experts.flat_bytes + experts.casting_bytes + experts.part_bytes + (ahead.flat_bytes if ahead.explicit else 0)
     for point in points:
         if runs_bank(point.op):
             # the operation's scratch is not allocated yet
-            yield point.before().without((INSIDE_BACKWARD,)), max(experts.flat_bytes + experts.casting_bytes, ahead.cast_bytes)
+            yield point.before().without((INSIDE_BACKWARD,)), copied if ahead.explicit else max(copied, ahead.cast_bytes)
 
 
 @cache
@@ -272,11 +223,11 @@ def casting_experts(unit: Unit, *, first: bool, casts: bool, accumulates: bool, 
     taken, later = after_experts(unit.block.part.replay)
     cast, freed = experts.unsharded_bytes if first else 0, experts.gathered_bytes if frees else 0
     params = _new_without_experts if accumulates else _without_experts
-    found = [_point(unit, "backward of {}", live, params(live), g=cast, c=-freed) for live in later]
+    found = [point_of(unit, "backward of {}", live, params(live), g=cast, c=-freed) for live in later]
     if casts:
         made = {parameter: size for parameter, size in unit.block.gradients.items() if in_bank(parameter)}
         most = experts.made_bytes + cast if together else cast_bytes([(made, experts)])
-        found.append(_point(unit, "cast of {}.experts", taken, _without_experts(taken), g=most, c=-freed))
+        found.append(point_of(unit, "cast of {}.experts", taken, _without_experts(taken), g=most, c=-freed))
     return largest(found)
 
 
@@ -293,11 +244,11 @@ def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bo
     taken, last = after_experts(unit.block.part.replay)
     left = reduction_leaves(experts, later=later, replicated=replicated)
     found = [
-        _point(unit, "reduction of {}.experts", taken, _without_experts(taken), g=g, c=buffers + prefetched - experts.gathered_bytes)
+        point_of(unit, "reduction of {}.experts", taken, _without_experts(taken), g=g, c=buffers + prefetched - experts.gathered_bytes)
         for g, buffers in reduction(experts, experts.made_bytes, experts.last_made_bytes)
     ]
     gathered = prefetched - experts.gathered_bytes + experts.reduce_bytes
-    found += [_point(unit, "backward of {}", live, _without_experts(live), g=left, c=gathered) for live in last]
+    found += [point_of(unit, "backward of {}", live, _without_experts(live), g=left, c=gathered) for live in last]
     return new(Segment, (largest(found), left))
 
 
@@ -314,7 +265,7 @@ def casting(unit: Unit, *, together: bool) -> int:
 def reducing(unit: Unit, *, later: bool, replicated: bool) -> Segment:
     """The largest point of the reduction of a layer's gradients after its backward, except for its experts', and what it leaves."""
     dense = _group(unit, experts=False)
-    found = [_between("reduction of {}", g, buffers) for g, buffers in reduction(dense, dense.made_bytes, dense.last_made_bytes)]
+    found = [between("reduction of {}", g, buffers) for g, buffers in reduction(dense, dense.made_bytes, dense.last_made_bytes)]
     return new(Segment, (largest(found), reduction_leaves(dense, later=later, replicated=replicated)))
 
 

@@ -101,7 +101,7 @@ class TitanEvaluation(Evaluation):
             splits_backward=spec.schedule.kind in SPLIT_BACKWARD and pipelined,
             in_place=sums_in_place(spec),
             replicated=spec.mesh.dp_replicate > 1,
-            gathers_ahead=False,
+            gathers_ahead=0,
             boundary_bytes=self.boundary_bytes,
         )
         self._parts: dict[int, SlotParts] = {}

@@ -42,8 +42,9 @@ class Unit(NamedTuple):
         forward_bytes: Allocated bytes at the peak of its forward, its input included; the same for the next two.
         backward_bytes: Allocated bytes at the peak of its backward.
         accumulating_bytes: Allocated bytes at the peak of a backward that adds gradients in place.
-        gathered_bytes: Gathered parameters of a layer; 0 for a unit of the slot's group, the same for the next three.
+        gathered_bytes: Gathered parameters of a layer; 0 for a unit of the slot's group, the same for the next four.
         flat_bytes: The all-gather's own output.
+        part_bytes: The part of the gathered parameters that is kept between forward and backward, if only a part is.
         unsharded_bytes: Whole gradients.
         shard_bytes: Gradient shards.
         slack_bytes: Bytes that the allocator's rounding adds to the kept tensors.
@@ -68,6 +69,7 @@ class Unit(NamedTuple):
     accumulating_bytes: int
     gathered_bytes: int
     flat_bytes: int
+    part_bytes: int
     unsharded_bytes: int
     shard_bytes: int
     slack_bytes: int
@@ -109,6 +111,7 @@ def make_unit(
             block.accumulating_bytes + kept_input,
             own.gathered_bytes,
             own.flat_bytes,
+            own.part_bytes,
             own.unsharded_bytes,
             own.shard_bytes,
             block.saved_slack_bytes,

@@ -56,6 +56,7 @@ class DataTimes:
 
     Attributes:
         gather_ns: All of its parameters once.
+        again_ns: The same, after the first time in a step.
         reduce_ns: All of its gradients once, over shards and replicas.
         optimizer_ns: The update of its shard, and under Muon the orthogonalisation of its matrices.
         copies_ns: Casts and copies around one gather, those around one reduction, and adding it to the sum; 0 where they are not counted.
@@ -71,6 +72,7 @@ class DataTimes:
     phases: tuple[tuple[int, int], ...] = ()
     late: int = 0
     issued: tuple[int, int] = (0, 0)
+    again_ns: int = 0
 
 
 class LocalElements(NamedTuple):
@@ -163,6 +165,7 @@ class DataSends(NamedTuple):
 
     Attributes:
         gather: Gather of all its parameters.
+        again: The same from the ranks that keep them between forward and backward.
         shards: Reduction of all its gradients over shards.
         replicas: Sum of the gradients of shards, or of whole copies, over replicas.
         context: Sum of the gradients over context ranks.
@@ -170,6 +173,7 @@ class DataSends(NamedTuple):
     """
 
     gather: int
+    again: int
     shards: int
     replicas: int
     context: int
@@ -182,6 +186,7 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
     dense, experts, trained, trained_experts = (each // pp for each in (local.dense, local.experts, local.trained, local.trained_experts))
     (dense_degree, bank_degree), dense_stride, bank_stride = spec.shard_degrees, mesh.cp * mesh.tp, mesh.ep * mesh.etp
     shards, banks = Ranks(dense_degree, dense_stride), Ranks(bank_degree, bank_stride)
+    keepers, bank_keepers = map(Ranks, spec.shard_keepers, (dense_stride, bank_stride))
     sent, summed = precision.params.bytes, precision.reduce.bytes
     own, banked = trained // dense_degree, trained_experts // bank_degree
     if spec.sharding.copies:
@@ -195,6 +200,7 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
         exchange = 2 * sum([gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in pairs])
     return DataSends(
         gather=gather_ns(rates, spec, shards, dense * sent) + gather_ns(rates, spec, banks, experts * sent),
+        again=gather_ns(rates, spec, keepers, dense * sent) + gather_ns(rates, spec, bank_keepers, experts * sent),
         shards=gather_ns(rates, spec, shards, trained * summed) + gather_ns(rates, spec, banks, trained_experts * summed),
         replicas=replicas,
         context=2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed),
@@ -215,7 +221,8 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     dense_degree, bank_degree = spec.shard_degrees
     shard = local.trained // pp // dense_degree + local.trained_experts // pp // bank_degree
     if rates.measured is None:
-        return DataTimes(gather, reduced, rates.memory_ns(shard * OPTIMIZER_BYTES) + _muon_ns(spec, rates, local.matrices) + exchange)
+        update = rates.memory_ns(shard * OPTIMIZER_BYTES) + _muon_ns(spec, rates, local.matrices)
+        return DataTimes(gather, reduced, update + exchange, again_ns=sends.again)
 
     def taken(parts: Iterable[KindWork]) -> int:
         return sum(part_ns(spec, rates, part) for part in parts)
@@ -227,7 +234,7 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     before, after = tuple(gather_parts(spec, held)), tuple(reduce_parts(spec, held))
     copies = taken(before) // pp, taken(after) // pp, taken(sum_parts(spec, held)) // pp
     issued = sum(part.launches for part in before) // pp, sum(part.launches for part in after) // pp
-    return DataTimes(gather, reduced, clip // pp + adamw // pp + muon // pp + exchange, copies, phases, late, issued)
+    return DataTimes(gather, reduced, clip // pp + adamw // pp + muon // pp + exchange, copies, phases, late, issued, sends.again)
 
 
 def copies_ns(spec: Spec, times: DataTimes) -> int:
@@ -324,8 +331,8 @@ def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) ->
     if spec.sharding.copies and not mesh.is_pipelined:  # in the last microbatch's backward
         return times.reduce_ns // spec.model.num_layers + max(0, times.reduce_ns - (layers_ns - forward_ns))
     if not mesh.is_pipelined:
-        moved = count * (times.gather_ns * (2 if reshard else 1) + times.reduce_ns)
+        moved = count * (times.gather_ns + times.again_ns * reshard + times.reduce_ns)
         return (times.gather_ns + times.reduce_ns) // spec.model.num_layers + max(0, moved - count * layers_ns)
     if reshard:
-        return times.reduce_ns + max(0, count * (2 * times.gather_ns - layers_ns // mesh.pp))
+        return times.reduce_ns + max(0, times.gather_ns - times.again_ns + count * (2 * times.again_ns - layers_ns // mesh.pp))
     return times.reduce_ns + max(0, times.gather_ns - forward_ns // mesh.pp)

@@ -8,7 +8,7 @@ from typing import Any
 
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
-from megaplan.exploration.values import ONE_RANK, Illegal, LayoutChoice, MemoryPolicy
+from megaplan.exploration.values import ONE_RANK, Illegal, LayoutChoice, MemoryPolicy, kept_parts
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
@@ -163,7 +163,7 @@ class Space:
             "schedule": self._section("schedule", kind=layout.kind, num_microbatches=layout.num_microbatches, steps_per_update=1),
             "batch": self._section("batch", micro_batch_size=layout.micro_batch),
             "recompute": self._recompute(policy),
-            "sharding": self._section("sharding", reshard_after_forward=policy.reshard),
+            "sharding": self._section("sharding", reshard_after_forward=policy.reshard, reshard_size=kept_parts(base, layout, policy)),
         }
         if self.by_modules:
             layers, modules = policy.full_layers or None, policy.modules

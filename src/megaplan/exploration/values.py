@@ -140,3 +140,10 @@ class Illegal:
     code: str
     detail: str
     count: int
+
+
+def kept_parts(base: Spec, layout: LayoutChoice, policy: MemoryPolicy) -> int | None:
+    """`sharding.reshard_size` of the spec, where the layout's shard groups have such parts."""
+    size, shared = base.sharding.reshard_size, layout.dp_shard
+    banks = shared * layout.cp * layout.tp // (layout.ep * layout.etp) if base.model.moe is not None else shared
+    return size if size is not None and policy.reshard and shared % size == banks % size == 0 else None

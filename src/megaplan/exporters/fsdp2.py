@@ -56,6 +56,7 @@ def export_fsdp2(source: Source) -> Exported:
             "steps_per_update": spec.schedule.steps_per_update,
         },
         "fully_shard": _wraps(source),
+        **({} if spec.sharding.prefetch is None else {"prefetch": spec.sharding.prefetch}),
         "checkpoint": {f"layers.{index}": source.spec.recompute.of(letter) for index, letter in enumerate(source.letters)},
         "optimizer": optimizer_groups(source),
         "precision": {key: TORCH_DTYPES[str(getattr(precision, key))] for key in ("grads", "master", "moments")},
@@ -75,7 +76,8 @@ def _wraps(source: Source) -> list[dict[str, Any]]:
 
     A bank's parameters are the rows of all its experts: stacks, sharded along dim 0, would need padding with more shards than experts.
     """
-    spec, reshard = source.spec, source.spec.sharding.reshard_after_forward
+    spec, sharding = source.spec, source.spec.sharding
+    reshard = sharding.kept_over or sharding.reshard_after_forward
     found: list[dict[str, Any]] = []
 
     def add(modules: list[str], mesh: str, dtype: object) -> None:

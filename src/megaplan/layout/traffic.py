@@ -155,7 +155,9 @@ def _of_data_ranks(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[A
         yield _row(spec, "dp", "gradients", RankGroup(mesh.data_ranks, stride), once.replicas)
         yield _row(spec, "cp", "gradients", RankGroup(mesh.cp, mesh.tp), once.context)
         return
-    yield _row(spec, "dp_shard", "parameters", shards, gathers * once.gather)
+    again = gathers - (1 if mesh.is_pipelined else spec.schedule.microbatches_per_update) if spec.sharding.kept_over else 0
+    yield _row(spec, "dp_shard", "parameters", shards, (gathers - again) * once.gather)
+    yield _row(spec, "dp_shard", "parameters again", RankGroup(spec.shard_keepers[0], stride), again * once.again)
     yield _row(spec, "dp_shard", "gradients", shards, reductions * once.shards)
     yield _row(spec, "dp_shard", "matrices of the optimizer", shards, once.matrices)
     yield _row(spec, "dp_replicate", "gradients", replicas, reductions * once.replicas)

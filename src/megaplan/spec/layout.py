@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from megaplan.scalars import Degree, MicrobatchCount, OptionsSection, PositiveInt, ScheduleKind, Section, StrictBool
 
@@ -79,17 +81,31 @@ class Sharding(OptionsSection):
     Attributes:
         mode: `fsdp` shards them over dp_shard; under `ddp` every data rank has all of them, and gradients are all-reduced once a step.
         reshard_after_forward: Free gathered parameters after forward and gather them again in backward.
+        reshard_size: Neighbouring ranks that keep parts of a layer's gathered parameters for its backward; null for stored shards alone.
+        prefetch: Layers that are gathered before one runs, in forward and in backward; null for one, in forward only with ep.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"mode"})
+    options: ClassVar[frozenset[str]] = frozenset({"mode", "reshard_size", "prefetch"})
 
     mode: Literal["fsdp", "ddp"] = "fsdp"
     reshard_after_forward: StrictBool = False
+    reshard_size: Annotated[int, Field(ge=2)] | None = None
+    prefetch: Annotated[int, Field(ge=1, le=64)] | None = None
 
     @property
     def copies(self) -> bool:
         """True if no data rank shares its state with another one."""
         return self.mode == "ddp"
+
+    @property
+    def kept_over(self) -> int:
+        """`reshard_size`, if parameters are freed after forward; else 0."""
+        return (self.reshard_size or 0) if self.reshard_after_forward else 0
+
+
+def keepers_of(size: int, degree: int) -> int:
+    """Ranks that keep the parameters of a group of so many ranks between forward and backward: parts of the group, or all of it."""
+    return size if 0 < size < degree and degree % size == 0 else degree
 
 
 class ScheduleSection(Section):

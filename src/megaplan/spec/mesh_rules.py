@@ -18,9 +18,10 @@ MAX_WORLD_SIZE = 2**20
 
 
 def mesh_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP201 … MP211 and MP213."""
+    """Yields MP201 … MP211, MP213 and MP214."""
     mesh = checked.spec.mesh
     yield from _tensor(checked)
+    yield from _parts(checked)
     yield from _experts(checked)
     yield from _context(checked)
     if mesh.world_size > MAX_WORLD_SIZE:
@@ -132,6 +133,26 @@ def _latents(checked: Checked) -> Iterator[Diagnostic]:
 def _near_multiples(number: int, step: int) -> str:
     below, above = number // step * step, -(-number // step) * step
     return f"use {below} or {above}" if below else f"use {above}"
+
+
+def _parts(checked: Checked) -> Iterator[Diagnostic]:
+    spec, size = checked.spec, checked.spec.sharding.reshard_size
+    if size is None:
+        return
+    groups = {"mesh.dp_shard": spec.mesh.dp_shard} | (
+        {"efsdp" if spec.mesh.ep > 1 else "mesh.dp_shard": spec.mesh.efsdp} if spec.model.moe else {}
+    )
+    broken = [f"{name} = {degree}" for name, degree in groups.items() if degree % size]
+    if not spec.sharding.reshard_after_forward or spec.sharding.copies:
+        broken = ["sharding.reshard_after_forward = false" if not spec.sharding.copies else "sharding.mode = ddp"]
+    if broken:
+        fitting = [found for found in divisors(gcd(*groups.values())) if found > 1]
+        hints = (
+            (use_one_of(fitting),)
+            if fitting and spec.sharding.kept_over and not spec.sharding.copies
+            else ("remove sharding.reshard_size",)
+        )
+        yield checked.error("MP214", f"sharding.reshard_size = {size}, and {series(broken, 'and')}", "sharding.reshard_size", *hints)
 
 
 def _across_nodes(checked: Checked) -> Iterator[Diagnostic]:

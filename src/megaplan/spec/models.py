@@ -49,7 +49,7 @@ from megaplan.spec.architecture import (
 )
 from megaplan.spec.host import DeviceRef, Host, Pool
 from megaplan.spec.later import LaterPostTraining
-from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding
+from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding, keepers_of
 from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.run import Run
@@ -347,6 +347,12 @@ class Spec(OptionsSection):
     def shard_degrees(self) -> tuple[int, int]:
         """Ranks that share dense tensors, and those that share expert banks."""
         return (1, 1) if self.sharding.copies else (self.mesh.dp_shard, self.mesh.efsdp)
+
+    @property
+    def shard_keepers(self) -> tuple[int, int]:
+        """Ranks that share dense tensors between forward and backward, and those that share expert banks then."""
+        dense, banks = self.shard_degrees
+        return keepers_of(self.sharding.kept_over, dense), keepers_of(self.sharding.kept_over, banks)
 
     @property
     def global_batch_size(self) -> int:

@@ -63,7 +63,7 @@ MATRIX_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.
 COMPUTING = (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD)
 """Phases of forward and backward; storages of other phases are scratch unless they become a parameter or state."""
 COLLECTIVES = ("c10d.", "_c10d_functional.")
-GROUP_STEPS = ("lazy_init", "unshard", "wait_for_unshard", "post_backward")
+GROUP_STEPS = ("lazy_init", "unshard", "wait_for_unshard", "_to_sharded_post_forward", "post_backward")
 """Methods of an FSDP2 group that allocate storages."""
 REDUCTION = "post_backward"
 COLLECTION = "collect"
@@ -232,6 +232,7 @@ class Owners:
             name = self._name(item)
             self.label((item.sharded_param.detach(), item._sharded_param_data), Kind.PARAMETER, name)
             self.label(item.all_gather_outputs, Kind.GATHERED_PARAMETER, name)
+            self.label(getattr(item, "_sharded_post_forward_param_data", None), Kind.GATHERED_PARAMETER, name)
             self.label((item.sharded_param.grad, item.unsharded_accumulated_grad), Kind.GRADIENT, name)
             whole = getattr(item, "_unsharded_param", None)
             if whole is not None:

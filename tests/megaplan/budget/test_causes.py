@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from megaplan.budget.actions import forward_peak
+from megaplan.budget.forwards import forward_segment
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.megarun import slot_chunks
-from megaplan.budget.tape import Ahead, backward_gathers, backward_point, expert_phases, forward_segment
+from megaplan.budget.tape import Ahead, backward_gathers, backward_point, expert_phases
 from megaplan.budget.values import Budget, checked
 from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType

@@ -156,10 +156,10 @@ def test_the_next_layer_s_gather_is_in_flight_only_where_it_is_gathered_ahead(pa
     for chunk in slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)])):
         assert not chunk.policy.gathers_ahead
         ahead = copy(chunk)
-        ahead.policy = chunk.policy._replace(gathers_ahead=True)
+        ahead.policy = chunk.policy._replace(gathers_ahead=1)
         layers = [index for index, unit in enumerate(chunk.units) if unit.layer]
         following = [min([layer for layer in layers if layer > index], default=None) for index in range(len(chunk.units))]
-        assert chunk.next_flats == [0 if layer is None else chunk.units[layer].flat_bytes for layer in following]
+        assert ahead.next_flats == [(0, 0 if layer is None else chunk.units[layer].flat_bytes) for layer in following]
         one, other = forward_peak(chunk, UNTOUCHED), forward_peak(ahead, UNTOUCHED)
         assert 0 < other.total - one.total <= max(unit.flat_bytes for unit in chunk.units)
 

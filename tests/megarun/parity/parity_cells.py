@@ -86,8 +86,7 @@ class Cell:
     def reference(self) -> dict[str, Any]:
         """The same model and batch on one process, with the plain operations."""
         schedule = {"kind": "1f1b", "num_microbatches": self.num_microbatches}
-        own = ("sharding.mode", "sharding.reshard_after_forward", "host.kernels")
-        reference = {key: value for key, value in self.spec.items() if key not in own and "recompute" not in key}
+        reference = {key: value for key, value in self.spec.items() if not key.startswith(("sharding.", "host.kernels", "recompute"))}
         spec = spec_with({**reference, "schedule": schedule})
         # looped BFS runs its backwards, whose gradients are summed, from a step's last microbatch to its first
         reversed_parts = self.updates_after if self.schedule == "looped_bfs" else 0

@@ -7,6 +7,7 @@ import pytest
 from block_cells import BLOCK_CELLS
 from choice_cells import CHOICE_CELLS
 from context_cells import CONTEXT_CELLS
+from controls_cells import CONTROLS_CELLS
 from copied_cells import COPIED_CELLS
 from dtype_cells import DTYPE_CELLS
 from feature_cells import FEATURE_CELLS
@@ -31,6 +32,7 @@ ALL_CELLS = (
     *LORA_CELLS,
     *LOW_PRECISION_CELLS,
     *COPIED_CELLS,
+    *CONTROLS_CELLS,
     *DTYPE_CELLS,
     *TOWER_CELLS,
 )

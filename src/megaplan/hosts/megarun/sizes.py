@@ -164,6 +164,8 @@ class GroupBytes(NamedTuple):
         casting_bytes: Bytes in addition to `gathered_bytes` while a one-rank mesh fills them from casts: 0 if parameters are stored in the
             used dtype.
         sent_bytes: The all-gather's input, a cast of the shard: 0 in the same case, and on a one-rank mesh.
+        part_bytes: The part of the gathered parameters that a rank keeps between forward and backward; 0 if it keeps none, or all.
+        cutting_bytes: Most bytes in addition to `gathered_bytes` while these parts are copied, tensor by tensor.
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype in which autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
@@ -180,6 +182,8 @@ class GroupBytes(NamedTuple):
     flat_bytes: int = 0
     casting_bytes: int = 0
     sent_bytes: int = 0
+    part_bytes: int = 0
+    cutting_bytes: int = 0
     unsharded_bytes: int = 0
     made_bytes: int = 0
     reduce_bytes: int = 0
@@ -284,6 +288,8 @@ class Sizes(NamedTuple):
         padded: True if chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
         whole_state: True if there is no FSDP2.
         frozen: Dtype of the shards of frozen parameters; None if all are trained.
+        kept_over: `sharding.reshard_size`, if it is used; else 0.
+        gathers_ahead: Layers that each layer's forward begins by gathering.
     """
 
     tp: int
@@ -307,6 +313,8 @@ class Sizes(NamedTuple):
     padded: bool
     whole_state: bool
     frozen: DType | None = None
+    kept_over: int = 0
+    gathers_ahead: int = 0
 
     def compute(self, family: str) -> DType:
         """Dtype of the gathered parameters of a family's blocks."""
@@ -355,4 +363,6 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         padded=padded,
         whole_state=spec.has_whole_state,
         frozen=None if spec.lora is None else spec.lora.stored(precision.params),
+        kept_over=spec.sharding.kept_over,
+        gathers_ahead=spec.sharding.prefetch or int(mesh.ep > 1),
     )

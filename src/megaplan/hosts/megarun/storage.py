@@ -14,14 +14,14 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from operator import itemgetter
 from typing import NamedTuple
 
 from megaplan.columns import Column
-from megaplan.families.registry import FAMILIES
 from megaplan.hosts.allocator import slack_bytes
+from megaplan.hosts.megarun.listed import LAST_OWN, listed_key
 from megaplan.hosts.megarun.sizes import (
     NOTHING,
     Cast,
@@ -34,10 +34,10 @@ from megaplan.hosts.megarun.sizes import (
 )
 from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block, matrix_round
 from megaplan.inventory.towers import STATED
+from megaplan.spec.layout import keepers_of
 from megaplan.tuples import new
 
 EXPERT_PARALLEL, REPLICATED, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX, Group.FROZEN
-MTP = Outside.MTP
 OWNER_COLUMNS = {
     Owner.REPLICATED: Column.REPLICATED_PARAMS,
     Owner.TENSOR_PARALLEL: Column.TENSOR_PARALLEL_PARAMS,
@@ -102,6 +102,11 @@ class BlockStorage(NamedTuple):
     state_slack_bytes: int
     parameters: int
 
+    @property
+    def largest_cut_bytes(self) -> int:
+        """The larger of the two groups' `cutting_bytes`."""
+        return max(self.dense.cutting_bytes, self.experts.cutting_bytes)
+
 
 def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of one block on a rank that holds it."""
@@ -123,9 +128,8 @@ def _mixed_storage(sizes: Sizes, block: Block) -> BlockStorage:
     assert sizes.frozen is not None
     trained = _trained_storage(sizes._replace(frozen=None), _only(block, frozen=False))
     frozen = _trained_storage(sizes._replace(frozen=None, masters=sizes.frozen, master=sizes.frozen.bytes), _only(block, frozen=True))
-    casting, bank_casting = _casting(sizes, block)
-    dense = _with_frozen(trained.dense, frozen.dense, casting)
-    experts = _with_frozen(trained.experts, frozen.experts, bank_casting)
+    casting, cutting = _casting(sizes, block), _cutting(sizes, block)
+    dense, experts = map(_with_frozen, (trained.dense, trained.experts), (frozen.dense, frozen.experts), casting, cutting)
     uneven = {tensor.name: short for tensor, short in _uneven_of(sizes, block)}
     first, second, third = map(sum, zip(trained.resident_bytes, frozen.resident_bytes, strict=True))
     return trained._replace(
@@ -144,7 +148,7 @@ def _only(block: Block, *, frozen: bool) -> Block:
     return make_block(block.family, tuple(tensor for tensor in block.tensors if (tensor.group is FROZEN) is frozen), block.variant)
 
 
-def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int) -> GroupBytes:
+def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int, cutting_bytes: int) -> GroupBytes:
     """A group of trained and frozen tensors: all are gathered together, and gradients are those of the trained ones."""
     if frozen is NOTHING:
         return trained
@@ -153,6 +157,8 @@ def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int) ->
         flat_bytes=trained.flat_bytes + frozen.flat_bytes,
         sent_bytes=trained.sent_bytes + frozen.sent_bytes,
         casting_bytes=casting_bytes,
+        part_bytes=trained.part_bytes + frozen.part_bytes,
+        cutting_bytes=cutting_bytes,
     )
 
 
@@ -218,9 +224,9 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
         if casts_gradients:
             casts.append(Cast(nbytes, state + STEP_BYTES, in_matrix_group, short))
     resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
-    (casting, bank_casting), family = _casting(sizes, block), block.family
-    dense = _group(sizes, family, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting))
-    experts = _group(sizes, family, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting))
+    (casting, bank_casting), (cutting, bank_cutting), family = _casting(sizes, block), _cutting(sizes, block), block.family
+    dense = _group(sizes, family, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting, cutting))
+    experts = _group(sizes, family, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting, bank_cutting))
     return new(
         BlockStorage,
         (
@@ -325,9 +331,30 @@ def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int, int]) -> GroupBytes:
-    """A group from its elements: a padded shard, all tensors, the last tensor; and bytes beyond the gathered tensors on a one-rank mesh."""
-    shard, true, last, casting = elements
+def _cutting(sizes: Sizes, block: Block) -> tuple[int, int]:
+    """Bytes in addition to the gathered tensors, dense and of the bank, while each is replaced by the part that a rank keeps.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`to_sharded_post_forward`).
+    """
+    found, key = [0, 0], listed_key(block)
+    for expert in (False, True):
+        degree, keepers = sizes.degrees[expert], keepers_of(sizes.kept_over, sizes.degrees[expert])
+        if keepers == degree or sizes.whole_state:
+            continue
+        left = 0
+        for tensor in sorted(block.tensors, key=lambda each: key(each.name)):
+            if (tensor.owner is EXPERT_PARALLEL) is expert:
+                shape, elements = _local(tensor, sizes)
+                rows = shape[0] * shape[1] if expert else shape[0]
+                chunk = -(-rows // degree) * (elements // rows) if sizes.padded else -(-elements // degree)
+                nbytes = chunk * degree * sizes.compute(block.family).bytes
+                found[expert], left = max(found[expert], left + nbytes // keepers), left + nbytes // keepers - nbytes
+    return found[0], found[1]
+
+
+def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int, int, int]) -> GroupBytes:
+    """A group from its elements: a padded shard, all tensors, the last tensor; and bytes beyond the gathered tensors at two points."""
+    shard, true, last, casting, cutting = elements
     if not true:
         return NOTHING
     if sizes.whole_state:
@@ -335,7 +362,7 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
         made = max(sizes.made(family).bytes, 2)
         return GroupBytes(true * used, unsharded_bytes=true * sizes.grads, made_bytes=true * made, shard_bytes=true * sizes.grads)
     grads, reduce, recasts = sizes.grads, sizes.reduce, sizes.recasts
-    whole, sharded = shard * degree, degree > 1
+    whole, sharded, keepers = shard * degree, degree > 1, keepers_of(sizes.kept_over, degree)
     compute, made = sizes.compute(family).bytes, max(sizes.made(family).bytes, 2)  # fp8 weights get bf16 gradients
     return new(
         GroupBytes,
@@ -344,6 +371,8 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
             whole * compute if sharded else 0,
             casting,
             shard * compute if sharded and sizes.compute(family) is not sizes.masters else 0,
+            whole * compute // keepers if keepers < degree else 0,
+            cutting,
             true * grads,
             true * made,
             whole * reduce,
@@ -357,25 +386,5 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
     )
 
 
-def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
-    """Sort key that gives FSDP2's order of a block's tensors: a module's own, without a dot in their names, come last.
-
-    A prediction depth has blocks below it, one after another, and each lists its own tensors last.
-    """
-    blocks = {name: (place, LAST_OWN.get(letter)) for place, (name, letter) in enumerate(block.variant)} if block.family == MTP else {}
-    own = LAST_OWN.get(block.family)
-
-    def key(name: str) -> tuple[int, bool]:
-        first, _, rest = name.partition(".")
-        if first in blocks:
-            place, last = blocks[first]
-            return place, rest == last or "." not in rest
-        return len(blocks), name == own or "." not in name
-
-    return key
-
-
-LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}
-"""Last parameter that FSDP2 lists for a family whose blocks have parameters of their own, which follow those of their children."""
 STEP_BYTES = 4
 """AdamW's step counter, an fp32 scalar per parameter (fused AdamW keeps it on the device)."""

@@ -73,18 +73,21 @@ class Reserving(NamedTuple):
     rounds: bool
 
 
-def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool) -> GroupPools:
+def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: int) -> GroupPools:
     """Bytes of the groups of one slot.
 
     Args:
         root: The slot's own group.
         layers: Groups of its layers, in order.
-        ahead: True if each layer's forward begins by gathering the next layer.
+        ahead: Layers that each layer's forward begins by gathering.
     """
     most, alive = root.flat_bytes + root.sent_bytes, root.flat_bytes
     reduced, largest, recast, shards = root.reduced_bytes, root.reduced_bytes, root.recast_bytes, root.shard_bytes
     waits = 0
-    for storage in layers:
+    for index, storage in enumerate(layers):
+        if ahead:  # what was gathered `ahead` layers before has been copied out
+            alive = layers[index - ahead].both.flat_bytes if index >= ahead else alive
+            waits = sum([each.both.flat_bytes for each in layers[max(0, index - ahead + 1) : index]])
         for group in (storage.dense, storage.experts):
             most = max(most, alive + waits + group.flat_bytes + group.sent_bytes)
             if ahead:
@@ -93,8 +96,6 @@ def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: bool
                 alive = group.flat_bytes
             reduced, largest = reduced + group.reduced_bytes, max(largest, group.reduced_bytes)
             recast, shards = recast + group.recast_bytes, shards + group.shard_bytes
-        if ahead:  # parameters gathered one layer before have been copied out
-            alive, waits = storage.both.flat_bytes, 0
     return new(GroupPools, (most, largest, reduced, recast, shards))
 
 

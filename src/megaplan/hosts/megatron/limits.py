@@ -273,6 +273,9 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
     if spec.sharding.copies:
         detail = "sharding.mode = ddp: under Megatron host.distributed_optimizer = false copies optimizer state"
         yield Limit("sharding.mode", detail, "host: {distributed_optimizer: false}")
+    for key in ("reshard_size", "prefetch"):
+        if (value := getattr(spec.sharding, key)) is not None:
+            yield Limit(f"sharding.{key}", f"sharding.{key} = {value}: Megatron has no such setting", f"{key}: null")
     if spec.sharding.reshard_after_forward:
         yield from _fsdp(spec)
     if spec.model.mamba is not None and isinstance(spec.model.mamba, Mamba2) and mesh.tp > 1 and spec.model.mamba.num_groups % mesh.tp:

@@ -109,6 +109,9 @@ def _mesh(spec: Spec) -> Iterator[Limit]:
     mesh = spec.mesh
     if spec.sharding.copies:
         yield Limit("sharding.mode", "sharding.mode = ddp: the buckets of torchtitan's replicate() are not priced", "mode: fsdp")
+    for key in ("reshard_size", "prefetch"):
+        if (value := getattr(spec.sharding, key)) is not None:
+            yield Limit(f"sharding.{key}", f"sharding.{key} = {value}: torchtitan has no such setting", f"{key}: null")
     if mesh.tp > 1 and not mesh.vocab_parallel:
         detail = f"mesh.tp = {mesh.tp}, mesh.vocab_parallel = false: torchtitan shards embedding, head and loss over tp"
         yield Limit("mesh.vocab_parallel", detail, "vocab_parallel: true")

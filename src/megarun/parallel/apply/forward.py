@@ -63,6 +63,8 @@ class ForwardRunner:
             for group in parameter_groups(stage):
                 if group._all_gather_result is not None:
                     group.wait_for_unshard()
+                for parameter in group.fsdp_params:  # what `sharding.reshard_size` keeps for a backward
+                    parameter._sharded_post_forward_param = parameter._sharded_post_forward_param_data = None
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()

@@ -9,24 +9,31 @@ copies of both. Sharding is along dim 0, a bank's rows (`ParamTensor.stored_shap
 
 In forward FSDP2 gathers a layer when it runs, which a GPU overlaps with the previous layer only if the host runs ahead. With EP it does
 not: every E block waits for its row counts. So each layer gathers the next layer and its bank before it runs. A backward reads no counts,
-so FSDP2's default prefetch of one group is sufficient.
+so FSDP2's default prefetch of one group is sufficient. `sharding.prefetch` sets the number of layers, for both.
+
+With `sharding.reshard_size` a layer's gathered parameters are kept between forward and backward, in parts on that many neighbouring ranks.
+torch's own integer for it makes a mesh of the ranks that share the layer, on which the ranks of other layers do not call; here all do.
 Gradients: with a pipeline, torch accumulates unsharded gradients from a stage's first backward to its last and reduces once; without one,
 each microbatch reduces and accumulates in the shard. They are summed, not averaged: the loss is divided by the tokens of the global batch.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.moe import banks_of
 from megarun.model.norm import used_dtype
 from megarun.model.stage import Stage
+from megarun.parallel.apply.gradients import groups_of
 from megarun.parallel.apply.shards import reuse_freed_activations
 from megarun.parallel.apply.whole import WholeState
 from megarun.parallel.groups.mesh import RankMesh
@@ -37,16 +44,21 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     if spec.has_whole_state:
         WholeState(stage, spec, mesh)
         return
-    where, reshard = mesh.state_mesh, spec.sharding.reshard_after_forward
+    where, reshard, keepers = mesh.state_mesh, spec.sharding.reshard_after_forward, spec.shard_keepers
     for block in stage.wrapped():
         policy = _policy(spec, block)
         for bank in banks_of(block):
             _sum_gradients(fully_shard(bank, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard), mesh.bank_mesh)
+            _keep_parts(bank, mesh, keepers[True], bank=True)
         _sum_gradients(fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard), where)
+        _keep_parts(block, mesh, keepers[False], bank=False)
     _sum_gradients(fully_shard(stage, mesh=where, mp_policy=_policy(spec, stage), reshard_after_forward=False), where)
     reuse_freed_activations(stage)
-    if spec.mesh.ep > 1:
-        _gather_ahead(stage)
+    depth = spec.sharding.prefetch
+    if depth or spec.mesh.ep > 1:
+        _gather_ahead(stage, depth or 1)
+    if depth and reshard:
+        _gather_behind(stage, depth)
 
 
 def _policy(spec: Spec, module: nn.Module) -> MixedPrecisionPolicy:
@@ -67,9 +79,36 @@ def _sum_gradients(module: FSDPModule, mesh: DeviceMesh) -> None:
         module.set_gradient_divide_factor(1.0)
 
 
-def _gather_ahead(stage: Stage) -> None:
-    """Make every layer or depth, and the stage before its first one, gather the next one's groups before it runs."""
-    ahead: Any = stage
-    for block in stage.wrapped():
-        ahead.set_modules_to_forward_prefetch([block, *banks_of(block)])
-        ahead = block
+def _keep_parts(module: Any, mesh: RankMesh, keepers: int, *, bank: bool) -> None:
+    """Make a group keep a part of its gathered parameters on each of these ranks after forward, if they are fewer than share it."""
+    shards = mesh.bank_mesh if bank else mesh.state_mesh
+    if keepers == shards.size(-1):
+        return
+    info = HSDPMeshInfo(mesh.parts_mesh(keepers, bank=bank), shard_mesh_dim=1, replicate_mesh_dim=0)
+    for group in groups_of(module):
+        group.post_forward_mesh_info = info
+        for parameter in group.fsdp_params:
+            parameter.post_forward_mesh_info = info
+            parameter._init_sharded_post_forward_param_metadata(torch.empty(parameter._orig_size, device="meta"))
+
+
+def _gather_ahead(stage: Stage, depth: int) -> None:
+    """Make every layer or prediction depth, and the stage before its first one, gather the groups of the next ones before it runs."""
+    blocks = list(stage.wrapped())
+    for index, module in enumerate((stage, *blocks)):
+        _wrapped(module).set_modules_to_forward_prefetch(_groups(blocks[index : index + depth]))
+
+
+def _gather_behind(stage: Stage, depth: int) -> None:
+    """Make every layer or prediction depth, and the stage after its last one, gather the groups of those before it runs backward."""
+    blocks = list(stage.wrapped())
+    for index, module in enumerate((*blocks, stage)):
+        _wrapped(module).set_modules_to_backward_prefetch(_groups(blocks[max(0, index - depth) : index][::-1]))
+
+
+def _groups(blocks: list[Any]) -> list[Any]:
+    return list(chain.from_iterable((block, *banks_of(block)) for block in blocks))
+
+
+def _wrapped(module: Any) -> FSDPModule:
+    return module  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ adds no ranks: its groups are consecutive ranks of tp, cp and dp_shard, and the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ class RankMesh:
         rank: Global rank.
         coordinate: Index along each axis.
         expert_coordinate: Index along each axis of the expert mesh.
+        parts: Meshes of `parts_mesh` by their arguments.
     """
 
     device: torch.device
@@ -37,6 +38,7 @@ class RankMesh:
     rank: int
     coordinate: dict[str, int]
     expert_coordinate: dict[str, int]
+    parts: dict[tuple[int, bool], DeviceMesh] = field(default_factory=dict)
 
     def size(self, axis: str) -> int:
         """Degree of an axis."""
@@ -66,6 +68,14 @@ class RankMesh:
         """Mesh over which FSDP2 shards expert banks (efsdp) and, if dp_replicate > 1, replicates."""
         shards = "dp_shard" if self.experts is self.axes else "efsdp"
         return self.experts["dp_replicate", shards] if self.size("dp_replicate") > 1 else self.experts[shards]
+
+    def parts_mesh(self, size: int, *, bank: bool) -> DeviceMesh:
+        """Groups of this size of neighbouring ranks that share dense tensors, or banks: the second dim. Collective the first time."""
+        if (size, bank) not in self.parts:
+            axes = self.experts if bank else self.axes
+            shards = axes.mesh_dim_names.index("efsdp" if bank and axes is not self.axes else "dp_shard") if axes.mesh_dim_names else 0
+            self.parts[size, bank] = DeviceMesh(self.device.type, axes.mesh.movedim(shards, -1).reshape(-1, size))
+        return self.parts[size, bank]
 
     def copies_group(self, *, bank: bool) -> dist.ProcessGroup | None:
         """The ranks with copies of this rank's dense tensors, or of its expert banks, under `sharding.mode: ddp`; None if there is one."""

@@ -1,0 +1,33 @@
+"""FSDP2's controls: layers gathered further ahead, and parameters that are kept in parts between forward and backward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from trace_checks import compare_distinct_ranks
+
+pytestmark = pytest.mark.runtime
+BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
+SMALL = {"model.pattern": "AEMRAD", "model.num_layers": 6, "precision": BF16}
+PARTS = {"sharding.reshard_after_forward": True, "sharding.reshard_size": 2}
+AHEAD = {"sharding.reshard_after_forward": True, "sharding.prefetch": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "parts": {"mesh": {"dp_shard": 4}, **PARTS},
+    "parts-two": {"mesh": {"dp_shard": 4}, **PARTS, "schedule.num_microbatches": 2},
+    "parts-experts": {"mesh": {"dp_shard": 8, "ep": 2}, **PARTS},
+    "parts-pipeline": {"mesh": {"pp": 2, "dp_shard": 4}, "schedule.num_microbatches": 4, **PARTS},
+    "parts-zbv": {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 4}, "schedule": {"kind": "zbv", "num_microbatches": 4}, **PARTS},
+    "parts-tp": {"mesh": {"dp_replicate": 2, "dp_shard": 4, "tp": 2}, **PARTS, "model.pattern": "AEMDAD"},
+    "ahead": {"mesh": {"dp_shard": 2}, **AHEAD},
+    "ahead-experts": {"mesh": {"dp_shard": 4, "ep": 2}, **AHEAD, "schedule.num_microbatches": 2},
+    "ahead-kept": {"mesh": {"dp_shard": 4, "ep": 2}, "sharding.prefetch": 3},
+    "ahead-pipeline": {"mesh": {"pp": 2, "dp_shard": 4, "ep": 2}, "schedule.num_microbatches": 4, **AHEAD},
+    "both": {"mesh": {"dp_shard": 8, "ep": 2}, **AHEAD, **PARTS},
+}
+
+IN_CI = ("both", "parts-pipeline")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])
+def test_traces_have_the_estimated_bytes(name: str, job_with: Callable[..., Any]) -> None:
+    compare_distinct_ranks(job_with({**SMALL, **CASES[name]}))
