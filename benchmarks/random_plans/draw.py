@@ -32,7 +32,7 @@ from random_plans.settings import (
 )
 from random_plans.torchtitan import TORCHTITAN_SHARE, add_state_dtypes, torchtitan_document
 from random_plans.towers import add_stated, add_trained
-from random_plans.variants import add_latents, add_later_variants, add_learned, add_norms, add_streams, add_variants
+from random_plans.variants import add_latents, add_later_variants, add_learned, add_norms, add_shared, add_streams, add_variants
 
 MEGATRON_SHARE = 0.12
 FIRST_RUN = 1000
@@ -193,6 +193,7 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
         add_stated(stream("stated towers"), sections)
         add_streams(stream("streams"), sections["model"])
         add_latents(stream("latents"), sections["model"])
+        add_shared(stream("shared"), sections["model"], stages=mesh.get("pp", 1), whole=mesh.get("cp", 1) == 1)
 
 
 def _add_pools(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:

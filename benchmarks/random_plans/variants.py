@@ -77,6 +77,49 @@ def add_streams(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(attention, STREAMS_SHARE, key_bias=True)
 
 
+def add_shared(draw: Draw, model: dict[str, Any], *, stages: int, whole: bool) -> None:
+    """Options that megarun does not build: shared, chosen or compressed keys, lightning attention, parts of single layers."""
+    letters = model["pattern"].upper().replace("|", "")
+    letters = (letters * model["num_layers"])[: model["num_layers"]]
+    attention, attends = model.get("attention", {}), [layer for layer, letter in enumerate(letters) if letter == "A"]
+    own = {"key_bias", "layer_heads", "windows"} | ({"full_layers"} if attention.get("full_layers") else set())
+    alone = attention.get("kind") == "gqa" and not attention.keys() & own and attention.get("qk_norm_width", "head") == "head"
+    if alone and stages == 1 and len(attends) > 1 and draw.chance(STREAMS_SHARE * 4):
+        attention["shared_keys"] = [{"source": attends[0], "layers": draw.some(attends[1:]) or attends[1:2]}]
+    dense = [layer for layer, letter in enumerate(letters) if letter == "D"]
+    if dense and draw.chance(STREAMS_SHARE):
+        width = 2 * model["mlp"]["ffn_hidden_size"]
+        model["mlp"]["layer_widths"] = [{"layers": draw.some(dense) or dense[:1], "ffn_hidden_size": width}]
+    moe = model.get("moe", {})
+    if moe.get("shared_ffn_hidden_size") and not moe.get("null_experts"):
+        draw.maybe(moe, HEADS_SHARE, own_norms=True)
+    if alone and "shared_keys" not in attention:
+        _add_chosen(draw, attention, attends)
+    if model.get("linear_attention", {}).get("kind") == "kda" and whole and draw.chance(HEADS_SHARE):
+        given = model["linear_attention"]
+        model["linear_attention"] = {"kind": "lightning", "num_heads": given["num_heads"], "head_dim": given["head_dim"]}
+        draw.maybe(model["linear_attention"], 0.5, chunk_size=16)
+    features = model.setdefault("features", {})
+    if stages == 1 and not features.keys() - {"relation_bias"} and not model.keys() & {"streams", "parallel_layers"}:
+        layers = draw.some(range(model["num_layers"])) or [0]
+        rows = {"num_rows": model["vocab_size"], "dim": draw.wide(2, 9), "layers": layers}
+        draw.maybe(features, STREAMS_SHARE * 2, layer_embeddings=rows)
+    if not features:
+        del model["features"]
+
+
+def _add_chosen(draw: Draw, attention: dict[str, Any], attends: list[int]) -> None:
+    """Blocks of keys that an indexer chooses, or compressed keys with latent queries and outputs of groups."""
+    if draw.chance(STREAMS_SHARE * 2):
+        sizes = {"num_heads": attention["num_kv_heads"], "head_dim": draw.wide(2, 9), "block_size": 4, "top_blocks": 2}
+        attention["block_indexer"] = sizes | {"layers": draw.some(attends) or attends[:1]}
+    elif draw.chance(STREAMS_SHARE * 2) and not attention.keys() & {"value_norm", "value_head_dim"} and not attention.get("bias"):
+        attention |= {"query_rank": draw.wide(2, 20), "output_groups": attention["num_kv_heads"], "output_rank": draw.wide(2, 9)}
+        attention |= {"values_are_keys": True, "qk_norm": True, "query_norm_scale": False, "qk_norm_scale": True}
+        chosen = {"overlaps": True, "top_k": 3, "index_heads": 2, "index_dim": 4} if draw.chance(0.5) else {}
+        attention["compressors"] = [{"layers": draw.some(attends) or attends[:1], "rate": draw.choice([2, 4]), **chosen}]
+
+
 def add_latents(draw: Draw, model: dict[str, Any]) -> None:
     """Options that megarun does not build: norms of rotary keys, and other heads and latents of single layers."""
     attention = model.get("attention", {})

@@ -448,7 +448,24 @@ def _gemma4(draw: Random, config: Config) -> Config:
 
 
 def _gemma4_plain(draw: Random, config: Config) -> Config:
-    return _gemma4(draw, config) | {"hidden_size_per_layer_input": 0}
+    found = _gemma4(draw, config) | {"hidden_size_per_layer_input": draw.choice([0, 2 * draw.randint(1, 5)])}
+    found |= {"vocab_size_per_layer_input": draw.choice([50, 97])}
+    if _flag(draw):
+        found |= {
+            "enable_moe_block": True,
+            "num_experts": draw.randint(2, 6),
+            "top_k_experts": 2,
+            "moe_intermediate_size": draw.randint(4, 20),
+        }
+    return found | _shared_keys(draw, config, doubled=not found.get("enable_moe_block"))
+
+
+def _shared_keys(draw: Random, config: Config, *, doubled: bool) -> Config:
+    """Layers whose last ones read the keys of earlier ones; each kind has one with keys of its own."""
+    layers = config["num_hidden_layers"] + 4
+    kinds = ["full_attention", "sliding_attention", *(draw.choice(("full_attention", "sliding_attention")) for _ in range(layers - 2))]
+    shared = {"num_kv_shared_layers": draw.randint(0, layers - 2), "use_double_wide_mlp": doubled and _flag(draw)}
+    return {"num_hidden_layers": layers, "layer_types": kinds, **shared}
 
 
 def _axk1(draw: Random) -> Config:
@@ -511,6 +528,36 @@ def _dots3(draw: Random) -> Config:
     return config | {"n_shared_experts": draw.randint(1, 3), "attention_bias": _flag(draw), **_listed_mlps(draw, config)}
 
 
+def _minimax(draw: Random, config: Config) -> Config:
+    kinds = ("linear_attention", "full_attention")
+    listed = {"layer_types": [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]} if _flag(draw) else {}
+    return {"block_size": draw.randint(4, 32), "sliding_window": draw.choice([None, 8]), **listed}
+
+
+def _minimax_m3(draw: Random, config: Config) -> Config:
+    layers, groups = config["num_hidden_layers"], config["num_key_value_heads"]
+    sizes = {"head_dim": 8 * draw.randint(1, 3), "rotary_dim": 4, "index_n_heads": groups, "index_head_dim": 4 * draw.randint(2, 5)}
+    sizes |= {"dense_intermediate_size": draw.randint(8, 60), "shared_intermediate_size": draw.randint(4, 30), "index_block_size": 4}
+    marks = [draw.randint(0, 1) for _ in range(layers)]
+    if _flag(draw):
+        return sizes | {"layer_types": ["minimax_m3_sparse" if mark else "full_attention" for mark in marks], **_listed_mlps(draw, config)}
+    older = {"sparse_attention_freq": marks, "sparse_num_index_heads": groups, "sparse_index_dim": 12}
+    return sizes | {"sparse_attention_config": older, "moe_layer_freq": [draw.randint(0, 1) for _ in range(layers)]}
+
+
+def _deepseek_v4(draw: Random, config: Config) -> Config:
+    kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    sizes = {"head_dim": 8 * draw.randint(2, 4), "q_lora_rank": draw.randint(8, 24), "o_lora_rank": draw.randint(4, 12), "hc_mult": 3}
+    sizes |= {"o_groups": draw.choice([1, heads]), "index_n_heads": draw.randint(1, 4), "index_head_dim": 16, "num_key_value_heads": 1}
+    sizes |= {"n_shared_experts": 1, "sliding_window": 8, "index_topk": 4, "qk_rope_head_dim": 8}
+    if _flag(draw):
+        listed = {"layer_types": [draw.choice(kinds) for _ in range(layers)]}
+        rates = {"compressed_sparse_attention": draw.randint(2, 5), "heavily_compressed_attention": draw.randint(6, 9)}
+        return sizes | listed | {"compress_rates": rates, "mlp_layer_types": [draw.choice(("hash_moe", "moe")) for _ in range(layers)]}
+    return sizes | ({"compress_ratios": [draw.choice([0, 4, 128]) for _ in range(layers)]} if _flag(draw) else {})
+
+
 _MOE = ("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 _DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 
@@ -532,6 +579,7 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "deepseek_v2": _latent,
     "deepseek_v3": _latent,
     "deepseek_v32": _sparse,
+    "deepseek_v4": _and(_without(_routed(*_DEEPSEEK), "intermediate_size"), _deepseek_v4),
     "ernie4_5": _dense(head_dim=True, use_bias=False),
     "ernie4_5_moe": _ernie_moe,
     "exaone4": _windowed(_dense(head_dim=True)),
@@ -554,8 +602,10 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "cohere2_moe": _and(
         _windowed(_routed("num_experts", None, "num_experts_per_tok", "attention_bias", "norm_topk_prob", head_dim=True)), _cohere_moe
     ),
-    "gemma4_text": _windowed(_and(_dense("attention_bias"), _gemma4_plain)),
-    "gemma4_unified_text": _windowed(_and(_dense("attention_bias"), _gemma4)),
+    "gemma4_text": _and(_dense("attention_bias"), _gemma4_plain),
+    "gemma4_unified_text": _and(
+        _dense("attention_bias"), lambda draw, config: _gemma4(draw, config) | _shared_keys(draw, config, doubled=True)
+    ),
     "cohere_compass_text": _and(_dense("attention_bias"), _by_kind),
     "lfm3": _lfm3,
     "minicpm3": _minicpm3,
@@ -572,6 +622,8 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "llama": _dense("attention_bias", "mlp_bias", head_dim=True),
     "mamba": _mamba1,
     "mamba2": _mamba2,
+    "minimax": _and(_routed("num_local_experts", None, head_dim=True), _minimax),
+    "minimax_m3_vl_text": _and(_routed("num_local_experts", None), _minimax_m3),
     "minimax_m2": _and(_routed("num_local_experts", None), _rotary),
     "ministral": _windowed(_dense(always_head_dim=True)),
     "mistral": _dense(head_dim=True),

@@ -25,7 +25,7 @@ from megaplan.tuples import new
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on the last slot others use there: a tied head, the depths of multi-token prediction."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
-ORDER = ("vision", "projector", "embedding", "ngram", "structure", "platform", "relation_bias", "final_norm", "head")
+ORDER = ("vision", "projector", "embedding", "ngram", "structure", "platform", "layer_embeddings", "relation_bias", "final_norm", "head")
 """Modules outside the layers and the prediction depths, in the order of a stage (`megarun.model.stage`)."""
 
 

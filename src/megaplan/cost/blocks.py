@@ -14,6 +14,7 @@ from megakernels.ops.rms_norm.facts import FINAL_NORM
 from megaplan.blocks.costs import linear_work, norm_work, residual_work
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
+from megaplan.families.layer_embeddings import side_works
 from megaplan.families.registry import FAMILIES
 from megaplan.families.residual import norm_works, path_in, work_of
 from megaplan.families.streams import stream_works
@@ -77,7 +78,7 @@ def embedding(load: Workload, hidden_size: int, grad_bytes: int, *, vocab_parall
 
 
 def side_embeddings(load: Workload, features: Features, hidden_size: int, grad_bytes: int) -> Works:
-    """Rows of the n-gram, structure and platform tables, and their projections to hidden, of the rank's own tokens.
+    """Rows of the n-gram, structure, platform and layers' tables, and their projections to hidden, of the rank's own tokens.
 
     Source: counting: one linear of the concatenated rows each.
     """
@@ -91,6 +92,8 @@ def side_embeddings(load: Workload, features: Features, hidden_size: int, grad_b
     for name, width in widths.items():
         ops += (OpWork(f"{name} rows", PART, gather(width, load.itemsize, grad_bytes), own_tokens=True),)
         ops += (linear_work(load, f"{name}.proj", PART, width, hidden_size, own_tokens=True),)
+    if features.layer_embeddings is not None:
+        ops += side_works(load, features.layer_embeddings, hidden_size, grad_bytes)
     return ops
 
 

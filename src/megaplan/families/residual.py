@@ -20,6 +20,7 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families.layer_embeddings import ADDED, PREFIX, layer_ops, layer_shapes, layer_tensors, layer_works
 from megaplan.families.streams import Streams, block_tensors, connected, stream_shapes, stream_works
 from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.tensors import Group, Init, ParamTensor
@@ -62,6 +63,7 @@ class ResidualPath(NamedTuple):
         scaled: The block's output is multiplied by a constant.
         streams: Hyper-connections; None for one stream.
         gate_rank: Width inside the gate of the norm before the block; None for no gate.
+        embedding_dim: Width of an embedding of the layer, which is added behind the block's own result; None for none.
         scales_stream: Each channel of the stream has a learned factor before the block adds to it.
     """
 
@@ -72,6 +74,7 @@ class ResidualPath(NamedTuple):
     scaled: bool = False
     streams: Streams | None = None
     gate_rank: int | None = None
+    embedding_dim: int | None = None
     scales_stream: bool = False
 
 
@@ -97,7 +100,8 @@ def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size
     connections = () if path.streams is None else block_tensors(path.streams, hidden_size)
     gate = () if path.gate_rank is None else _gate_tensors(path.gate_rank, hidden_size)
     factors = (norm(SCALE, hidden_size),) if path.scales_stream else ()
-    return (*before, *gate, *tensors[1:], *after, *factors, *connections)
+    embedding = () if path.embedding_dim is None else layer_tensors(path.embedding_dim, hidden_size)
+    return (*before, *gate, *tensors[1:], *after, *factors, *embedding, *connections)
 
 
 def _gate_tensors(rank: int, hidden_size: int) -> tuple[ParamTensor, ...]:
@@ -109,6 +113,8 @@ def _gate_tensors(rank: int, hidden_size: int) -> tuple[ParamTensor, ...]:
 
 def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPath:
     """Residual path of one block of a model, from its tensors: without a norm before it, it shares its input or has a norm after it."""
+    width = [tensor.shape[0] for tensor in tensors if tensor.name == f"{PREFIX}.gate.weight"]
+    path = path._replace(embedding_dim=width[0]) if width else path
     if path.norm == "rmsnorm_no_scale":  # all blocks have norms at the model's places
         return path
     gate = [tensor.shape[0] for tensor in tensors if tensor.name == "norm_gate.down.weight"]
@@ -136,6 +142,9 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
             ops.append(_reading_stream(op) if path.placement == "post" else op)
     if path.scaled:
         ops = [each for op in ops for each in (_scaled(op) if op.name == "residual" else (op,))]
+    if path.embedding_dim is not None:
+        added = tuple([ADDED if name == OUTPUT else name for name in ops[-1].makes])
+        ops = [*ops[:-1], ops[-1]._replace(makes=added), *layer_ops()]
     held = program.held - {NORMED} if path.placement == "post" else program.held
     if path.passes_on is not None:
         keeps = (NORMED,) if path.passes_on.keeps else ()
@@ -229,6 +238,7 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
     found = shapes | storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "post_mean", "post_rstd"), own))
     ones = dict.fromkeys(("ones", "post_ones"), (dims.hidden,))
     found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual, "scaled_output": (0,), **ones})
+    found |= {} if path.embedding_dim is None else layer_shapes(dims, path.embedding_dim)
     wide = dict.fromkeys(("norm_ungated", "norm_gate_wide", "norm_gate_sigmoid", "scaled_stream"), dims.residual)
     narrow = dict.fromkeys(("norm_gate_low", "norm_gate_silu"), (*own, path.gate_rank or 0))
     found |= storages(dims.dtype, Column.ACTIVATIONS, {**wide, **narrow})
@@ -256,6 +266,8 @@ def _narrow_works(path: ResidualPath, load: Workload, hidden_size: int) -> Works
             linear_work(load, "norm_gate.up", "head", path.gate_rank, hidden_size, own_tokens=True),
             OpWork("norm gate", "head", activation(hidden_size, load.itemsize, gated=True), own_tokens=True),
         )
+    if path.embedding_dim is not None:
+        found += layer_works(load, path.embedding_dim, hidden_size)
     if path.scales_stream:
         row = hidden_size * load.itemsize
         found += (OpWork("scale stream", "head", Work(moved_forward=2 * row, moved_input=3 * row), own_tokens=True),)

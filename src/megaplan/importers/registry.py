@@ -8,6 +8,7 @@ from typing import Any
 from megaplan.importers import (
     cohere,
     decoders,
+    deepseek_v4,
     doge,
     experts,
     gated_heads,
@@ -18,6 +19,7 @@ from megaplan.importers import (
     layer_heads,
     linear_attention,
     mamba1,
+    minimax,
     own_latents,
     short_convolution,
 )
@@ -43,6 +45,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "deepseek_v2": latent.deepseek_v2,
     "deepseek_v3": latent.deepseek_v3,
     "deepseek_v32": latent.sparse,
+    "deepseek_v4": deepseek_v4.deepseek_v4,
     "doge": doge.doge,
     "dots1": experts.dots1,
     "dots3_note_text": own_latents.dots3_note,
@@ -102,7 +105,9 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "mellum": experts.mellum,
     "mimo_v2_flash": layer_heads.mimo_v2_flash,
     "minicpm3": latent.minicpm3,
+    "minimax": minimax.minimax,
     "minimax_m2": experts.minimax_m2,
+    "minimax_m3_vl_text": minimax.minimax_m3,
     "ministral": decoders.ministral,
     "ministral3": decoders.mistral,
     "mistral": decoders.mistral,
@@ -146,7 +151,6 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 
 REFUSED: dict[str, tuple[str, str]] = {
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
-    "deepseek_v4": ("hc_mult", "hyper-connections (hc_attn, hc_ffn) keep several streams, and keys are compressed (compressor)"),
     "dots3_note": ("vision_config", "encoders of images have experts, and those of sound a stem of convolutions, which no tower is"),
     "gemma3n": ("text_config", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma3n_text": ("hidden_size_per_layer_input", "embeddings by layer, several streams (altup), shared keys and values"),
@@ -157,8 +161,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "inkling2_text": ("n_layers_per_attn_res_block", "attention to outputs of earlier layers, and positions are relative logits (r_proj)"),
     "inkling_text": ("d_rel", "positions are relative logits (r_proj), and keys, values and blocks have short convolutions"),
     "kimi_k3": ("attention_residuals", "layers attend to the outputs of earlier ones (attention residuals)"),
-    "minimax": ("layer_types", "most of its blocks are lightning attention (qkv_proj, output_gate, norm), which no letter is"),
-    "minimax_m3_vl_text": ("index_n_heads", "grouped-query attention has an indexer, whose heads have norms of their own"),
     "modernbert-decoder": ("norm_bias", "embeddings have a norm, the first block has none, and the head another layer (lm_head.dense)"),
     "qwen4_exp": ("text_config", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have embeddings of their own"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from megaplan.families.layer_embeddings import LayerEmbeddings, side_tensors
 from megaplan.families.residual import norm_tensors
 from megaplan.inventory.makers import replicated
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
@@ -35,6 +36,7 @@ _PARAMETERS = "its parameters, once; ids are made again for every batch"
 SIDE_EMBEDDINGS: dict[Outside, SideEmbedding] = {
     Outside.NGRAM: SideEmbedding("first", "the home stage, by hashing the batch's token ids and those before them", _PARAMETERS),
     Outside.STRUCTURE: SideEmbedding("first", "the token file, one class a token; the batch carries it to the home stage", _PARAMETERS),
+    Outside.LAYER_EMBEDDINGS: SideEmbedding("first", "the home stage, from the batch's token ids", _PARAMETERS),
     Outside.PLATFORM: SideEmbedding(
         "first", "the token file, one a document; the batch carries each token's to the home stage", _PARAMETERS
     ),
@@ -61,7 +63,9 @@ def category_block(family: str, category: CategoryEmbedding, hidden_size: int) -
 
 def side_block(features: Features, name: str, hidden_size: int) -> Block:
     """A configured side embedding, by its name."""
-    section: Ngram | CategoryEmbedding = getattr(features, name)
+    section: Ngram | CategoryEmbedding | LayerEmbeddings = getattr(features, name)
+    if isinstance(section, LayerEmbeddings):
+        return make_block(Outside.LAYER_EMBEDDINGS, side_tensors(section, hidden_size))
     return ngram_block(section, hidden_size) if isinstance(section, Ngram) else category_block(name, section, hidden_size)
 
 

@@ -38,6 +38,7 @@ class Outside(StrEnum):
     NGRAM = "ngram"
     STRUCTURE = "structure"
     PLATFORM = "platform"
+    LAYER_EMBEDDINGS = "layer_embeddings"
     RELATION_BIAS = "relation_bias"
     MTP = "mtp"
     TOWERS = "towers"

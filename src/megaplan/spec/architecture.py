@@ -8,7 +8,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.dense.section import Mlp
-from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
+from megaplan.families.layer_embeddings import LayerEmbeddings
+from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention, LightningAttention
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
@@ -90,7 +91,7 @@ class MultiTokenPrediction(OptionsSection):
         return self.pattern if self.pattern is not None else "AE" if self.experts else "AD"
 
 
-SIDES = ("ngram", "structure", "platform")
+SIDES = ("ngram", "structure", "platform", "layer_embeddings")
 """Features that are embeddings in addition to that of tokens."""
 
 
@@ -106,7 +107,7 @@ class NormGate(Section):
     layers: tuple[NaturalInt, ...]
 
 
-class Features(Section):
+class Features(OptionsSection):
     """Optional features; null means absent.
 
     The side embeddings are those of n-grams and categories. They are on the first stage; with `mtp.side_embeddings` the last of several
@@ -116,13 +117,17 @@ class Features(Section):
         ngram: Hashed n-gram embeddings on the first stage.
         structure: Embedding of structure categories on the first stage.
         platform: Embedding of platform categories on the first stage.
+        layer_embeddings: Embeddings that single layers add behind their results.
         relation_bias: Bias on attention scores, on every stage that attends.
         mtp: Multi-token prediction on the last stage.
     """
 
+    options: ClassVar[frozenset[str]] = frozenset({"layer_embeddings"})
+
     ngram: Ngram | None = None
     structure: CategoryEmbedding | None = None
     platform: CategoryEmbedding | None = None
+    layer_embeddings: LayerEmbeddings | None = None
     relation_bias: RelationBias | None = None
     mtp: MultiTokenPrediction | None = None
 
@@ -139,7 +144,7 @@ class Features(Section):
 
 Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="kind")]
 Mamba = Annotated[Mamba1 | Mamba2 | Mamba3, Field(discriminator="kind")]
-LinearAttention = Annotated[GatedDeltaNet | KimiDeltaAttention, Field(discriminator="kind")]
+LinearAttention = Annotated[GatedDeltaNet | KimiDeltaAttention | LightningAttention, Field(discriminator="kind")]
 
 
 class Model(OptionsSection):
@@ -234,6 +239,9 @@ class Model(OptionsSection):
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)
         if self.norm_gate is not None and layer in self.norm_gate.layers:
             path = path._replace(gate_rank=self.norm_gate.rank)
+        embedding = self.features.layer_embeddings
+        if embedding is not None and layer in embedding.layers:
+            path = path._replace(embedding_dim=embedding.dim)
         if layer in self.added_norm_layers:
             return path._replace(placement="both")
         return path._replace(placement="post") if layer in self.post_norm_layers else path
@@ -242,11 +250,14 @@ class Model(OptionsSection):
     def own_paths(self) -> frozenset[int]:
         """Layers whose residual path may be another than the model's."""
         gated = () if self.norm_gate is None else self.norm_gate.layers
-        return frozenset((*self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers, *gated))
+        embedded = () if self.features.layer_embeddings is None else self.features.layer_embeddings.layers
+        return frozenset((*embedded, *self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers, *gated))
 
     @property
     def choices(self) -> tuple[tuple[int, int], ...]:
-        """Half-open spans of layers, by global indices, that attend to one choice of keys; no cut may be inside a span."""
+        """Half-open spans of layers, by global indices, that attend to one choice of keys or one layer's keys; no cut may be inside."""
+        if isinstance(self.attention, GroupedQueryAttention):
+            return tuple((shared.source, shared.layers[-1] + 1) for shared in self.attention.shared_keys if shared.layers)
         indexer = self.attention.indexer if isinstance(self.attention, LatentAttention) else None
         return () if indexer is None else tuple((group[0], group[-1] + 1) for group in indexer.groups)
 

@@ -9,7 +9,7 @@ from megaplan.families.checks import rising
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.scalars import GATED
 from megaplan.spec.context import Checked
-from megaplan.spec.models import SIDES, GroupedQueryAttention
+from megaplan.spec.models import SIDES, GroupedQueryAttention, LightningAttention
 from megaplan.spec.tower_rules import tower_rules, unused_images
 from megaplan.wording import plural
 
@@ -196,6 +196,8 @@ def _zero_centered(checked: Checked) -> Iterator[Diagnostic]:
 def _features(checked: Checked) -> Iterator[Diagnostic]:
     features = checked.spec.model.features
     yield from _depths(checked)
+    yield from _layer_embeddings(checked)
+    yield from _lightning(checked)
     if features.relation_bias is not None and checked.pattern is not None and not checked.has("A"):
         detail = f"features.relation_bias is given, and the {plural(len(checked.pattern.layers), 'layer')} have no A"
         yield checked.error("MP709", detail, "model.features.relation_bias", "remove features.relation_bias, or add A to the pattern")
@@ -213,6 +215,36 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
         rows, tables = ngram.num_rows, ngram.num_tables
         detail = f"features.ngram.num_rows = {rows}, features.ngram.num_tables = {tables}, and {rows} < {tables}"
         yield checked.error("MP710", detail, "model.features.ngram.num_rows", "num_rows counts the rows of all tables together")
+
+
+def _lightning(checked: Checked) -> Iterator[Diagnostic]:
+    """Checks that no context group shares a sequence whose states lightning attention carries."""
+    cp = checked.spec.mesh.cp
+    if isinstance(checked.spec.model.linear_attention, LightningAttention) and cp > 1:
+        detail = f"linear_attention.kind = lightning, mesh.cp = {cp}: its states are not handed between ranks"
+        yield checked.error("MP715", detail, "model.linear_attention.kind", "mesh: {cp: 1}")
+
+
+def _layer_embeddings(checked: Checked) -> Iterator[Diagnostic]:
+    """Checks that layers which add embeddings are on the first stage, and that their stream has one form."""
+    model, key, pp = checked.spec.model, "model.features.layer_embeddings", checked.spec.mesh.pp
+    embeddings = model.features.layer_embeddings
+    if embeddings is None:
+        return
+    yield from rising(checked, key, embeddings.layers)
+    if embeddings.layers[-1] >= model.num_layers:
+        detail = f"layer_embeddings.layers has {embeddings.layers[-1]}, num_layers = {model.num_layers}"
+        yield checked.error("MP715", detail, key, f"use layers below {model.num_layers}")
+    others = {
+        "streams": model.streams is not None,
+        "parallel_layers": bool(model.parallel_layers),
+        "features.mtp": bool(model.features.mtp),
+    }
+    for name in (name for name, given in others.items() if given):
+        yield checked.error("MP715", f"features.layer_embeddings is given, and model.{name}", key, f"remove model.{name}")
+    if pp > 1:
+        detail = f"features.layer_embeddings is given, mesh.pp = {pp}: no stage hands embeddings of layers on"
+        yield checked.error("MP715", detail, key, "mesh: {pp: 1}")
 
 
 def _depths(checked: Checked) -> Iterator[Diagnostic]:

@@ -13,7 +13,7 @@ from megaplan.dtypes import DType
 from megaplan.families.attention.scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention, LayerHeads, LayerLatents, LayerWindow
 from megaplan.families.dense.section import Mlp
-from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
+from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention, LightningAttention
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.moe.section import LayerSkew, MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
@@ -88,6 +88,7 @@ __all__ = [
     "LayerSkew",
     "LayerWindow",
     "Letter",
+    "LightningAttention",
     "LinearScaling",
     "Llama3Scaling",
     "Lora",

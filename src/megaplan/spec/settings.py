@@ -60,6 +60,7 @@ class Option(NamedTuple):
 def given_options(model: Any) -> Iterator[Option]:
     """The options of a model and its blocks that differ from their defaults."""
     yield from _of("model", model)
+    yield from _of("model.features", model.features)
     if model.features.mtp is not None:
         yield from _of("model.features.mtp", model.features.mtp)
     for family, section in families_of(model):

@@ -31,7 +31,7 @@ def build_sides(
     model: spec.Model, blocks: Collection[str]
 ) -> tuple[NgramEmbedding | None, CategoryEmbedding | None, CategoryEmbedding | None]:
     """The n-gram, structure and platform embeddings that are among a stage's blocks."""
-    ngram, structure, platform = (getattr(model.features, name) if name in blocks else None for name in SIDES)
+    ngram, structure, platform = (getattr(model.features, name) if name in blocks else None for name in SIDES[:3])
     return (
         NgramEmbedding(ngram, model.hidden_size) if ngram is not None else None,
         CategoryEmbedding(structure, model.hidden_size) if structure is not None else None,

@@ -180,7 +180,7 @@ def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks:
 
 def blocks_of(stage: Stage) -> tuple[str, ...]:
     """Inventory blocks that a stage runs; a tied head is `head`."""
-    sides = tuple(name for name in SIDES if getattr(stage, name) is not None)
+    sides = tuple(name for name in SIDES if getattr(stage, name, None) is not None)
     images = (*(name for name, _ in stage.vision.blocks()), PROJECTOR) if stage.vision is not None else ()
     first, last = ("embedding", *sides) if stage.embeds else (), ("final_norm", "head") * stage.predicts
     relations = ("relation_bias",) * (stage.relation_bias is not None)

@@ -33,7 +33,8 @@ def _served(
 ) -> ServingState:
     """GQA caches keys and values of every kv head, MLA one latent and one rotary key for all heads; an indexer adds one key.
 
-    A layer that shares a choice of keys caches nothing more: a new token's choice is made and read within a step.
+    A layer that reads the keys of another caches nothing, and one that shares a choice of keys nothing more: a new token's choice is made
+    and read within a step.
 
     Source: arXiv:2405.04434, section 2.1.2.
     """
@@ -43,7 +44,9 @@ def _served(
         if attention.indexer is not None and variant.indexed:
             width += attention.indexer.head_dim
         return ServingState(width, variant.window)
-    width = attention.num_kv_heads * (attention.head_dim + attention.value_width)
+    width = 0 if variant.keys == "given" else attention.num_kv_heads * (attention.head_dim + attention.value_width)
+    if variant.blocks and attention.block_indexer is not None:
+        width += attention.block_indexer.head_dim
     return ServingState(width, variant.window, cache_parts=attention.num_kv_heads, cached_by=KEYS_AND_VALUES)
 
 

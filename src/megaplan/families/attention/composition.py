@@ -18,6 +18,8 @@ from megaplan.blocks.ops import Dims
 from megaplan.blocks.storages import PIECES
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
+from megaplan.families.attention.compressed import compressor_works, keys_seen, output_works, query_works
+from megaplan.families.attention.keys import BlockIndexer
 from megaplan.families.attention.latents import GroupBytes, group_bytes, head_groups, of_group
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.attention.variants import PLAIN, AttentionVariant
@@ -109,7 +111,15 @@ def attention_work(
     core = core_sizes(attention, *sequence, load.itemsize, tp=load.tp, relations=load.relations)
     core = core._replace(window=variant.window, packed=load.packed, library=load.flash4, causal=variant.causal)
     if isinstance(attention, GroupedQueryAttention):
-        return (first, *_grouped_query(load, attention, hidden_size, core, attention.rotated(variant.window)))
+        chooses = attention.block_indexer if variant.blocks else None
+        if chooses is not None:
+            core = core._replace(most_keys=chooses.top_blocks * chooses.block_size)
+        own = None if variant.compressor is None else attention.compressors[variant.compressor]
+        if own is not None:
+            core = core._replace(window=None, most_keys=keys_seen(load, variant.window, own))
+        ops = _grouped_query(load, attention, hidden_size, core, attention.rotated(variant.window), variant.keys == "given")
+        ops += () if own is None else compressor_works(load, attention, own, hidden_size)
+        return (first, *ops, *(() if chooses is None else _block_indexer(load, chooses, hidden_size)))
     indexer = attention.indexer
     if indexer is not None and (variant.indexed or variant.shares):
         core = core._replace(most_keys=indexer.top_k)
@@ -137,7 +147,10 @@ def attention_exchanges(
     return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths, latent_width=latents)
 
 
-def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes, rotated: int) -> Works:
+def _grouped_query(
+    load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes, rotated: int, given: bool
+) -> Works:
+    """Queries, keys and values, unless an earlier layer's are given, the core, and what is between it and the stream."""
     heads, num_kv_heads, (width, value) = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, head_widths(attention)
     query, made = heads * width, heads * value
     gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, heads * attention.gate_values),) if attention.gate else ()
@@ -145,19 +158,22 @@ def _grouped_query(load: Workload, attention: GroupedQueryAttention, hidden_size
     if attention.gate_bias:
         row = heads * attention.gate_values * load.itemsize
         gated = (OpWork("gate bias", PART, Work(moved_forward=2 * row, moved_input=row)), *gated)
+    made_keys, own = (
+        0 if given else num_kv_heads,
+        {"k_proj": width, **({} if attention.values_from_keys or attention.values_are_keys else {"v_proj": value})},
+    )
     return (
-        linear_work(load, "q_proj", PART, hidden_size, query),
-        linear_work(load, "k_proj", PART, hidden_size, num_kv_heads * width),
-        *(() if attention.values_from_keys else (linear_work(load, "v_proj", PART, hidden_size, num_kv_heads * value),)),
+        *query_works(load, attention, hidden_size, query),
+        *(linear_work(load, name, PART, hidden_size, num_kv_heads * each) for name, each in own.items() if not given),
         *gate,
-        *_qk_norms(load, attention, heads, num_kv_heads),
-        *((norm_work(load, "v_norm", PART, value, times=num_kv_heads),) if attention.value_norm else ()),
-        OpWork("rope", PART, rope((heads + num_kv_heads) * rotated, load.itemsize), ROPE),
+        *_qk_norms(load, attention, heads, made_keys),
+        *((norm_work(load, "v_norm", PART, value, times=num_kv_heads),) if attention.value_norm and not given else ()),
+        OpWork("rope", PART, rope((heads + made_keys) * rotated, load.itemsize), ROPE),
         *((linear_work(load, "key bias", PART, num_kv_heads * value, num_kv_heads),) if attention.key_bias else ()),
         OpWork("attention", "attention", core._replace(groups=num_kv_heads).work(), core),
         *((OpWork("o_norm", PART, norm(made, load.itemsize), NORM),) if attention.output_norm else ()),
         *gated,
-        linear_work(load, "o_proj", PART, made, hidden_size, closes=True),
+        *output_works(load, attention, hidden_size, made),
     )
 
 
@@ -220,6 +236,18 @@ def _expanding(load: Workload, attention: LatentAttention, core: AttentionSizes)
     group = *(op._replace(work=each, counts=inside) for op, each in zip(once[:2], moved, strict=True)), once[2]
     rotated = OpWork("rope k", PART, rope(attention.qk_rope_head_dim, load.itemsize), ROPE)
     return (rotated, *(group * head_groups(core.heads, load.cp)))
+
+
+def _block_indexer(load: Workload, indexer: BlockIndexer, hidden_size: int) -> Works:
+    """Projections without a gradient of their input, norms, and the scores of half of all pairs, forward alone."""
+    heads, dim = indexer.num_heads, indexer.head_dim
+    scores = Work(forward=heads * dim * load.seq_length, moved_forward=(heads + 1) * dim * load.itemsize)
+    return (
+        detached_linear_work(load, "indexer.q_proj", PART, hidden_size, heads * dim, own_tokens=True),
+        detached_linear_work(load, "indexer.k_proj", PART, hidden_size, dim, own_tokens=True),
+        norm_work(load, "indexer norms", PART, dim, times=heads + 1),
+        OpWork("indexer", "attention", scores),
+    )
 
 
 def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, core: AttentionSizes, rotated: int) -> Works:

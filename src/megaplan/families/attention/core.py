@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple
 from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE, Dims, Op, add, linear, norm, partial_gradient
 from megaplan.blocks.storages import INSIDE, INSIDE_BACKWARD, Shapes, storages
 from megaplan.columns import Column
+from megaplan.families.attention.compressed import CHOSEN, COMPRESSED, O_DOWN
 from megaplan.families.attention.indexer import INDEX
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
-from megaplan.families.attention.variants import Role
+from megaplan.families.attention.variants import KeyRole, Role
 
 
 class AttentionKey(NamedTuple):
@@ -29,9 +30,15 @@ class AttentionKey(NamedTuple):
         joins_gate: True if one product makes queries and gate.
         rotary_norm: True if the rotary key has a norm.
         key_bias: True if keys add a number to their scores.
-        scaled: True if norms over query and key heads have a scale.
+        scaled: Letters of the heads, of queries and keys, whose norms have a scale.
+        low_rank: True if queries come from a latent.
+        compressed: True if some keys stand for several positions.
+        chooses: True if an indexer chooses of these keys.
+        groups_output: True if groups of heads have a projection each before the output's.
         output_norm: True if the heads' outputs have a norm.
-        values: Source of values: a projection, its norm, or the norm of the keys' projection.
+        keys: Owner of keys and values.
+        blocks: True if an indexer chooses blocks of keys.
+        values: Source of values: a projection, its norm, the norm of the keys' projection, or the keys (same).
     """
 
     kind: str
@@ -46,12 +53,18 @@ class AttentionKey(NamedTuple):
     joins_gate: bool = False
     rotary_norm: bool = False
     key_bias: bool = False
-    scaled: bool = True
+    scaled: str = "qk"
+    low_rank: bool = False
+    compressed: bool = False
+    chooses: bool = False
+    groups_output: bool = False
     output_norm: bool = False
-    values: Literal["projection", "normed", "keys"] = "projection"
+    keys: KeyRole = "own"
+    blocks: bool = False
+    values: Literal["projection", "normed", "keys", "same"] = "projection"
 
 
-RELATIONS, O_NORM = "relations part", "o_norm"
+RELATIONS, O_NORM, BLOCKS = "relations part", "o_norm", "indexer.blocks"
 
 
 def core_ops(
@@ -65,6 +78,7 @@ def core_ops(
     gathered: tuple[str, ...] = ("k_gathered", "v_gathered") if context else ("k", "v")
     index, norm = (INDEX, ("indexer.k_norm.weight", "indexer.k_norm.bias")) if indexed else ((), ())
     made = ("attention", "lse", "indexer.threshold", "indexer.lse") if indexed else ("attention", "lse")
+    chosen = _chosen(key)
     given, handed = (GIVEN_CHOICE,) if role == "first" else (), (CHOICE,) if role == "source" else ()
     part = (RELATIONS,) if key.relations else ()
     ops = [*_before_core(context, key, gathered)]
@@ -81,15 +95,21 @@ def core_ops(
         *ops,
         Op(
             "attention",
-            ("q", *reads, *given, *(table or ())),
+            ("q", *reads, *given, *chosen, *(table or ())),
             (*made, *handed, INSIDE) if kernels and (indexed or key.sinks) else (*made, *handed),
-            keeps=("q", "k", "v", *keys[2:], *given, *index, *(table or ()), *made),
+            keeps=("q", "k", "v", *keys[2:], *given, *chosen, *index, *(table or ()), *made),
             params=(*norm, "sinks") if key.sinks else norm,
-            grads=("q", *reads),
+            grads=("q", *reads, *chosen[: key.compressed]),
             fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ()), *part),
         ),
         *output_ops(sharded, index, key),
     )
+
+
+def _chosen(key: AttentionKey) -> tuple[str, ...]:
+    """Compressed keys, and choices of keys or of blocks of them, which the core reads, too."""
+    given = {COMPRESSED: key.compressed, CHOSEN: key.chooses, BLOCKS: key.blocks}
+    return tuple(name for name, is_given in given.items() if is_given)
 
 
 def _before_core(context: bool, key: AttentionKey, gathered: tuple[str, ...]) -> Iterator[Op]:
@@ -112,9 +132,10 @@ def output_ops(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tupl
     return (
         *((norm(O_NORM, "attention", made, "o_rstd", "o_norm.weight"),) if key.output_norm else ()),
         *(_gate(key, made) if key.gate else ()),
+        *((linear(O_DOWN, "gated" if key.gate else made, "o_low", f"{O_DOWN}.weight"),) if key.groups_output else ()),
         linear(
             "o_proj",
-            "gated" if key.gate else made,
+            "o_low" if key.groups_output else "gated" if key.gate else made,
             "o_partial" if sharded else "o",
             "o_proj.weight",
             bias="o_proj.bias" if key.output_bias else None,

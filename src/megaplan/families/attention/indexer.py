@@ -5,6 +5,8 @@ from __future__ import annotations
 from megaplan.blocks.ops import Dims, Op
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
+from megaplan.dtypes import DType
+from megaplan.families.attention.keys import BlockIndexer
 from megaplan.families.attention.section import Indexer
 
 INDEX = ("indexer.q", "indexer.k", "indexer.weights")
@@ -40,3 +42,17 @@ def indexer_storages(dims: Dims, indexer: Indexer) -> Shapes:
         found |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"indexer.keys": wide(indexer.head_dim)})
         found |= storages(dims.stat_dtype, Column.COMMUNICATION, {"indexer.keys_gathered": whole})
     return found
+
+
+def block_ops() -> tuple[Op, ...]:
+    """The choice of blocks of keys, which keeps its normed input; its scores exist inside it alone."""
+    params = tuple(f"indexer.{name}_{kind}.weight" for kind in ("proj", "norm") for name in "qk")
+    made = ("indexer.q", "indexer.k", "indexer.blocks")
+    return (Op("choose blocks", ("normed",), made, keeps=("normed", "indexer.q", "indexer.k"), params=params, grads=()),)
+
+
+def block_storages(dims: Dims, indexer: BlockIndexer) -> Shapes:
+    """Storages of that choice."""
+    own = {"indexer.q": dims.wide(indexer.num_heads, indexer.head_dim), "indexer.k": dims.wide(indexer.head_dim)}
+    chosen = {"indexer.blocks": dims.wide(indexer.num_heads, indexer.top_blocks)}
+    return storages(dims.dtype, Column.ACTIVATIONS, own) | storages(DType.INT32, Column.ACTIVATIONS, chosen)

@@ -11,9 +11,9 @@ it have read it by then, and the layer that chose runs its backward without it. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from megakernels.ops.indexed_attention.facts import num_words
 from megaplan.blocks.ops import (
@@ -30,11 +30,13 @@ from megaplan.blocks.ops import (
     partial_gradient,
     plain_norm,
     project,
+    reshape,
 )
 from megaplan.blocks.storages import INSIDE, INSIDE_BACKWARD, Shapes, Stored, inside_storages, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import core_inside, expanding_bytes, head_widths, indexed_inside
+from megaplan.families.attention.compressed import compress_ops, more_storages, query_ops
 from megaplan.families.attention.core import (
     O_NORM,
     RELATIONS,
@@ -45,7 +47,7 @@ from megaplan.families.attention.core import (
     output_ops,
     statistics_of,
 )
-from megaplan.families.attention.indexer import indexer_ops, indexer_storages
+from megaplan.families.attention.indexer import block_ops, block_storages, indexer_ops, indexer_storages
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.attention.variants import AttentionPlace, AttentionVariant, Role
 from megaplan.families.family import Selective
@@ -79,8 +81,15 @@ def attention_program(
     else:
         inside = core_inside(dims, attention, variant._replace(heads=None), parameters)
     core = place.rotates, variant.indexed, dims.tp > 1, dims.cp > 1, inside is not None, role
-    key = attention_key(attention)._replace(relations=dims.relations > 0)
+    key = attention_key(attention)._replace(relations=dims.relations > 0, keys=variant.keys, blocks=variant.blocks)
     tensors = {**attention_storages(dims, attention), **inside_storages(dims, inside)}
+    if variant.keys == "given":
+        tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"k": (0,), "v": (0,)})
+    if isinstance(attention, GroupedQueryAttention):
+        own = None if variant.compressor is None else attention.compressors[variant.compressor]
+        key = key._replace(compressed=own is not None, chooses=own is not None and own.top_k is not None)
+        tensors |= more_storages(dims, attention, own)
+        tensors |= block_storages(dims, attention.block_indexer) if variant.blocks and attention.block_indexer is not None else {}
     if role != "alone":
         words = 0 if place.role == "later" else num_words(dims.tokens * dims.cp)
         tensors |= storages(DType.INT32, Column.ACTIVATIONS, {CHOICE if role == "source" else GIVEN_CHOICE: dims.wide(words)})
@@ -97,10 +106,12 @@ def attention_key(attention: GroupedQueryAttention | LatentAttention) -> Attenti
     """Fields of the section that decide the operations."""
     gates = AttentionKey("", False, gate=attention.gate, sinks=attention.sinks, gates_heads=attention.gate_width == "head")
     if isinstance(attention, GroupedQueryAttention):
-        values: Literal["projection", "normed", "keys"] = "keys" if attention.values_from_keys else "normed"
-        values = values if attention.value_norm else "projection"
-        own = {"output_bias": attention.output_bias, "gate_bias": attention.gate_bias, "key_bias": attention.key_bias}
-        own |= {"scaled": attention.qk_norm_scale, "output_norm": attention.output_norm}
+        values: Literal["projection", "normed", "keys", "same"] = "keys" if attention.values_from_keys else "normed"
+        values = "same" if attention.values_are_keys else values if attention.value_norm else "projection"
+        own: dict[str, Any] = {"output_bias": attention.output_bias, "gate_bias": attention.gate_bias, "key_bias": attention.key_bias}
+        scaled = ("qk" if attention.query_norm_scale else "k") if attention.qk_norm_scale else ""
+        own |= {"scaled": scaled, "output_norm": attention.output_norm, "low_rank": attention.query_rank is not None}
+        own |= {"groups_output": attention.output_groups > 0}
         return gates._replace(kind="gqa", first=attention.qk_norm, bias=attention.bias, values=values, **own)
     low_rank, joins = attention.q_lora_rank is not None, attention.gate_source == "query"
     output = attention.bias or attention.output_bias
@@ -139,28 +150,52 @@ def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, 
     linears = [
         Projection(f"{name}_proj", made, f"{name}_proj.weight", f"{name}_proj.bias" if bias else None)
         for name, made in (("q", q), ("k", k), ("v", "v" if key.values == "projection" else "v_proj"))
-        if name != "v" or key.values != "keys"
+        if name == "q" or (key.keys != "given" and (name == "k" or key.values not in ("keys", "same")))
     ]
+    query = linears.pop(0) if key.low_rank else None
     if key.gate:
         linears.append(Projection("gate_proj", "gate", "gate_proj.weight"))
     ops = [norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *linears, sharded=sharded)]
+    ops += () if query is None else query_ops(query.makes, query.bias, sharded=sharded)
+    given = key.keys == "given"
+    if given:
+        ops.insert(0, Op("take keys", (), ("k", "v")))
     if qk_norm:
         after = ("q_normed", "k_normed") if rotates else ("q", "k")
-        ops += [
-            norm(f"{name}_norm", flat, made, f"{name}_rstd", f"{name}_norm.weight")
-            if key.scaled
-            else plain_norm(f"{name}_norm", flat, made, f"{name}_")
-            for name, flat, made in zip("qk", (q, k), after, strict=True)
-        ]
+        ops += _head_norms(key, {"q": (q, after[0])} | ({} if given else {"k": (k, after[1])}))
         q, k = after
-    if key.values != "projection":
-        flat = "k_proj" if key.values == "keys" else "v_proj"
-        reads = (flat, "v_ones")
-        ops += [Op("v ones", (), ("v_ones",)), Op("v_norm", reads, ("v", "v_rstd"), keeps=(*reads, "v_rstd"), grads=(flat,))]
+    ops += () if given else _values(key)
     if rotates:
         # q and k are rebound together, so the unrotated q lives until k is rotated
-        ops += [Op("rope q", (q,), ("q",)), Op("rope k", (k, q), ("k",), grads=(k,))]
-    return (*ops, *core_ops(sharded, context, None, kernels, key))
+        ops += [Op("rope q", (q,), ("q",)), *(() if given else (Op("rope k", (k, q), ("k",), grads=(k,)),))]
+    return (*ops, *_before_core(key), *core_ops(sharded, context, None, kernels, key))
+
+
+def _before_core(key: AttentionKey) -> Iterator[Op]:
+    """Views of keys that are values, choices of keys, and a source's gradient of them."""
+    if key.values == "same" and key.keys != "given":
+        yield reshape("values", "k", "v")
+    if key.blocks:
+        yield from block_ops()
+    if key.compressed:
+        yield from compress_ops(chooses=key.chooses)
+    if key.keys == "source":  # readers add to the gradient before the layer's own backward
+        yield Op("give keys", ("k", "v"), ("keys_gradient",), keeps=("keys_gradient",), grads=())
+
+
+def _values(key: AttentionKey) -> tuple[Op, ...]:
+    """The norm that makes values, from their own projection or the keys'; none if a projection makes them."""
+    flat = "k_proj" if key.values == "keys" else "v_proj"
+    reads = (flat, "v_ones")
+    normed = Op("v ones", (), ("v_ones",)), Op("v_norm", reads, ("v", "v_rstd"), keeps=(*reads, "v_rstd"), grads=(flat,))
+    return normed if key.values in ("normed", "keys") else ()
+
+
+def _head_norms(key: AttentionKey, heads: Mapping[str, tuple[str, str]]) -> Iterator[Op]:
+    """Norms over each head of these letters, from what each reads to what it makes."""
+    for name, (reads, made) in heads.items():
+        scaled = norm(f"{name}_norm", reads, made, f"{name}_rstd", f"{name}_norm.weight")
+        yield scaled if name in key.scaled else plain_norm(f"{name}_norm", reads, made, f"{name}_")
 
 
 def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
@@ -171,6 +206,7 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed")}
     shapes |= {"attention": wide(query, value), "v": wide(key, value), "v_proj": wide(key, value), "v_ones": (value,)}
     shapes |= {"q_ones": (width,), "k_ones": (width,), "attention_normed": wide(query, value)}
+    shapes |= {"keys_gradient": wide(key, width + value)}
     shapes |= {"key_scores": wide(key)} if attention.key_bias else {}
     shapes |= gate_shapes(dims, attention, query, value)
     whole = attention.qk_norm_width == "all_heads"

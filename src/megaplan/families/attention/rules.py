@@ -62,6 +62,8 @@ def _options(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator
     yield from _rotated(checked, attention)
     yield from _layer_heads(checked, attention)
     yield from _values(checked, attention)
+    yield from _shared_keys(checked, attention)
+    yield from _compressors(checked, attention)
     if attention.qk_norm_width != "head" and not attention.qk_norm:
         detail = f"attention.qk_norm_width = {attention.qk_norm_width}, attention.qk_norm = false"
         yield checked.error("MP715", detail, "model.attention.qk_norm_width", "qk_norm: true")
@@ -107,6 +109,59 @@ def _layer_heads(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iter
             hint = "give attention.rotary_dim, or attention.window_rotary_dim with window_rope_theta"
             yield checked.error("MP715", detail, key, hint)
             return
+
+
+def _shared_keys(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
+    """Checks that readers of keys are behind their source, each once, with its heads and its window."""
+    key, seen, lent = "model.attention.shared_keys", set[int](), {shared.source for shared in attention.shared_keys}
+    for shared in attention.shared_keys:
+        yield from rising(checked, key, shared.layers)
+        if checked.letters is not None:
+            yield from _not_attention(checked, key, (shared.source, *shared.layers), checked.letters)
+        source = attention.with_heads(attention.heads_of(shared.source))
+        for layer in shared.layers:
+            own = attention.with_heads(attention.heads_of(layer))
+            equal = (own.num_kv_heads, own.head_dim, own.value_width) == (source.num_kv_heads, source.head_dim, source.value_width)
+            faults = {
+                f"is not behind layer {shared.source}": layer <= shared.source,
+                "is there twice": layer in seen or layer in lent,
+                f"has other key heads or another window than layer {shared.source}": not equal
+                or attention.window(layer) != attention.window(shared.source),
+            }
+            for fault in [fault for fault, holds in faults.items() if holds][:1]:
+                yield checked.error("MP715", f"attention.shared_keys: layer {layer} {fault}", key, f"remove {layer}")
+        seen |= set(shared.layers)
+    if attention.shared_keys and (attention.key_bias or attention.qk_norm_width != "head"):
+        detail = "attention.shared_keys is given, with key_bias or qk_norm_width = all_heads, which belong to keys of the layer"
+        yield checked.error("MP715", detail, key, "key_bias: false, and qk_norm_width: head")
+
+
+def _compressors(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
+    """Checks latent queries, groups of outputs, and compressed keys: each layer once, an indexer with its sizes."""
+    key, seen, made = "model.attention.compressors", set[int](), attention.num_heads * attention.value_width
+    for own in attention.compressors:
+        yield from rising(checked, key, own.layers)
+        if checked.letters is not None:
+            yield from _not_attention(checked, key, own.layers, checked.letters)
+        if both := sorted(seen & set(own.layers)):
+            yield checked.error("MP715", f"layer {both[0]} is twice in attention.compressors", key, f"remove {both[0]} from one of them")
+        sizes = own.index_heads and own.index_dim and attention.query_rank
+        if own.top_k is not None and not sizes:
+            detail = f"attention.compressors: top_k = {own.top_k}, and an indexer needs index_heads, index_dim and query_rank"
+            yield checked.error("MP715", detail, key, "top_k: null")
+        seen |= set(own.layers)
+    groups, rank = attention.output_groups, attention.output_rank
+    if bool(groups) != bool(rank) or (groups and made % groups):
+        detail = f"attention.output_groups = {groups}, output_rank = {rank}, and the heads' outputs are {made} wide"
+        yield checked.error("MP715", detail, "model.attention.output_groups", "output_groups: 0, and output_rank: 0")
+    others = {"value_norm": attention.value_norm, "values_from_keys": attention.values_from_keys}
+    others |= {"value_head_dim": attention.value_width != attention.head_dim}
+    for name in (name for name, given in others.items() if given and attention.values_are_keys):
+        detail = f"attention.values_are_keys = true, and {name} is given: values are the keys themselves"
+        yield checked.error("MP715", detail, "model.attention.values_are_keys", f"remove {name}")
+    if not attention.query_norm_scale and not (attention.qk_norm and attention.qk_norm_scale and attention.qk_norm_width == "head"):
+        detail = "attention.query_norm_scale = false, and norms over key heads with a scale are not given"
+        yield checked.error("MP715", detail, "model.attention.query_norm_scale", "qk_norm: true, and qk_norm_width: head")
 
 
 def _values(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
@@ -159,6 +214,8 @@ def _layers(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAtten
         lists["model.attention.indexer.layers"] = attention.indexer.layers
         lists["model.attention.indexer.shared_layers"] = attention.indexer.shared_layers
         yield from _shared(checked, attention, attention.indexer)
+    if isinstance(attention, GroupedQueryAttention) and attention.block_indexer is not None:
+        lists["model.attention.block_indexer.layers"] = attention.block_indexer.layers
     if isinstance(attention, LatentAttention):
         yield from _layer_latents(checked, attention)
     yield from _twice(checked, attention)

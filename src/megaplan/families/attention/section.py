@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar, Literal
 
+from megaplan.families.attention.keys import BlockIndexer, Compressor, SharedKeys
 from megaplan.families.attention.scaling import RopeScaling
 from megaplan.scalars import NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool
 
@@ -104,6 +105,14 @@ class GroupedQueryAttention(OptionsSection):
         value_norm: RMSNorm without a weight over each head of values.
         values_from_keys: Values are what the keys' projection makes, before its norm; needs qk_norm over heads and value_norm.
         layer_heads: Other heads of some layers.
+        query_rank: Width of a latent with a norm, from which queries are made; null for none.
+        query_norm_scale: The norm over query heads has a scale, if that over key heads has one.
+        values_are_keys: Values are the keys as they are, normed and rotated.
+        output_groups: Groups of heads whose outputs are projected to output_rank each, before the output projection; 0 for none.
+        output_rank: Width of what a group makes.
+        compressors: Keys that stand for several positions, of some layers.
+        block_indexer: An indexer that chooses blocks of keys; null for none.
+        shared_keys: Layers that read the keys and values of an earlier layer.
         gate: The output of the heads is multiplied by the sigmoid of a projection as wide as the heads' output.
         gate_width: Values of the gate: one a channel, or one a head.
         gate_bias: A learned number per head that is added to the gate before its sigmoid.
@@ -127,6 +136,8 @@ class GroupedQueryAttention(OptionsSection):
         {"qk_norm_width", "output_bias", "gate", "sinks", "rotary_dim", "rope_scaling", "softmax_scale"}
         | {"window_rope_theta", "output_multiplier", "score_cap", "windows", "value_head_dim", "layer_heads", "gate_width"}
         | {"window_rotary_dim", "value_norm", "values_from_keys", "gate_bias", "key_bias", "qk_norm_scale", "output_norm"}
+        | {"shared_keys", "block_indexer"}
+        | {"query_rank", "query_norm_scale", "values_are_keys", "output_groups", "output_rank", "compressors"}
     )
 
     kind: Literal["gqa"]
@@ -143,6 +154,14 @@ class GroupedQueryAttention(OptionsSection):
     value_norm: StrictBool = False
     values_from_keys: StrictBool = False
     layer_heads: tuple[LayerHeads, ...] = ()
+    shared_keys: tuple[SharedKeys, ...] = ()
+    block_indexer: BlockIndexer | None = None
+    query_rank: PositiveInt | None = None
+    query_norm_scale: StrictBool = True
+    values_are_keys: StrictBool = False
+    output_groups: NaturalInt = 0
+    output_rank: NaturalInt = 0
+    compressors: tuple[Compressor, ...] = ()
     gate: StrictBool = False
     gate_width: Literal["channel", "head"] = "channel"
     gate_bias: StrictBool = False
@@ -173,7 +192,7 @@ class GroupedQueryAttention(OptionsSection):
 
     def heads_of(self, layer: int) -> int | None:
         """Place in `layer_heads` of a layer, by its global index; None for the section's own heads."""
-        return _place_of(self.layer_heads, layer)
+        return place_of(self.layer_heads, layer)
 
     def with_heads(self, place: int | None) -> GroupedQueryAttention:
         """The section with the heads at a place of `layer_heads`."""
@@ -198,7 +217,8 @@ class GroupedQueryAttention(OptionsSection):
         return _window(layer, self.window_size, self.full_layers, self.windows)
 
 
-def _place_of(layers: Sequence[LayerHeads | LayerLatents], layer: int) -> int | None:
+def place_of(layers: Sequence[LayerHeads | LayerLatents | Compressor], layer: int) -> int | None:
+    """Place of the entry that lists a layer, by its global index; None for none."""
     return next((place for place, own in enumerate(layers) if layer in own.layers), None)
 
 
@@ -301,7 +321,7 @@ class LatentAttention(OptionsSection):
 
     def heads_of(self, layer: int) -> int | None:
         """Place in `layer_latents` of a layer, by its global index; None for the section's own."""
-        return _place_of(self.layer_latents, layer)
+        return place_of(self.layer_latents, layer)
 
     def with_heads(self, place: int | None) -> LatentAttention:
         """The section with the heads and latents at a place of `layer_latents`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from megaplan.families.attention.compressed import compressor_tensors, output_tensors, query_tensors
+from megaplan.families.attention.keys import BlockIndexer
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention
 from megaplan.families.attention.variants import PLAIN, AttentionVariant
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
@@ -20,7 +22,11 @@ def attention_tensors(
     """
     tensors, attention = [norm("norm.weight", hidden_size)], variant.section(attention)
     if isinstance(attention, GroupedQueryAttention):
-        tensors += _grouped_query(attention, hidden_size)
+        tensors += _grouped_query(attention, hidden_size, given=variant.keys == "given")
+        if variant.compressor is not None:
+            tensors += compressor_tensors(attention, attention.compressors[variant.compressor], hidden_size)
+        if variant.blocks and attention.block_indexer is not None:
+            tensors += _block_indexer(attention.block_indexer, hidden_size)
     else:
         tensors += _latent(attention, hidden_size)
         if variant.indexed and attention.indexer is not None:
@@ -28,7 +34,7 @@ def attention_tensors(
     return tuple(tensors)
 
 
-def _grouped_query(attention: GroupedQueryAttention, hidden_size: int) -> list[ParamTensor]:
+def _grouped_query(attention: GroupedQueryAttention, hidden_size: int, *, given: bool) -> list[ParamTensor]:
     """GQA (arXiv:2305.13245, section 2.2): q of every head, k and v of every kv head.
 
     q, k and v are orthogonalised per kv-head group, so a fused and a split projection take the same Muon step.
@@ -36,9 +42,13 @@ def _grouped_query(attention: GroupedQueryAttention, hidden_size: int) -> list[P
     heads, groups = attention.num_heads, attention.num_kv_heads
     made = heads * attention.value_width
     widths = {"q_proj": heads * attention.head_dim, "k_proj": groups * attention.head_dim}
-    widths |= {} if attention.values_from_keys else {"v_proj": groups * attention.value_width}
-    tensors = [column(f"{name}.weight", width, hidden_size, num_matrices=groups) for name, width in widths.items()]
-    tensors.append(row("o_proj.weight", hidden_size, made))
+    if given:
+        del widths["k_proj"]
+    widths |= {} if given or attention.values_from_keys or attention.values_are_keys else {"v_proj": groups * attention.value_width}
+    read = {"q_proj": attention.query_rank or hidden_size}
+    tensors = query_tensors(attention, hidden_size)
+    tensors += [column(f"{name}.weight", width, read.get(name, hidden_size), num_matrices=groups) for name, width in widths.items()]
+    tensors += output_tensors(attention, hidden_size, made)
     if attention.bias:
         tensors += [per_head(f"{name}.bias", (width,), Init.ZEROS) for name, width in widths.items()]
     if attention.output_bias:
@@ -55,7 +65,8 @@ def _grouped_query(attention: GroupedQueryAttention, hidden_size: int) -> list[P
     if attention.qk_norm and attention.qk_norm_width == "all_heads":
         tensors += [per_head(f"{name}_norm.weight", (widths[f"{name}_proj"],), Init.ONES) for name in ("q", "k")]
     elif attention.qk_norm and attention.qk_norm_scale:
-        tensors += [norm("q_norm.weight", attention.head_dim), norm("k_norm.weight", attention.head_dim)]
+        names = ("q",) * attention.query_norm_scale + ("k",) * (not given)
+        tensors += [norm(f"{name}_norm.weight", attention.head_dim) for name in names]
     return tensors
 
 
@@ -97,6 +108,13 @@ def _of_heads(attention: GroupedQueryAttention | LatentAttention) -> list[ParamT
     """Numbers of each head: of its gate, and its sink."""
     given = {"gate_bias": isinstance(attention, GroupedQueryAttention) and attention.gate_bias, "sinks": attention.sinks}
     return [per_head(name, (attention.num_heads,), Init.ZEROS) for name, has in given.items() if has]
+
+
+def _block_indexer(indexer: BlockIndexer, hidden_size: int) -> list[ParamTensor]:
+    """Queries of each of its heads, one key, and a norm of either; replicated, as the choice is every rank's."""
+    widths = {"q": indexer.num_heads * indexer.head_dim, "k": indexer.head_dim}
+    made = [replicated(f"indexer.{name}_proj.weight", (width, hidden_size), Group.MATRIX) for name, width in widths.items()]
+    return [*made, *(norm(f"indexer.{name}_norm.weight", indexer.head_dim) for name in widths)]
 
 
 def _indexer(indexer: Indexer, query_width: int, hidden_size: int) -> list[ParamTensor]:

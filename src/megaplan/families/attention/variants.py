@@ -5,18 +5,23 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
+from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention, place_of
+
+KeyRole = Literal["own", "source", "given"]
 
 
 class AttentionVariant(NamedTuple):
     """Properties of a layer, by its index, that decide its tensors and work.
 
     Attributes:
-        indexed: True if the layer has the section's indexer (MLA only).
+        indexed: True if the layer has the section's indexer of keys (MLA only).
         window: Positions that a token sees; None for all before it.
         shares: True if the layer attends to the choice of an earlier layer's indexer.
         heads: Place of its heads in `layer_heads` or `layer_latents`; None for the section's own.
         causal: True if a token sees none after it.
+        blocks: True if the layer has the section's indexer of blocks of keys (GQA only).
+        compressor: Place of its compressor in `compressors`; None for none.
+        keys: Owner of keys and values: the layer (own), the layer and readers behind it (source), or an earlier layer (given).
     """
 
     indexed: bool = False
@@ -24,6 +29,9 @@ class AttentionVariant(NamedTuple):
     shares: bool = False
     heads: int | None = None
     causal: bool = True
+    blocks: bool = False
+    compressor: int | None = None
+    keys: KeyRole = "own"
 
     @property
     def chooses(self) -> bool:
@@ -42,9 +50,20 @@ def variant_of(attention: GroupedQueryAttention | LatentAttention, layer: int, _
     """The variant of layer `layer` (global index)."""
     window, indexer = attention.window(layer), attention.indexer if isinstance(attention, LatentAttention) else None
     place = attention.heads_of(layer)
+    if isinstance(attention, GroupedQueryAttention):
+        blocks = attention.block_indexer is not None and layer in attention.block_indexer.layers
+        return AttentionVariant(
+            window=window, heads=place, blocks=blocks, compressor=place_of(attention.compressors, layer), keys=_key_role(attention, layer)
+        )
     if indexer is None:
         return AttentionVariant(window=window, heads=place)
     return AttentionVariant(layer in indexer.layers, window, layer in indexer.shared_layers, place)
+
+
+def _key_role(attention: GroupedQueryAttention, layer: int) -> KeyRole:
+    if any(layer in shared.layers for shared in attention.shared_keys):
+        return "given"
+    return "source" if any(layer == shared.source for shared in attention.shared_keys) else "own"
 
 
 Role = Literal["alone", "source", "first", "later"]

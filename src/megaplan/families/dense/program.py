@@ -15,16 +15,16 @@ from megaplan.scalars import GATED
 SELECTIVE = Selective("contract", frozenset({"scale gate", "activation", INNER_NORM}))
 
 
-def dense_selective(_mlp: Mlp, _variant: None) -> Selective:
+def dense_selective(_mlp: Mlp, _variant: int | None) -> Selective:
     """Operations of a D block that selective recompute runs again."""
     return SELECTIVE
 
 
-def dense_program(dims: Dims, mlp: Mlp, _variant: None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
+def dense_program(dims: Dims, mlp: Mlp, variant: int | None, _operations: None, _parameters: DType) -> tuple[BlockProgram, Shapes]:
     """One D block."""
     tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("normed", "mlp", "out"), dims.residual))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], "inner_rstd": dims.wide()})
-    tensors |= mlp_storages(dims, mlp.ffn_hidden_size)
+    tensors |= mlp_storages(dims, variant or mlp.ffn_hidden_size)
     flags = mlp.activation in GATED, dims.tp > 1, mlp.bias, mlp.gate_multiplier != 1, mlp.activation == "xielu", mlp.inner_norm
     return _program(*flags), residual(tensors)
 

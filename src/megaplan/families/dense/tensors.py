@@ -26,13 +26,14 @@ def mlp_matrices(
     )
 
 
-def dense_tensors(mlp: Mlp, hidden_size: int, _variant: None = None) -> tuple[ParamTensor, ...]:
+def dense_tensors(mlp: Mlp, hidden_size: int, variant: int | None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one D block, its pre-norm included."""
+    width = variant or mlp.ffn_hidden_size
     alphas = (replicated("alphas", (2,), Group.OTHER, Init.XIELU),) if mlp.activation == "xielu" else ()
-    inner = (per_head(f"{INNER_NORM}.weight", (mlp.ffn_hidden_size,), Init.ONES),) if mlp.inner_norm else ()
+    inner = (per_head(f"{INNER_NORM}.weight", (width,), Init.ONES),) if mlp.inner_norm else ()
     return (
         norm("norm.weight", hidden_size),
         *alphas,
         *inner,
-        *mlp_matrices(hidden_size, mlp.ffn_hidden_size, mlp.activation, bias=mlp.bias),
+        *mlp_matrices(hidden_size, width, mlp.activation, bias=mlp.bias),
     )

@@ -5,6 +5,13 @@ from __future__ import annotations
 from megaplan.blocks.formula import Formula
 
 FORMULAS = {
+    "lightning": Formula(
+        "attention inside chunks of Q, and the state between them",
+        "F = H(4QK + 4KK), I = 2F; H heads, K width of a head, Q = min(chunk, T)",
+        "FLOPs per token",
+        "arXiv:2401.04658, algorithm 1; counting multiply-adds",
+        "64 · (4 · 256 · 128 + 4 · 128 · 128) = 12582912",
+    ),
     "delta_rule": Formula(
         "the gated delta rule in chunks of Q; backward repeats all but the outputs",
         "F = H(4QK + 3QV + 6KV), I = 2F + H(4QK + QV + 4KV); H value heads, K key, V value width, Q = min(chunk, save_every, T)",

@@ -42,6 +42,24 @@ class GatedDeltaNet(OptionsSection):
         return False
 
 
+class LightningAttention(OptionsSection):
+    """Lightning attention (arXiv:2401.04658): a state per head, which decays by a constant of the head and the layer.
+
+    Attributes:
+        kind: lightning.
+        num_heads: Heads of queries, keys, values and states.
+        head_dim: Width of a head.
+        chunk_size: Positions that are computed at once.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    kind: Literal["lightning"]
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    chunk_size: PositiveInt = 256
+
+
 class KimiDeltaAttention(OptionsSection):
     """Kimi delta attention (arXiv:2510.26692): one decay per head, position and key dim; latents of head_dim give decay and gate.
 

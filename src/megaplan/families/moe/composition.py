@@ -8,7 +8,7 @@ from __future__ import annotations
 from megakernels.facts import Work
 from megakernels.ops.activation.facts import activation
 from megakernels.ops.moe.facts import ROUTE, ExpertSizes, Permutation, routing_work
-from megaplan.blocks.costs import linear_work, mlp, residual_work
+from megaplan.blocks.costs import linear_work, mlp, norm_work, residual_work
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.moe.tensors import parameters_per_expert
@@ -84,6 +84,9 @@ def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, variant: f
             linear_work(load, "shared_gate", PART, hidden_size, 1, own_tokens=True),
             OpWork("shared gating", PART, activation(hidden_size, load.itemsize, gated=True), own_tokens=True),
         )
+    if moe.own_norms:
+        names = "expert_norm", "router_norm", "expert_post_norm", "shared_post_norm"
+        ops += tuple(norm_work(load, name, PART, hidden_size, own_tokens=True) for name in names)
     if moe.shared_ffn_hidden_size:
         ops += mlp(load, PART, hidden_size, moe.shared_ffn_hidden_size, moe.activation, "shared.")
     return ops

@@ -24,7 +24,7 @@ from math import ceil
 from typing import NamedTuple
 
 from megakernels.ops.moe.facts import RouterBytes, route_backward_bytes
-from megaplan.blocks.ops import BlockProgram, Dims, Op, add, linear, norm, reshape
+from megaplan.blocks.ops import BlockProgram, Dims, Op, add, linear, norm, plain_norm, reshape
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
@@ -41,6 +41,9 @@ ARRIVED = "arrived"
 """Rows from other ranks, and from this one, as the experts' exchange returns them."""
 
 
+_STATISTICS = ("rstd", "expert_rstd", "router_rstd", "expert_post_rstd", "shared_post_rstd")
+
+
 class MoeOptions(NamedTuple):
     """Fields of the section that decide the operations, in addition to mesh and kernels.
 
@@ -54,6 +57,7 @@ class MoeOptions(NamedTuple):
         router: Parameters of the router.
         sigmoid: True if scores are sigmoids, whose logits are saved instead of the probabilities.
         kernels: True if kernels run the router.
+        own_norms: True if experts, router and shared expert have norms of their own.
     """
 
     gated: bool
@@ -65,6 +69,7 @@ class MoeOptions(NamedTuple):
     router: tuple[str, ...]
     sigmoid: bool
     kernels: bool
+    own_norms: bool = False
 
 
 class ExpertMesh(NamedTuple):
@@ -125,10 +130,11 @@ def moe_program(
 
 
 def _options(moe: MixtureOfExperts, *, kernels: bool) -> MoeOptions:
-    given = {"router.bias": moe.router_bias, "router.correction": moe.score_correction}
+    given = {"router.bias": moe.router_bias, "router.correction": moe.score_correction, "expert_scale": moe.own_norms}
     router = ("router.weight", *(name for name, is_given in given.items() if is_given))
     gated, shared, latent = moe.activation in GATED, moe.shared_ffn_hidden_size > 0, moe.latent_size is not None
-    return MoeOptions(gated, shared, moe.has_router_losses, moe.shared_gate, latent, moe.bias, router, moe.score == "sigmoid", kernels)
+    flags = gated, shared, moe.has_router_losses, moe.shared_gate, latent, moe.bias, router, moe.score == "sigmoid", kernels
+    return MoeOptions(*flags, moe.own_norms)
 
 
 @cache
@@ -137,14 +143,17 @@ def _program(options: MoeOptions, travels: bool, padded: bool, sharded: bool, ga
     scored = ("scored", "log_sums", "load") if losses else ("weights",)
     routed = _travelling(gated, gathers, bias, far=travels) if travels or padded else _local(gated, gathers, bias)
     made, shared_made = "expanded" if options.latent else "combined", "shared_gated" if options.shared_gate else "shared"
+    scoring, summed = "tokens", (made, shared_made)
+    if options.own_norms:
+        scoring, summed = "scored_tokens", ("expert_post_normed", "shared_post_normed")
     ops = (
         norm("norm", "x", "normed", "rstd", "norm.weight"),
-        reshape("flatten", "normed", "tokens"),
+        *(_own_inputs() if options.own_norms else (reshape("flatten", "normed", "tokens"),)),
         Op(
             "route",
-            ("tokens",),
+            (scoring,),
             (*scored, "probs", "indices", *(("logits",) if options.sigmoid else ())),
-            keeps=("tokens", "logits" if options.sigmoid else "probs", "indices"),
+            keeps=(scoring, "logits" if options.sigmoid else "probs", "indices"),
             params=options.router,
             fetches=(ROUTER_BACKWARD,) if options.kernels else (),
         ),
@@ -156,13 +165,33 @@ def _program(options: MoeOptions, travels: bool, padded: bool, sharded: bool, ga
         *(_in_latent(routed) if options.latent else routed),
         *(mlp_ops(gated, sharded, "shared.", "shared") if shared else ()),
         *(_shared_gate() if options.shared_gate else ()),
-        *((add("sum", (made, shared_made), "sum"),) if shared else ()),
+        *(_own_outputs(made, shared_made) if options.own_norms else ()),
+        *((add("sum", summed, "sum"),) if shared else ()),
         add("residual", ("x", "sum" if shared else made), "out"),
     )
     # locals of ExpertBlock.forward that outlive their last use
     held = frozenset({"weights", "indices", "counts", "combined", *(("latent", "expanded") if options.latent else ())})
     program = SELECTIVE.program(*ops, held=held)
     return replace(program, after=frozenset({"latent_up"})) if options.latent else program
+
+
+def _own_inputs() -> tuple[Op, ...]:
+    """Norms of the stream for the experts and for the router, whose channels have factors."""
+    return (
+        norm("expert_norm", "x", "expert_normed", "expert_rstd", "expert_norm.weight"),
+        reshape("flatten", "expert_normed", "tokens"),
+        plain_norm("router_norm", "x", "router_normed", "router_"),
+        Op("router scale", ("router_normed",), ("router_scaled",), keeps=("router_normed",), params=("router_scale",)),
+        reshape("flatten router", "router_scaled", "scored_tokens"),
+    )
+
+
+def _own_outputs(made: str, shared: str) -> tuple[Op, ...]:
+    given = {"expert": made, "shared": shared}
+    return tuple(
+        norm(f"{name}_post_norm", reads, f"{name}_post_normed", f"{name}_post_rstd", f"{name}_post_norm.weight")
+        for name, reads in given.items()
+    )
 
 
 def _in_latent(routed: tuple[Op, ...]) -> tuple[Op, ...]:
@@ -295,11 +324,14 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, tr
     hidden = moe.row_width(dims.hidden)
     own |= {"shared_score": (*dims.residual[:2], 1), "shared_sigmoid": (*dims.residual[:2], 1), "latent": (tokens, hidden)}
     routed = {"indices": (tokens, moe.slots), "rows": (planned,), "counts": (moe.num_choices,)}
+    if moe.own_norms:
+        names = ("expert_normed", "router_normed", "router_scaled", "scored_tokens", "expert_post_normed", "shared_post_normed")
+        own |= dict.fromkeys(names, dims.residual) | {"router_ones": (dims.hidden,)}
     all_experts = (tokens, moe.num_choices)
     scores = {"weights": (tokens, moe.slots), **dict.fromkeys(("probs", "logits", "entropies"), all_experts), "entropy": ()}
     tensors = {
         **storages(dims.dtype, Column.ACTIVATIONS, own),
-        **storages(dims.stat_dtype, Column.ACTIVATIONS, {"rstd": dims.residual[:2], **scores}),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, {**dict.fromkeys(_STATISTICS, dims.residual[:2]), **scores}),
         **storages(DType.INT32, Column.ROUTING, routed),
         **storages(dims.dtype, Column.ROUTING, {"combined": (*dims.residual[:2], hidden)}),
         **storages(dims.dtype, Column.ROUTING, dict.fromkeys(("received", "processed"), (rows, hidden)), basis),

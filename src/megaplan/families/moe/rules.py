@@ -14,6 +14,9 @@ def moe_rules(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnosti
     if moe.shared_gate and not moe.shared_ffn_hidden_size:
         detail = "moe.shared_gate = true, moe.shared_ffn_hidden_size = 0: there is no shared expert"
         yield checked.error("MP715", detail, "model.moe.shared_gate", "give shared_ffn_hidden_size, or shared_gate: false")
+    if moe.own_norms and (not moe.shared_ffn_hidden_size or moe.null_experts):
+        detail = f"moe.own_norms = true, moe.shared_ffn_hidden_size = {moe.shared_ffn_hidden_size}, moe.null_experts = {moe.null_experts}"
+        yield checked.error("MP715", f"{detail}: norms belong to a shared expert, too", "model.moe.own_norms", "own_norms: false")
     yield from _groups(checked, moe)
     yield from _choices(checked, moe)
     if moe.swiglu_limit is not None and moe.activation != "swiglu":

@@ -8,6 +8,9 @@ from megaplan.inventory.makers import norm, replicated
 from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor
 from megaplan.scalars import GATED
 
+OWN_NORMS = ("expert_norm", "expert_post_norm", "shared_post_norm")
+"""Norms of `own_norms` with a scale: before the experts, and on what routed and shared experts make."""
+
 
 def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: float | None = None) -> tuple[ParamTensor, ...]:
     """Tensors of one E block, its pre-norm included.
@@ -23,6 +26,7 @@ def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: float | None 
         norm("norm.weight", hidden_size),
         replicated("router.weight", (moe.num_choices, hidden_size), Group.OTHER),
         *_router_options(moe),
+        *(_own_norms(moe, hidden_size) if moe.own_norms else ()),
         *(_bank(f"experts.{name}", (experts, width, rows), Init.NORMAL, 1) for name in up_names),
         _bank("experts.down_proj", (experts, rows, width), Init.NORMAL_OUT, 2),
         *(_bank_biases(up_names, experts, width, rows) if moe.bias else ()),
@@ -35,6 +39,11 @@ def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: float | None 
 def _router_options(moe: MixtureOfExperts) -> tuple[ParamTensor, ...]:
     names = {"router.bias": moe.router_bias, "router.correction": moe.score_correction}
     return tuple(replicated(name, (moe.num_choices,), Group.OTHER, Init.ZEROS) for name, given in names.items() if given)
+
+
+def _own_norms(moe: MixtureOfExperts, hidden_size: int) -> tuple[ParamTensor, ...]:
+    norms = (norm(f"{name}.weight", hidden_size) for name in OWN_NORMS)
+    return *norms, norm("router_scale", hidden_size), norm("expert_scale", moe.num_experts)
 
 
 def _bank_biases(up_names: tuple[str, ...], experts: int, width: int, rows: int) -> tuple[ParamTensor, ...]:

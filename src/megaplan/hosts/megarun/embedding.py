@@ -16,6 +16,8 @@ from megaplan.blocks.ops import OUTPUT, Dims, Op, Projection, add, linear, parti
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families import layer_embeddings
+from megaplan.families.layer_embeddings import LayerEmbeddings
 from megaplan.families.registry import families_of
 from megaplan.families.residual import StreamNorm, norm_op
 from megaplan.families.streams import COLLAPSED, collapse_ops, stream_shapes
@@ -179,6 +181,8 @@ def _side_replay(name: str) -> Replay:
 def side_storages(dims: Dims, features: Features, name: str) -> Shapes:
     """Storages of a side embedding, except its output in the stream."""
     own, section = dims.residual[:2], getattr(features, name)
+    if isinstance(section, LayerEmbeddings):
+        return layer_embeddings.side_shapes(dims, section)
     if isinstance(section, Ngram):
         tensors = storages(DType.INT64, Column.FEATURE_ACTIVATIONS, {"ids": (*own, section.num_tables)})
         rows = {"rows": (*own, section.num_tables * section.dim), "o": dims.residual}
@@ -189,6 +193,8 @@ def side_storages(dims: Dims, features: Features, name: str) -> Shapes:
 
 def side_ops(name: str) -> tuple[Op, ...]:
     """A side embedding's operations, from the stream to the stream."""
+    if name == Outside.LAYER_EMBEDDINGS:
+        return layer_embeddings.side_ops()
     if name == Outside.NGRAM:
         return (
             Op("hash", (), ("ids",)),

@@ -167,7 +167,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
             part = part if images is None else merged_part(spec, images, dims, part)
         case Outside.FINAL_NORM:
             part = final_norm_part(dims, model.norm, scaled=model.logits_multiplier != 1)
-        case Outside.NGRAM | Outside.STRUCTURE | Outside.PLATFORM:
+        case Outside.NGRAM | Outside.STRUCTURE | Outside.PLATFORM | Outside.LAYER_EMBEDDINGS:
             part = side_part(dims, features, block.family)
         case Outside.RELATION_BIAS:
             part = relation_bias_part(dims)

@@ -85,9 +85,10 @@ NOT_MEASURED = {
 }  # fmt: skip
 """Choices of kernels that no published pair of steps tells one from the other: the step is that of the fused ones."""
 NOT_OF_THESE_HOSTS = {
-    "model.attention.output_bias", "model.attention.output_norm", "model.attention.qk_norm_scale", "model.embedding_norm",
+    "model.attention.output_bias", "model.attention.output_norm", "model.attention.qk_norm_scale", "model.attention.query_norm_scale",
+    "model.attention.values_are_keys", "model.embedding_norm",
     "model.head_bias", "model.mlp.inner_norm", "model.mamba.bias", "model.mamba.conv_bias", "model.mamba.gated_norm",
-    "model.mlp.bias", "model.moe.activation", "model.moe.bias", "model.moe.expert_choice", "model.moe.router_bias",
+    "model.mlp.bias", "model.moe.activation", "model.moe.bias", "model.moe.expert_choice", "model.moe.own_norms", "model.moe.router_bias",
     "model.moe.score_correction", "model.norm_placement", "sharding.mode",
 }  # fmt: skip
 """Options that a host refuses, or takes for all blocks at once, so that one of them alone has one legal value."""

@@ -1,0 +1,60 @@
+"""Sections of keys that grouped-query attention shares among layers, chooses, or compresses."""
+
+from __future__ import annotations
+
+from megaplan.scalars import NaturalInt, PositiveInt, Section, StrictBool
+
+
+class Compressor(Section):
+    """Keys of grouped-query attention that stand for several positions each, which a gate sums; a layer attends to them, too.
+
+    Attributes:
+        layers: A layers with it: 0-based global indices, rising.
+        rate: Positions for each of these keys.
+        overlaps: Each has a second half, of the positions before its own.
+        top_k: Keys that an indexer chooses of them; null for all.
+        index_heads: Heads of the indexer.
+        index_dim: Width of one of them.
+    """
+
+    layers: tuple[NaturalInt, ...]
+    rate: PositiveInt
+    overlaps: StrictBool = False
+    top_k: PositiveInt | None = None
+    index_heads: NaturalInt = 0
+    index_dim: NaturalInt = 0
+
+    @property
+    def halves(self) -> int:
+        """Products of the input for one key, each as wide as the key."""
+        return 2 if self.overlaps else 1
+
+
+class BlockIndexer(Section):
+    """An indexer of grouped-query attention that chooses blocks of keys, with norms over its heads; the choice has no gradient.
+
+    Attributes:
+        num_heads: Heads of the indexer; each chooses for its share of the query heads.
+        head_dim: Width of one of them, and of its key.
+        block_size: Keys of a block, whose largest score is the block's.
+        top_blocks: Blocks that a token attends to.
+        layers: Layers that have the indexer: 0-based global indices of A layers, rising.
+    """
+
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    block_size: PositiveInt
+    top_blocks: PositiveInt
+    layers: tuple[NaturalInt, ...]
+
+
+class SharedKeys(Section):
+    """Layers that read the keys and values of an earlier one, and have no projections of their own for them.
+
+    Attributes:
+        source: The A layer whose keys and values they read: its 0-based global index.
+        layers: A layers behind it with the same heads and window: 0-based global indices, rising.
+    """
+
+    source: NaturalInt
+    layers: tuple[NaturalInt, ...]

@@ -1,0 +1,72 @@
+"""Lightning attention, blocks of keys that an indexer chooses, and compressed keys: the tensors, what a layer keeps, and its work."""
+
+from typing import Any
+
+import pytest
+
+from megaplan.cost.blocks import layer_works, rank_workload
+from megaplan.dtypes import DType
+from megaplan.errors import MegaplanError
+from megaplan.hosts.megarun.ledger import block_ledger
+from megaplan.inventory.build import build_inventory
+from megaplan.inventory.tensors import Inventory
+from megaplan.spec.load import spec_from_document
+from megaplan.spec.models import Spec
+from megaplan.spec.not_built_yet import megarun_refuses
+
+H, B, T, HEADS, WIDTH = 64, 2, 32, 4, 8
+GQA = {"kind": "gqa", "num_heads": HEADS, "num_kv_heads": 1, "head_dim": WIDTH, "qk_norm": True}
+
+
+def made(pattern: str, mesh: dict[str, int] | None = None, **model: Any) -> tuple[Spec, Inventory]:
+    sizes = {"pattern": pattern, "num_layers": 2, "hidden_size": H, "vocab_size": 128}
+    document = {"format": "megaplan.spec/1", "name": "n", "model": sizes | model, "batch": {"micro_batch_size": B, "seq_length": T}}
+    spec = spec_from_document(document | ({"mesh": mesh} if mesh else {}))
+    return spec, build_inventory(spec)
+
+
+def kept(spec: Spec, inventory: Inventory) -> dict[str, int]:
+    return {tensor.name: tensor.bytes for tensor in block_ledger(spec, "layers.0", inventory.block("layers.0")).saved if tensor.bytes}
+
+
+def flops(spec: Spec, inventory: Inventory) -> dict[str, int]:
+    """Forward FLOPs per token of each operation of the first layer."""
+    return {op.name: op.work.forward for op in layer_works(rank_workload(spec, DType.BF16), spec.model, inventory.layers[0])}
+
+
+def test_lightning_attention_keeps_a_state_a_chunk() -> None:
+    chunk = 8
+    spec, inventory = made("G", linear_attention={"kind": "lightning", "num_heads": HEADS, "head_dim": WIDTH, "chunk_size": chunk})
+    assert inventory.layers[0].elements == H + 5 * HEADS * WIDTH * H + HEADS * WIDTH
+    assert kept(spec, inventory)["states"] == B * (T // chunk) * HEADS * WIDTH**2 * 4
+    assert flops(spec, inventory)["lightning"] == HEADS * (4 * chunk * WIDTH + 4 * WIDTH**2)
+    assert "lightning" in megarun_refuses(spec)[0].detail
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*its states are not handed between ranks"):
+        made("G", {"cp": 2}, linear_attention={"kind": "lightning", "num_heads": HEADS, "head_dim": WIDTH})
+
+
+def test_an_indexer_of_blocks() -> None:
+    indexer = {"num_heads": 2, "head_dim": 6, "block_size": 4, "top_blocks": 2, "layers": [0]}
+    plain, chosen = made("A", attention=GQA), made("A", attention=GQA | {"block_indexer": indexer})
+    assert chosen[1].layers[0].elements - plain[1].layers[0].elements == 3 * 6 * H + 2 * 6
+    assert chosen[1].layers[1].elements == plain[1].layers[1].elements
+    more = {"indexer.q": B * T * 12 * 2, "indexer.k": B * T * 6 * 2, "indexer.blocks": B * T * 4 * 4}
+    assert kept(*chosen) == kept(*plain) | more
+    assert flops(*chosen)["attention"] < flops(*plain)["attention"]
+
+
+def test_compressed_keys_that_are_values() -> None:
+    rank, groups, low, rate = 10, 2, 6, 4
+    compressor = {"layers": [0], "rate": rate, "overlaps": True, "top_k": 3, "index_heads": 2, "index_dim": 4}
+    whole = GQA | {"values_are_keys": True, "query_norm_scale": False, "query_rank": rank, "output_groups": groups, "output_rank": low}
+    spec, inventory = made("A", attention=whole | {"compressors": [compressor]})
+    made_by_heads = HEADS * WIDTH
+    attention = rank * (H + 1 + made_by_heads) + WIDTH * H + WIDTH + low * made_by_heads + groups * low * H
+    assert inventory.layers[1].elements == H + attention
+    compressing = sum(2 * 2 * dim * H + rate * 2 * dim + dim for dim in (WIDTH, 4))
+    assert inventory.layers[0].elements == H + attention + compressing + 2 * 4 * rank + 2 * H
+    found = kept(spec, inventory)
+    assert found["compressor.keys"] == B * T // rate * WIDTH * 2
+    assert "v" not in found
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*an indexer needs index_heads"):
+        made("A", attention=whole | {"compressors": [compressor | {"index_heads": 0}]})
