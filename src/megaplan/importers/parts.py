@@ -10,7 +10,7 @@ from megaplan.importers.reader import ConfigReader
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 LAYER_NAMES = {"mamba": LINEAR, "attention": FULL, "global": FULL, "local": SLIDING, "deepseek_sparse_attention": "indexed_attention"}
 """Names of layers before transformers 5, each with its current name."""
-GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"} | dict.fromkeys(
+GATED_ACTIVATIONS = dict.fromkeys(("silu", "swish", "swigluoai"), "swiglu") | dict.fromkeys(
     ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "geglu"
 )
 PLAIN_ACTIVATIONS = {"relu2": "relu2"} | dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "gelu")
