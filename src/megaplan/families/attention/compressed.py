@@ -1,4 +1,4 @@
-"""Latent queries, outputs of groups of heads, and keys that stand for several positions, of grouped-query attention.
+"""Latent queries, outputs of groups of heads, and keys that are made of several positions, of grouped-query attention.
 
 A compressed key is the sum of `rate` positions, weighed by a softmax of a product of the input and a learned number of each of them. An
 indexer of its own chooses some of these keys by keys that are compressed in the same way; the choice has no gradient.

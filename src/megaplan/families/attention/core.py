@@ -32,7 +32,7 @@ class AttentionKey(NamedTuple):
         key_bias: True if keys add a number to their scores.
         scaled: Letters of the heads, of queries and keys, whose norms have a scale.
         low_rank: True if queries come from a latent.
-        compressed: True if some keys stand for several positions.
+        compressed: True if some keys are made of several positions.
         chooses: True if an indexer chooses of these keys.
         groups_output: True if groups of heads have a projection each before the output's.
         output_norm: True if the heads' outputs have a norm.

@@ -6,7 +6,7 @@ from megaplan.scalars import NaturalInt, PositiveInt, Section, StrictBool
 
 
 class Compressor(Section):
-    """Keys of grouped-query attention that stand for several positions each, which a gate sums; a layer attends to them, too.
+    """Keys of grouped-query attention that are made of several positions each, which a gate sums; a layer attends to them, too.
 
     Attributes:
         layers: A layers with it: 0-based global indices, rising.

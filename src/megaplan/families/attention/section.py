@@ -110,7 +110,7 @@ class GroupedQueryAttention(OptionsSection):
         values_are_keys: Values are the keys as they are, normed and rotated.
         output_groups: Groups of heads whose outputs are projected to output_rank each, before the output projection; 0 for none.
         output_rank: Width of what a group makes.
-        compressors: Keys that stand for several positions, of some layers.
+        compressors: Keys that are made of several positions, of some layers.
         block_indexer: An indexer that chooses blocks of keys; null for none.
         shared_keys: Layers that read the keys and values of an earlier layer.
         gate: The output of the heads is multiplied by the sigmoid of a projection as wide as the heads' output.
