@@ -63,8 +63,7 @@ class MixtureOfExperts(OptionsSection):
         expert_choice: Each expert takes the tokens with its largest scores, as many as its capacity, which is 1.0 if it is not given.
         ffn_hidden_size: Width of a routed expert.
         shared_ffn_hidden_size: Width of the shared expert; 0 for none.
-        own_norms: Experts read a norm of their own, and the router one without a scale, times factors of the channels and of the experts;
-            what routed and shared experts make has a norm each before their sum.
+        own_norms: Experts, shared expert and router read norms of their own, and what both kinds of experts make is normed.
         shared_gate: The shared expert's output is multiplied by the sigmoid of one score per token.
         latent_size: Width of the routed experts' inputs and outputs, between two projections that all share; null for hidden_size.
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
