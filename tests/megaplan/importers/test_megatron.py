@@ -90,6 +90,7 @@ FSDP = (
 WRONG = {
     "--num-layers 4 --num-extra-heads 4": "MP913",
     "--num-layers 4 --hidden-size 4k": "MP916",
+    "--num-layers 4 --pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers é": "MP916",
     "": "MP916",
     "--num-layers 4 --normalization T5Norm": "MP914",
     "--num-layers 4 --fp8-format fp8": "MP914",

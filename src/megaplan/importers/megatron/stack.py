@@ -124,8 +124,9 @@ def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
     layout = launch.value("pipeline_model_parallel_layout")
     if layout is None:
         ends = {key: launch.given(key) for key in _COUNTED_ENDS}
-        sizes = even_sizes({**ends, **{key: _spread(launch, key) for key in _SPREAD}}, layers, pp)
-        _whole_sizes(launch, sizes, layers, pp)
+        spread = {key: _spread(launch, key) for key in _SPREAD}
+        sizes = even_sizes({**ends, **spread}, layers, pp)
+        _whole_sizes(launch, sizes, layers, pp, {key: size for key, size in spread.items() if size})
     else:
         stages = _listed(layout) if isinstance(layout, list) else parse_layout(str(layout), launch.at("pipeline_model_parallel_layout"))
         check_layout(stages, pp, layers, modules, launch.at("pipeline_model_parallel_layout"))
@@ -175,11 +176,10 @@ def _mixers(launch: Arguments, layers: int) -> str:
     return "".join("G" if flag == "1" else "A" for flag in flags)
 
 
-def _whole_sizes(launch: Arguments, sizes: list[int], layers: int, pp: int) -> None:
+def _whole_sizes(launch: Arguments, sizes: list[int], layers: int, pp: int, given: dict[str, int]) -> None:
     """Refuses counts of layers that do not add up, with the argument that leaves layers over and what would fit."""
     if sum(sizes) == layers and min(sizes) >= 0:
         return
-    given = {key: int(found) for key in _SPREAD if (found := launch.values.get(key))}
     ends = {key: given[key] for key in _ENDS if key in given}
     if ends:
         _refuse_ends(launch, ends, layers, pp)
