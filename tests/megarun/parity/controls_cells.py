@@ -1,6 +1,6 @@
 """Cells of the parity matrix with FSDP2's controls: parts that are kept between forward and backward, layers gathered further ahead."""
 
-from parity_cells import BF16, DENSE, RECOMPUTED, RESHARD, T2, TIED, V2, Cell
+from parity_cells import BF16, DENSE, RECOMPUTED, RESHARD, T2, V2, Cell
 
 PARTS = RESHARD | {"sharding.reshard_size": 2}
 AHEAD = RESHARD | {"sharding.prefetch": 2}
@@ -9,9 +9,8 @@ FOUR = {"dp_shard": 4}
 CONTROLS_CELLS = [
     Cell("parts-2-of-4", FOUR, spec=PARTS, ci=True),
     Cell("parts-2-of-4-bf16-recompute", FOUR, spec=PARTS | BF16 | DENSE | RECOMPUTED, by_course=True),
-    Cell("parts-hsdp-2x4-tied", {"dp_replicate": 2, **FOUR}, spec=PARTS | TIED),
-    Cell("parts-tp2-pp2", {"pp": 2, **FOUR} | T2, spec=PARTS, num_microbatches=4),
-    Cell("parts-ahead-ep2-of-8", {"dp_shard": 8, "ep": 2}, spec=PARTS | AHEAD, num_microbatches=2),
+    Cell("parts-tp2-pp2", {"pp": 2, **FOUR} | T2, spec=PARTS, num_microbatches=8),
+    Cell("parts-ahead-ep2-of-8", {"dp_shard": 8, "ep": 2}, spec=PARTS | AHEAD, num_microbatches=8),
     Cell("parts-zbv-pp2", V2 | FOUR, "zbv", PARTS, num_microbatches=4),
     Cell("ahead-2-ep2", {**FOUR, "ep": 2}, spec=AHEAD, ci=True),
     Cell("ahead-2-pp2", {"pp": 2, "dp_shard": 2}, spec=AHEAD, num_microbatches=4),
