@@ -205,8 +205,8 @@ class Pricer:
         if over > 0 and num_slots > 1 and search <= self.work.left and (self.thorough or over * 4 < self.usable_bytes(spec)):
             fitted = None if self.thorough else cuts_that_fit(stack, memory, found)
             if self.thorough:
-                self.work.spent += search
-                spans = self._spans(spec)
+                self.work.spent += search  # `climbed` then makes the command's search for a shorter step
+                spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured).cuts, num_layers) if by_step else self._spans(spec)
             elif fitted is not None:
                 spans = spans_of(fitted.balance.cuts, num_layers)
             over = max(memory.excesses(spans))

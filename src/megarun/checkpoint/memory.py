@@ -302,7 +302,7 @@ def _stream_after_update(state: NamedPieces) -> torch.cuda.Stream | None:
     device = next((pieces.local.device for _, pieces in state if pieces.local.is_cuda), None)
     if device is None:
         return None
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     return stream
 
