@@ -29,7 +29,7 @@ _SECRET = re.compile(
     r"|\b(?:hf|ghp|gho|github_pat)_\w{20,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
 )
 _GIVEN = re.compile(
-    r"(--?[\w-]*(?:secret|passw(?:or)?d|(?:api|access|private|secret)[-_]?key|credentials?"  # an option of a launch script
+    r"((?<![\w-])--?[\w-]*(?:secret|passw(?:or)?d|(?:api|access|private|secret)[-_]?key|credentials?"  # an option of a launch script
     r"|(?:api|access|auth|github|hf|hub|login|secret|wandb)[-_]token)[=\s]\s*"
     r"|\b[A-Z][A-Z0-9_]*(?:_TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)=)(?![-$])[^\s\"'\\<]+",
     re.ASCII,

@@ -115,7 +115,7 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
     name, own = ("attention", []) if dims.cp == 1 else ("attention_pieces", [pieces[-2:], pieces])
     operands, settings = (q, k, v, starts_of(dims)), (0.3, None)
     needs = [] if own else [[*[True] * 3, sinks is not None, num_relations > 0]]
-    behind = stated(f"{name}_backward", (out, *operands, sinks, *bias, out, lse, *settings, cap, *own, *needs))
+    behind = stated(f"{name}_backward", (out, *operands, sinks, *bias, out, lse, *settings, cap, True, *own, *needs))
     if sinks is None and cap is None:
         section: Any = LatentAttention.model_construct(num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width)
     else:
@@ -123,7 +123,7 @@ def test_the_ledger_of_attention_has_what_the_operation_states(seed: int) -> Non
             num_heads=heads, num_kv_heads=groups, head_dim=width, score_cap=cap, sinks=sinks is not None
         )
     local = dims._replace(kernels=True, relations=num_relations)
-    assert (stated(name, (*operands, *settings, sinks, *bias, cap, *own)), behind) == expected(
+    assert (stated(name, (*operands, *settings, sinks, *bias, cap, True, *own)), behind) == expected(
         core_inside(local, section, PLAIN, dims.dtype)
     )
 

@@ -17,6 +17,8 @@ from megakernels.ops.gated_conv1d.facts import GatedConvolutionSizes
 from megaplan.blocks.work import Workload, total
 from megaplan.cost.formulas import FORMULAS
 from megaplan.cost.model import ModelCosts, flops_per_token, model_costs
+from megaplan.families.linear_attention.lightning import lightning_work
+from megaplan.families.linear_attention.section import LightningAttention
 from megaplan.families.moe.composition import routing
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Block, Owner
@@ -300,6 +302,7 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
     not_chosen = attention_core(at_4096, **flagship_heads).forward - attention_core(at_4096, **flagship_heads, window_size=2048).forward
     heads = {"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128}
     delta = GatedDeltaNet.model_validate({"kind": "gated_delta", **heads})
+    lightning = LightningAttention(kind="lightning", num_heads=64, head_dim=128, chunk_size=256)
     indexer_linears = 2 * (64 * 512 + 3584 * 64 + 3584 * 8)
     found = {
         "linear": costs_of(llama).layers[1].forward_flops // 3,
@@ -309,6 +312,7 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
         "mimo_ssd": mimo_ssd(at_4096, num_heads=112, mimo_rank=4, save_every=256, **small | {"chunk_size": 16}).forward,
         "selective_scan": selective_scan(at_4096, channels=8192, state_dim=16, save_every=256).forward,
         "delta_rule": delta_rule(at_4096, delta).forward,
+        "lightning": next(op.work.forward for op in lightning_work(at_4096, lightning, 6144) if op.name == "lightning"),
         "gated_conv1d": GatedConvolutionSizes(1, 4096, 2048, 3, False, 2).work().forward,
         "m2rnn": m2rnn(at_4096, recurrent).forward,
         "causal_conv1d": causal_conv1d(8192 + 2 * 8 * 128, 4, 2).forward,

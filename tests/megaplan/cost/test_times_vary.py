@@ -183,7 +183,7 @@ def test_the_ops_that_run_again_are_the_saved_tensor_ledger_s(make_spec):
     """Selective recompute as the host's programs have it; views cost nothing, what ranks exchange is a transfer: no ops here."""
     views = {"split", "split conv", "exchange conv1d"}
     factors = {"mamba": {"kind": "mamba2", "part_multipliers": [0.5] * 5}}
-    factors["mlp"] = {"ffn_hidden_size": 14336, "activation": "swiglu", "gate_multiplier": 0.5}
+    factors["mlp"] = {"ffn_hidden_size": 14336, "activation": "swiglu", "gate_multiplier": 0.5, "inner_norm": True}
     spec = make_spec(FAMILIES, model=factors)
     for block in build_inventory(spec).layers:
         ops = layer_works(rank_workload(spec, spec.precision.of(block.family)), spec.model, block)

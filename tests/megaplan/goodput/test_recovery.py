@@ -24,9 +24,9 @@ def test_detection_is_that_of_the_table_of_faults() -> None:
         line.split("|")[1:-1] for line in (ROOT / "docs/reference/faults.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"
     ]
     seconds = {
-        what: [float(row[-1]) for row in rows if re.match(what, row[0].strip())] for what in (r"kill -9 of rank \d in", "SIGSTOP to")
+        what: [float(row[-2]) for row in rows if re.match(what, row[0].strip())] for what in (r"kill -9 of rank \d in", "SIGSTOP to")
     }
-    crashes = [float(row[-1]) for row in rows if re.match(r" kill -9 of rank \d in step", row[0]) and row[4].strip() == "1"]
+    crashes = [float(row[-2]) for row in rows if re.match(r" kill -9 of rank \d in step", row[0]) and row[4].strip() == "1"]
     assert len(crashes) >= 10
     assert figures()["crash_detection_seconds"].value == pytest.approx(median(crashes), abs=0.5)
     assert figures()["hang_margin_seconds"].value == pytest.approx(median(seconds["SIGSTOP to"]) - 4, abs=2)

@@ -52,9 +52,10 @@ def test_side_embeddings_stand_on_the_first_slot() -> None:
 @pytest.mark.requirement("R-18")
 def test_every_side_embedding_declares_its_home_its_maker_and_its_checkpoint_rule() -> None:
     """The declared home is where the layout puts it, and nowhere else."""
-    inventory = make_inventory("AD", "embedding ngram structure platform final_norm head")
+    names = ("ngram", "structure", "platform", "layer_embeddings")
+    inventory = make_inventory("AD", f"embedding {' '.join(names)} final_norm head")
     first, last = build_layout(make_spec(), inventory, ((0, 1), (1, 2))).slots
-    assert {family.value for family in SIDE_EMBEDDINGS} == {"ngram", "structure", "platform"}
+    assert {family.value for family in SIDE_EMBEDDINGS} == set(names)
     for family, side in SIDE_EMBEDDINGS.items():
         assert side.home == "first"
         assert "token" in side.maker
