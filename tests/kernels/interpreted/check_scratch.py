@@ -50,7 +50,8 @@ EACH_ATTENTION = pytest.mark.parametrize("shape", ATTENTION, ids=str)
 
 NEITHER = None, None, None
 """No sinks, no classes, no relations."""
-UNCAPPED = None
+UNCAPPED = None, True
+"""No cap, and causal."""
 
 
 def attention_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -67,9 +68,9 @@ def test_attention(shape: tuple[int, ...], packed: bool) -> None:
     """Backward one number per query and head, and the gradients that are not needed."""
     batch, num_positions, heads, _, _, value_width = shape
     inputs, starts = attention_inputs(shape, BF16), starts_of(batch, num_positions, packed)
-    assert check(attention_op._attention, *inputs, starts, 0.3, 9, *NEITHER, UNCAPPED) == 0
+    assert check(attention_op._attention, *inputs, starts, 0.3, 9, *NEITHER, *UNCAPPED) == 0
     out, lse = torch.empty(batch, num_positions, heads, value_width, dtype=BF16), torch.empty(batch, heads, num_positions)
-    behind = out, *inputs, starts, *NEITHER, out, lse, 0.3, None, UNCAPPED
+    behind = out, *inputs, starts, *NEITHER, out, lse, 0.3, None, *UNCAPPED
     delta = 4 * batch * heads * num_positions
     assert check(attention_op._attention_backward, *behind, [*[True] * 3, False, False]) == delta
     assert check(attention_op._attention_backward, *behind, [True, False, True, False, False]) == delta + inputs[1].nbytes
@@ -88,7 +89,7 @@ def test_attention_that_stores_scores(
         each = 2 * 2 * tiles * 128**2 * 2
         monkeypatch.setattr(stored_facts, "STORED_BYTES", parts * each)
         for sinks in (None, torch.empty(4)):
-            behind = out, *inputs, starts, sinks, None, None, out, lse, 0.3, window, cap
+            behind = out, *inputs, starts, sinks, None, None, out, lse, 0.3, window, cap, True
             found = check(attention_op._attention_backward, *behind, [*[True] * 3, sinks is not None, False])
             assert found == 4 * 2 * 4 * 520 + min(parts, 4) * each - 4 * 4 * (sinks is not None)
 
@@ -105,11 +106,11 @@ def test_attention_with_relations(shape: tuple[int, ...], cap: float | None, pac
     bias = torch.empty(batch, 2 * num_positions, dtype=torch.int32)[:, ::2], torch.empty(heads, 3, dtype=BF16).T
     copied = 4 * batch * num_positions + 6 * heads
     added = copied if num_positions * batch > 1 and heads > 1 else None
-    found = check(attention_op._attention, *inputs, starts, 0.3, 9, None, *bias, cap)
+    found = check(attention_op._attention, *inputs, starts, 0.3, 9, None, *bias, cap, True)
     assert added is None or found == added
     out, lse = torch.empty(batch, num_positions, heads, value_width, dtype=BF16), torch.empty(batch, heads, num_positions)
     for sinks in (None, torch.empty(heads)):
-        behind = out, *inputs, starts, sinks, *bias, out, lse, 0.3, None, cap
+        behind = out, *inputs, starts, sinks, *bias, out, lse, 0.3, None, cap, True
         found = check(attention_op._attention_backward, *behind, [*[True] * 3, sinks is not None, True])
         assert sinks is not None or added is None or found == 8 * batch * heads * num_positions + added
         check(attention_op._attention_backward, *behind, [True, False, True, sinks is not None, False])
@@ -123,12 +124,12 @@ def test_pieces_of_attention(num_ranks: int, packed: bool) -> None:
     k, v = (each.repeat(1, num_ranks, 1, 1) for each in (k, v))
     stored = [piece for rank in range(num_ranks) for piece in (rank, 2 * num_ranks - 1 - rank)]
     starts, pieces = starts_of(2, 10, packed), (stored[-2:], stored)
-    assert check(attention_pieces._pieces, q, k, v, starts, 0.3, None, *NEITHER, UNCAPPED, *pieces) == 0
+    assert check(attention_pieces._pieces, q, k, v, starts, 0.3, None, *NEITHER, *UNCAPPED, *pieces) == 0
     out, lse = torch.empty(2, 10, 4, 9, dtype=BF16), torch.empty(2, 4, 10)
-    behind = out, q, k, v, starts, *NEITHER, out, lse, 0.3, None, UNCAPPED
+    behind = out, q, k, v, starts, *NEITHER, out, lse, 0.3, None, *UNCAPPED
     assert check(attention_pieces._pieces_backward, *behind, *pieces) == 4 * 2 * 4 * 10
     bias = torch.empty(2, 10 * num_ranks, dtype=torch.int32), torch.empty(3, 4, dtype=BF16)
-    behind = out, q, k, v, starts, None, *bias, out, lse, 0.3, None, 2.0
+    behind = out, q, k, v, starts, None, *bias, out, lse, 0.3, None, 2.0, True
     assert check(attention_pieces._pieces_backward, *behind, *pieces) == 4 * 2 * 4 * 10 * (1 + num_ranks)
 
 
@@ -382,9 +383,9 @@ def test_copies_of_operands_are_counted() -> None:
     check(m2rnn_op._m2rnn_backward, inputs[2], *inputs, None, torch.empty(2, 2, 4, 1, 16), 1, [True] * 8)
     q, k, v = attention_inputs((2, 9, 4, 2, 6, 5), BF16)
     inputs, starts, out = [q.mT.contiguous().mT, k, v], torch.zeros(9, 2, dtype=torch.int32).T, torch.empty(2, 9, 4, 5, dtype=BF16)
-    check(attention_op._attention, *inputs, starts, 0.3, None, *NEITHER, UNCAPPED)
+    check(attention_op._attention, *inputs, starts, 0.3, None, *NEITHER, *UNCAPPED)
     grad, lse = torch.empty((), dtype=BF16).expand(out.shape), torch.empty(2, 9, 4).mT
-    behind = grad, *inputs, starts, *NEITHER, out, lse, 0.3, None, UNCAPPED
+    behind = grad, *inputs, starts, *NEITHER, out, lse, 0.3, None, *UNCAPPED
     check(attention_op._attention_backward, *behind, [*[True] * 3, False, False])
     inputs = mamba3_inputs((2, 9, 4, 6, 2, 8), 2, 3, (BF16, BF16))
     inputs[1], inputs[8], inputs[7] = inputs[1].contiguous(), inputs[8].mT.contiguous().mT, inputs[7].mT.contiguous().mT
