@@ -26,7 +26,8 @@ pytestmark = pytest.mark.runtime
 BF16, FP32, INT32, INT64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
 NEITHER = None, None, None
 """No sinks, no classes, no relations."""
-UNCAPPED = None
+UNCAPPED = None, True
+"""No cap, and causal."""
 SIZES = [Random(seed) for seed in range(4)]
 
 
@@ -272,12 +273,12 @@ def test_attention_multiplies_the_pairs_that_see_each_other(random: Random, wide
     batch, length, groups, shared, window = (random.randint(1, each) for each in (3, 90, 3, 4, 40))
     width, value_width = (192, 128) if wide else (96, 64)
     q, k, v = empty(batch, length, groups * shared, width), empty(batch, length, groups, width), empty(batch, length, groups, value_width)
-    found = work("attention", q, k, v, None, 0.1, window, *NEITHER, UNCAPPED)
+    found = work("attention", q, k, v, None, 0.1, window, *NEITHER, *UNCAPPED)
     pairs = batch * groups * shared * sum(min(window, position + 1) for position in range(length))
     assert (found.inside, found.launches) == ("triton", 1)
     assert found.product_flops == {"bf16": 2 * pairs * (width + value_width)}
     out, lse = empty(batch, length, groups * shared, value_width), empty(batch, groups * shared, length, dtype=FP32)
-    back = work("attention_backward", out.clone(), q, k, v, None, *NEITHER, out, lse, 0.1, window, UNCAPPED, [*[True] * 3, False, False])
+    back = work("attention_backward", out.clone(), q, k, v, None, *NEITHER, out, lse, 0.1, window, *UNCAPPED, [*[True] * 3, False, False])
     keys = 3 * width + 2 * value_width if wide else 2 * width + 2 * value_width
     assert back.launches == (3 if wide else 2)
     assert back.product_flops == {"bf16": 2 * pairs * (2 * width + value_width + keys)}
@@ -288,7 +289,7 @@ def test_attention_of_pieces_multiplies_the_pairs_of_its_queries() -> None:
     length, total = 40, 0
     for pieces in ([0, 3], [1, 2]):
         q, k = empty(1, 2 * length, 4, 64), empty(1, 4 * length, 2, 64)
-        found = work("attention_pieces", q, k, k.clone(), None, 0.1, None, *NEITHER, UNCAPPED, pieces, [0, 3, 1, 2])
+        found = work("attention_pieces", q, k, k.clone(), None, 0.1, None, *NEITHER, *UNCAPPED, pieces, [0, 3, 1, 2])
         total += found.product_flops["bf16"]
     positions = 4 * length
     assert total == 2 * 4 * positions * (positions + 1) // 2 * (64 + 64)
@@ -320,7 +321,7 @@ def test_indexed_attention_multiplies_visible_pairs_and_scores_them_in_fp32(rand
 def test_an_operation_that_is_plain_torch_on_cuda_counts_as_all_that_it_runs() -> None:
     """Heads that neither a library nor a kernel accepts."""
     q, k = empty(2, 128, 4, 320), empty(2, 128, 2, 320)
-    found = work("attention", q, k, k.clone(), None, 0.125, None, *NEITHER, UNCAPPED)
+    found = work("attention", q, k, k.clone(), None, 0.125, None, *NEITHER, *UNCAPPED)
     assert found.inside == "torch"
     # two blocks of 64 queries against 64 and 128 keys, scores and values, in fp32
     assert found.product_flops == {"fp32": 2 * 2 * 2 * 4 * 64 * 320 * (64 + 128)}

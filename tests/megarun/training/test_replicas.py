@@ -55,7 +55,7 @@ def test_parts_of_a_tensor_differ_by_their_boxes() -> None:
 @pytest.mark.parametrize(("every", "checked"), [(0, []), (1, [1, 2, 3, 4, 5, 6]), (4, [3, 4, 6])])
 def test_a_check_is_due_every_few_steps_and_before_a_save(monkeypatch: pytest.MonkeyPatch, every: int, checked: list[int]) -> None:
     dropped: list[bool] = []
-    keeper: Any = SimpleNamespace(control=dist.group.WORLD, forget_copies=lambda: dropped.append(True))
+    keeper: Any = SimpleNamespace(control=dist.group.WORLD, finish_save=lambda: None, forget_copies=lambda: dropped.append(True))
     monkeypatch.setattr(replicas, "model_state", lambda *_: [])
     monkeypatch.setattr(replicas, "optimizer_state", lambda *_: [])
     monkeypatch.setattr(replicas, "differences", lambda _: [("norm.weight", [0], "differs from 2 others")])
