@@ -8,6 +8,7 @@ import io
 import json
 import random
 import unicodedata
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from megaplan.plan.digests import plan_digest
 
 SAMPLES = ROOT / "tests/megaplan/importers/models.json"
 STATUSES = {0, 1, 2, 3}
+Program = Callable[[list[str]], int]
+"""Runs a command line in this process and returns its exit status."""
+BUGS = ("MP499", "MP610", "Traceback")
+"""Parts of an answer to an exception that no code handles."""
 KEYS = (
     *("mesh.tp", "mesh.pp", "mesh.vpp", "mesh.cp", "mesh.ep", "mesh.dp_shard", "mesh.dp_replicate", "batch.seq_length"),
     *("batch.micro_batch_size", "model.num_layers", "model.vocab_size", "schedule.kind", "schedule.num_microbatches"),
@@ -239,18 +244,27 @@ class Commands:
         return str(path)
 
     def _accepts(self, words: list[str]) -> bool:
-        status, printed, said = answer(words)
-        if status not in STATUSES or "MP499" in said:
-            raise WrongAnswerError(f"{words}: exit {status}, {said[-300:]}")
-        for text in (printed, said):
-            if bad := sorted({letter for letter in text if letter not in "\n\t" and unicodedata.category(letter) in ("Cc", "Cf", "Cs")}):
-                raise WrongAnswerError(f"{words}: {bad} are printed")
-        return status in (0, 1) and "error[" not in said
+        return accepts(words)
 
 
-def answer(words: list[str]) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of one command."""
+def accepts(words: list[str], program: Program = run, statuses: Collection[int] = STATUSES) -> bool:
+    """True if a command takes what it is given, False if it refuses it.
+
+    Raises:
+        WrongAnswerError: It has another exit status, reports a bug, or prints a control character.
+    """
+    status, printed, said = answer(words, program)
+    if status not in statuses or any(code in said for code in BUGS):
+        raise WrongAnswerError(f"{words}: exit {status}, {said[-300:]}")
+    for text in (printed, said):
+        if bad := sorted({letter for letter in text if letter not in "\n\t" and unicodedata.category(letter) in ("Cc", "Cf", "Cs")}):
+            raise WrongAnswerError(f"{words}: {bad} are printed")
+    return status in (0, 1) and "error[" not in said
+
+
+def answer(words: list[str], program: Program = run) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of one command of megaplan, or of another program."""
     printed, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
-        status = run(words)
+        status = program(words)
     return status, printed.getvalue(), said.getvalue()
