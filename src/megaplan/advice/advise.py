@@ -82,6 +82,7 @@ class Adviser:
     def find(self) -> list[Advice]:
         """The best of the smallest changes; if none fits, the closest one, if it lowers the peak."""
         work, self._pricer.work, self._pricer.thorough = self._pricer.work, Work(SINGLES_WORK), True
+        self._pricer.useless_bytes = self._before.peak_bytes
         singles = self._candidates((edit,) for edit in single_edits(self._spec))
         found = self._singles(singles)
         self._pricer.work, self._pricer.thorough = work, False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
@@ -78,6 +78,7 @@ class Pricer:
         measured: Function from a spec to its costs file; None for modelled costs.
         work: Work limit that all prices share.
         thorough: True if the command's own search for cuts that fit is made, however much the best ones exceed the memory.
+        useless_bytes: A peak from which a change that does not fit is of no use, so that its least peak is not searched for.
     """
 
     kept: Spans | None = None
@@ -85,6 +86,7 @@ class Pricer:
     measured: Callable[[Spec, Inventory], MeasuredCosts | None] = lambda _spec, _inventory: None
     work: Work = field(default_factory=lambda: Work(1 << 62))
     thorough: bool = False
+    useless_bytes: int = 1 << 62
     _sides: dict[tuple[bool, bool | None], Side] = field(default_factory=dict)
     _schedules: set[tuple[object, ...]] = field(default_factory=set)
 
@@ -204,7 +206,8 @@ class Pricer:
         search = SPLITS_TRIED * (memory.work + stack.partition_work * spec.mesh.vpp)
         if over > 0 and num_slots > 1 and search <= self.work.left and (self.thorough or over * 4 < self.usable_bytes(spec)):
             fitted = None if self.thorough else cuts_that_fit(stack, memory, found)
-            if self.thorough:
+            limited = replace(stack, sums=memory.sums(spans)) if self.thorough else stack
+            if self.thorough and limited.least_excess < max(1, self.useless_bytes - self.usable_bytes(spec)):
                 self.work.spent += search  # `climbed` then makes the command's search for a shorter step
                 spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured).cuts, num_layers) if by_step else self._spans(spec)
             elif fitted is not None:

@@ -242,7 +242,12 @@ class _Search:
 
 
 def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
-    """The best cuts that fit by the budget, and a bound on any; None if none were found."""
+    """The best cuts that fit by the budget, and a bound on any; None if none were found.
+
+    In loop placement the search limits each chunk by itself; the mean of a rank's sums refutes what it would have to branch on.
+    """
+    if stack.where == "loop" and stack.least_excess > 0:
+        return None
     return _Search(stack, memory, 0, max_budgets, _effort(memory)).run()[0]
 
 
@@ -300,7 +305,7 @@ def min_overflow_bytes(stack: Stack, memory: Memory, cuts: tuple[int, ...], max_
     """
     last, best, effort = memory.num_budgets + max_budgets, cuts, _effort(memory, 3)
     high = max(memory.excesses(spans_of(cuts, stack.num_layers)))
-    low = proven = max(1, min(high, stack.least_excess()))
+    low = proven = max(1, min(high, stack.least_excess))
     while low < high and memory.num_budgets < last and effort.allows(stack.partition_work) and not effort.exhausted:
         middle = (low + high) // 2
         search = _Search(stack, memory, middle, max(1, max_budgets // 16), effort, any_will_do=True)

@@ -139,6 +139,7 @@ class Stack:
                     sums[id(weight)] = min(each, sums.get(id(weight), each), key=attrgetter("most"))
         return [tuple(sums.values()) for sums in found]
 
+    @cached_property
     def least_excess(self) -> int:
         """Lower bound on the largest excess over the sums at any cost, from means of all of them."""
         from megaplan.partition.bounds import SlotSum, mean_bound  # noqa: PLC0415  (only where nothing fits)

@@ -95,3 +95,19 @@ def test_a_search_that_spent_its_work_says_so(monkeypatch: pytest.MonkeyPatch) -
     free = stack_of(spec, stack_costs(spec, inventory))
     work = replace(free, sums=Memory(spec, inventory).sums(cuts.spans)).partition_work
     assert len(calls) <= 1 + 2 * (30_000 // work + 1)
+
+
+def test_the_mean_of_the_sums_refutes_interleaved_chunks_without_an_evaluation() -> None:
+    """A search that excludes spans of one chunk after another evaluates hundreds of stages before its budget is spent."""
+    sizes = ("mesh.pp=2", "mesh.vpp=4", "schedule={kind: interleaved_1f1b, num_microbatches: 16}", "batch.micro_batch_size=16")
+    spec = spec_of(*sizes, "host.kernels=reference", plan="llama-3.1-8b")
+    inventory = build_inventory(spec)
+    memory, free = Memory(spec, inventory), stack_of(spec, stack_costs(spec, inventory))
+    found = free.best()
+    assert found is not None
+    limited = replace(free, sums=memory.sums(spans_of(found.cuts, len(inventory.layers))))
+    assert limited.least_excess > 0
+    assert fitting.best_fitting(limited, memory) is None
+    assert memory.num_stages == 0
+    overflow = fitting.min_overflow_bytes(limited, memory, found.cuts)
+    assert overflow.lower_bound_bytes >= limited.least_excess
