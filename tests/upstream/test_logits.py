@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from upstream_checks import note, rms_ratio, use_plain_torch  # noqa: E402
 
 from megaplan import split  # noqa: E402
+from megaplan.exporters.hf_config import TYPES  # noqa: E402
 from megaplan.importers.hf import import_hf  # noqa: E402
 from megaplan.spec.models import LatentAttention, Spec  # noqa: E402
 from megarun.checkpoint.full_tensors import full_tensors, tensor_names  # noqa: E402
@@ -45,7 +46,7 @@ def comparable(model_type: str, seed: int) -> dict[str, Any]:
         heads = config["num_attention_heads"]
         config["hidden_size"] = heads * 8 * draw.randint(1, 3)
     if model_type in GROUPED and draw.random() < 0.6:
-        config |= {"n_routed_experts": 12, "num_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 5}
+        config |= {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 5}
         normalized = {"topk_method": "group_limited_greedy"} if model_type == "deepseek_v2" else {"norm_topk_prob": draw.random() < 0.5}
         config |= {"routed_scaling_factor": 2.5, **normalized}
     for key in ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim"):
@@ -202,6 +203,32 @@ def test_layers_that_share_a_choice_are_those_of_transformers(
         for layer in attention.indexer.shared_layers:
             stage.layers[str(layer)].takes_choice = False
         assert rms_ratio(stage(tokens), expected) > 1e-3
+
+
+@pytest.mark.parametrize("model_type", [each.name for each in TYPES])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_config_that_is_derived_from_the_plan_loads(model_type: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export without the config's file: transformers computes the same logits, perhaps as an earlier type of the list."""
+    config = comparable(model_type, seed)
+    if config.get("first_k_dense_replace", 0) >= config.get("num_hidden_layers", 1):
+        config["first_k_dense_replace"] = 0
+    model = random_model(config, seed)
+    use_plain_torch(model, monkeypatch)
+    model.save_pretrained(tmp_path / "model")
+    checkpoint, _, _ = stage_of(tmp_path)
+    exported = export_weights(checkpoint, None, tmp_path / "export").path
+    chosen = json.loads((exported / "config.json").read_text())["model_type"]
+    how = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    loaded, info = class_of(chosen).from_pretrained(exported, output_loading_info=True, **how)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    use_plain_torch(loaded, monkeypatch)
+    tokens = torch.randint(0, config["vocab_size"], (2, LENGTH), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits
+        note(
+            f"derived config of {model_type}", chosen, {f"seed {seed}": rms_ratio(loaded.eval()(tokens, use_cache=False).logits, expected)}
+        )
 
 
 def stage_of(folder: Path) -> tuple[Path, Any, Spec]:

@@ -64,15 +64,22 @@ def export_command(
     out: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="A new .safetensors file; with --format hf a new folder.")],
     *,
     as_format: Annotated[str, typer.Option("--format", metavar="inventory|hf", help="Names of the tensors.")] = "inventory",
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="With --format hf: the model's config.json.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="With --format hf: the model's config.json, if the plan does not say it."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="With --format hf, if not the run's: see sample.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", metavar="fp32|bf16", help="With --format hf: of the weights.")] = None,
 ) -> int:
     """Export the unsharded parameters of a checkpoint: one safetensors file, or a Hugging Face model's folder."""
     if as_format == "hf":
-        return _answered(False, lambda: _export_hf(folder, config, out, dtype))
-    if as_format != "inventory" or config is not None or dtype is not None:
-        given = f"--format {as_format}" if as_format != "inventory" else "--config" if config is not None else "--dtype"
-        raise typer.BadParameter(f"{given}: --format is inventory or hf, and --config and --dtype belong to hf")
+        return _answered(False, lambda: _export_hf(folder, config, out, dtype, tokenizer))
+    of_hf = {"--config": config, "--tokenizer": tokenizer, "--dtype": dtype}
+    if as_format != "inventory" or any(value is not None for value in of_hf.values()):
+        given = f"--format {as_format}" if as_format != "inventory" else next(name for name, value in of_hf.items() if value is not None)
+        raise typer.BadParameter(f"{given}: --format is inventory or hf, and {', '.join(of_hf)} belong to hf")
     return _answered(False, lambda: _export(folder, out))
 
 
@@ -231,17 +238,18 @@ def _import(plan: Path, model: Path, out: Path) -> int:
     return 0
 
 
-def _export_hf(folder: str, config: Path | None, out: Path, dtype: str | None) -> int:
-    if config is None:
-        raise refusal("MP664", "--format hf needs --config", hints=("--config MODEL/config.json",))
+def _export_hf(folder: str, config: Path | None, out: Path, dtype: str | None, tokenizer: Path | None) -> int:
     path = checkpoints_at(folder)[0]
     _require_whole(path)
+    from megarun.data.token_file import tokenizer_file  # noqa: PLC0415
     from megarun.dtypes import TORCH_DTYPES  # noqa: PLC0415  (torch takes seconds to load)
     from megarun.huggingface.convert import export_weights  # noqa: PLC0415
+    from megarun.huggingface.describe import run_tokenizer  # noqa: PLC0415
 
     if dtype not in (None, *EXPORTED_DTYPES):
         raise refusal("MP664", f"--dtype = {dtype}, and weights are {' or '.join(EXPORTED_DTYPES)}", hints=("--dtype bf16",))
-    _report(export_weights(path, config, out, None if dtype is None else TORCH_DTYPES[EXPORTED_DTYPES[dtype]]))
+    words = run_tokenizer(folder) if tokenizer is None else tokenizer_file(tokenizer)
+    _report(export_weights(path, config, out, None if dtype is None else TORCH_DTYPES[EXPORTED_DTYPES[dtype]], words))
     return 0
 
 

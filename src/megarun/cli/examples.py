@@ -21,7 +21,7 @@ EXAMPLES = {
     ),
     "data inspect": ("megarun data inspect corpus.tokens",),
     "sample": (
-        "megarun sample runs/my 'Once there was' --tokenizer corpus.tokens",
+        "megarun sample runs/my 'Once there was'",
         "megarun sample runs/my 'def main' --tokenizer tokenizer.json --tokens 40 --temperature 0",
     ),
     "eval": ("megarun eval runs/my held-out.tokens", "megarun eval runs/my corpus.tokens --rows 64"),

@@ -188,7 +188,9 @@ def sample(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or URL, or one checkpoint of it.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The prompt.")],
     *,
-    tokenizer: Annotated[Path, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, or the token file that it made.")],
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, or the token file that it made, if not the run's.")
+    ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="Most tokens to write.")] = 100,
     temperature: Annotated[float, typer.Option("--temperature", min=0, metavar="T", help="0: always the most probable token.")] = 0.8,
     top_p: Annotated[float, typer.Option("--top-p", min=1e-9, max=1, metavar="P", help="Draw from the fewest tokens of this sum.")] = 0.95,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHOWN_DIGITS = 16
+TOKENIZER = "tokenizer.json"
+"""The tokenizer of a run's first token file, in the folder of the run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from megaplan.plan.document import PlanDocument
 from megaplan.plan.read import parse_plan
 from megaplan.plan.text import MAX_PLAN_BYTES
 from megarun.checkpoint.full_tensors import full_tensors
-from megarun.checkpoint.index import INDEX, read_index
+from megarun.checkpoint.index import INDEX, SavedTensor, read_index
 from megarun.checkpoint.manifest import FOLDER, PLAN, Manifest, folder_name, read_listed, read_manifest
 from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
 from megarun.checkpoint.retention import Retention
@@ -35,6 +35,8 @@ from megarun.errors import refusal
 from megarun.files import read_bounded
 from megarun.huggingface.adapters import Adapters
 from megarun.huggingface.changes import to_ours, to_theirs
+from megarun.huggingface.describe import DERIVED, derived_config, write_card, write_tokenizer
+from megarun.huggingface.differences import model_differences
 from megarun.huggingface.files import CONFIG, MAX_JSON_BYTES, Group, WeightFiles, unreadable, write_shards
 from megarun.huggingface.names import NAMES, Names
 from megarun.huggingface.rules import EXPERT_BIAS, Rule, copied_rules, weight_rules
@@ -125,30 +127,30 @@ def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Mo
     return Moved(out / FOLDER / folder_name(0), len(files.places) - len(left), size, left, _not_carried(imported))
 
 
-def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: torch.dtype | None = None) -> Moved:
+def export_weights(
+    checkpoint: AnyPath, config_path: Path | None, out: Path, dtype: torch.dtype | None = None, tokenizer: Path | None = None
+) -> Moved:
     """Write a checkpoint's parameters as a model's folder that `from_pretrained` loads; adapters are merged into their linears.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        config_path: `config.json` of the model; files of tokenizer and generation from its folder are copied.
+        config_path: `config.json` of the model, whose folder's files of tokenizer and generation are copied; None to derive a config.
         out: A new folder; of a config that nests a text model it is that model alone.
         dtype: Dtype of the weights; None to keep that of the checkpoint.
+        tokenizer: `tokenizer.json` of the run, where the config's folder has none.
 
     Raises:
-        MegaplanError: A file cannot be read, or the config is of another model.
+        MegaplanError: A file cannot be read, or the config is of another model, or of no type that megarun derives.
     """
-    config = _config(config_path)
     if out.exists():
         raise refusal("MP608", f"{out} exists", hints=(f"-o {out}-2",), file=str(out))
     manifest = read_manifest(checkpoint)
     job = Job.from_plan(plan_of(checkpoint, manifest))
-    rules, imported = _rules(job, config, config_path)
+    config = derived_config(job) if config_path is None else _config(config_path)
+    rules, imported = _rules(job, config, config_path or Path(DERIVED))
     saved = read_index(checkpoint, manifest.files.get(INDEX))
     adapters = Adapters.of(checkpoint, job, saved)
-    for ours in (each for rule in rules for each in rule.ours):
-        if ours.name not in saved or saved[ours.name].shape != ours.shape:
-            found = list(saved[ours.name].shape) if ours.name in saved else "missing"
-            raise refusal("MP644", f"{checkpoint}: {ours.name} is {found}, the plan's {list(ours.shape)}", file=str(checkpoint))
+    _require_shapes(rules, saved, checkpoint)
     stored = {name: dtype or DTYPES[each.dtype] for name, each in saved.items() if each.dtype in DTYPES}
     stored |= {name: torch.float32 for name in stored if name.endswith(f".{EXPERT_BIAS}")}  # as models keep it, whatever their dtype
     written = [*rules, *copied_rules(NAMES[imported.family], job.inventory)]
@@ -158,15 +160,32 @@ def export_weights(checkpoint: AnyPath, config_path: Path, out: Path, dtype: tor
     out.mkdir(parents=True)
     try:
         write_shards(out, groups, _base(job).parameters)
-        text = json.dumps({**text_fields(config), "dtype": str(main).removeprefix("torch.")}, indent=2) + "\n"
-        (out / CONFIG).write_text(text, encoding="utf-8")
-        for name in _OTHER_FILES:
-            if (config_path.parent / name).is_file():
-                shutil.copyfile(config_path.parent / name, out / name)
+        ends = _write_words(out, config_path, tokenizer, job.spec.batch.seq_length)
+        fields = {**text_fields(config), **ends, "dtype": str(main).removeprefix("torch.")}
+        (out / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        write_card(out, job, manifest, fields, _base(job).parameters)
     except OSError as error:
         raise refusal("MP645", f"{out}: {error.strerror or error}", file=str(out)) from None
     sizes = [size for group in groups for size in group.sizes.values()]
     return Moved(out, len(sizes), sum(sizes), (), _not_carried(imported))
+
+
+def _require_shapes(rules: Iterable[Rule], saved: Mapping[str, SavedTensor], checkpoint: AnyPath) -> None:
+    for ours in (each for rule in rules for each in rule.ours):
+        if ours.name not in saved or saved[ours.name].shape != ours.shape:
+            found = list(saved[ours.name].shape) if ours.name in saved else "missing"
+            raise refusal("MP644", f"{checkpoint}: {ours.name} is {found}, the plan's {list(ours.shape)}", file=str(checkpoint))
+
+
+def _write_words(out: Path, config_path: Path | None, tokenizer: Path | None, longest: int) -> dict[str, int]:
+    """Files of tokenizer and generation: those next to a given config, else the run's tokenizer, whose ends a derived config names."""
+    for name in _OTHER_FILES:
+        if config_path is not None and (source := config_path.with_name(name)).is_file():
+            shutil.copyfile(source, out / name)
+    if tokenizer is None or any((out / name).exists() for name in _OTHER_FILES[1:]):
+        return {}
+    ends = write_tokenizer(tokenizer, out, longest)
+    return ends if config_path is None else {}
 
 
 def _constants(names: Names, num_layers: int, dtype: torch.dtype) -> Iterator[Group]:
@@ -212,11 +231,7 @@ def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule],
     if imported.family not in NAMES:
         detail = f"{path}: model_type = {imported.family}, and tensors are named for {', '.join(NAMES)}"
         raise refusal("MP664", detail, file=str(path))
-    theirs, ours = (spec.model.model_dump(mode="json") for spec in (imported.loaded.spec, job.spec))
-    different = list(_depths_different(NAMES[imported.family], text_fields(config), ours["features"].pop("mtp", None)))
-    theirs["features"].pop("mtp", None)
-    theirs.pop("towers", None)  # an encoder's weights stay where they are
-    different += _different("model", theirs, ours)
+    different = model_differences(imported, config, job.spec)
     if different:
         raise refusal("MP664", "\n".join(_most(different)), hints=(f"megaplan split {path} -o PLAN",), file=str(path))
     try:
@@ -228,37 +243,6 @@ def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule],
 def _base(job: Job) -> Inventory:
     """The model's own tensors, without adapters."""
     return build_inventory(job.spec.model_copy(update={"lora": None}))
-
-
-_OWN = (
-    *("_loss_coefficient", "routing_skew", "capacity_factor", "capacity_drop", "loss_weight", "chunk_size", "save_every", "pattern"),
-    "expert_bias_rate",
-)
-"""Keys that a config does not decide, or that change no weight."""
-
-
-def _depths_different(names: Names, config: Mapping[str, Any], mtp: Mapping[str, Any] | None) -> Iterator[str]:
-    """Prediction depths of the plan that the model has not; a plan may leave out those that it has."""
-    if mtp is None:
-        return
-    if names.depths is None:
-        yield "features.mtp is given in the plan, and no names of prediction modules of this model type are public"
-        return
-    has = config.get(names.depths.count, 1)
-    if mtp["depth"] != has:
-        yield f"{names.depths.count} = {has} in the config, features.mtp.depth = {mtp['depth']} in the plan"
-    elif names.depths.most is not None and has > names.depths.most:
-        yield f"features.mtp.depth = {has}, and this model type has names for {names.depths.most} at most"
-    if not mtp.get("normed_input"):
-        yield "features.mtp.normed_input = false in the plan, and the published modules read what the final norm makes: set it to true"
-
-
-def _different(key: str, theirs: Any, ours: Any) -> Iterable[str]:
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for name in sorted(theirs.keys() | ours.keys()):
-            yield from _different(f"{key}.{name}", theirs.get(name), ours.get(name))
-    elif theirs != ours and not key.endswith(_OWN):
-        yield f"{key} = {json.dumps(theirs)} in the config, {json.dumps(ours)} in the plan"
 
 
 def _other_names(names: Names, nested: bool, name: str) -> Iterable[str]:

@@ -26,6 +26,7 @@ from types import TracebackType
 
 from megaplan.errors import MegaplanError
 from megaplan.terminal.output import note
+from megarun.data.identity import TOKENIZER
 from megarun.errors import refusal
 from megarun.files import open_own, read_bounded, refuse_link, write_whole
 from megarun.launch.process import ProcessIdentity
@@ -36,7 +37,7 @@ STALE_SECONDS = 30.0
 POLL_SECONDS = 0.5
 DOUBT_SECONDS = 20.0
 """Time for which a reading that would end the job is tried again: a network file system answers with stale handles for some seconds."""
-WRITTEN = (LOCK, PLAN, JOB, MESSAGES, "metrics.jsonl", "checkpoints", "tensorboard", "upload")
+WRITTEN = (LOCK, PLAN, JOB, MESSAGES, TOKENIZER, "metrics.jsonl", "checkpoints", "tensorboard", "upload")
 """Names that a run writes in its folder; none may be a link."""
 MAX_LOCK_BYTES = 1 << 16
 MAX_JOB_BYTES = 1 << 24

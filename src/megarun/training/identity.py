@@ -23,13 +23,15 @@ from megaplan.terminal.output import report
 from megarun.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, finished
 from megarun.data.identity import DataFile, DataFiles, data_text, same_data
 from megarun.data.mix import TokenMix
-from megarun.data.token_file import TokenFile
+from megarun.data.token_file import TokenFile, tokenizer_path
 from megarun.errors import refusal
 from megarun.files import read_bounded, write_whole
 from megarun.job.run import Run
 from megarun.launch.process import ProcessIdentity
 from megarun.remote import AnyPath
 from megarun.training.folder import JOB, MAX_JOB_BYTES, PLAN
+
+MAX_TOKENIZER_BYTES = 1 << 26
 
 FORMAT = "megarun.job/1"
 RUN_ID, RESTARTS, LOCAL_RANK = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "LOCAL_RANK"
@@ -134,6 +136,16 @@ def beginning_of(run: Run, token: str) -> Beginning:
     stamps = tuple(_stamp(file) for source in (run.source, held_out) if source is not None for file in _files(source))
     data = held_out.identity if held_out is not None else ()
     return Beginning(token, Launcher.own(), dict(run.plans), dict(run.options), run.source.identity, data, stamps, run.before)
+
+
+def tokenizer_of(run: Run) -> str | None:
+    """The tokenizer next to the first token file, whose digest that file has; None if it is another one, or cannot be read."""
+    file = _files(run.source)[0]
+    try:
+        text = read_bounded(tokenizer_path(file.path), MAX_TOKENIZER_BYTES)
+    except (OSError, ValueError):
+        return None
+    return text if hashlib.sha256(text.encode()).hexdigest() == file.header.tokenizer_sha256 else None
 
 
 def checkpoints_of(root: AnyPath) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from megaplan.spec.step_graphs import why_eager
 from megaplan.terminal.streams import unfailing_stderr
 from megarun.checkpoint.keeper import Keeper
 from megarun.data.batches import Batches
+from megarun.data.identity import TOKENIZER
 from megarun.data.progress import DataProgress
 from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
@@ -49,7 +50,7 @@ from megarun.training.agreement import require_agreement, require_one_folder
 from megarun.training.bad_steps import StepGuard
 from megarun.training.evaluation import Evaluator
 from megarun.training.folder import JOB, MESSAGES, PLAN, RunFolder
-from megarun.training.identity import beginning_of, keep_on_node
+from megarun.training.identity import beginning_of, keep_on_node, tokenizer_of
 from megarun.training.replicas import ReplicaChecks
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
         if folder is not None:
             folder.keep(PLAN, run.plan.text)
             folder.keep(JOB, beginning_of(run, folder.holder.token).text())
+            if (tokenizer := tokenizer_of(run)) is not None:
+                folder.keep(TOKENIZER, tokenizer)
         elif run.checkpoints.url or started.world_size > num_ranks:
             keep_on_node(run)
         display = stack.enter_context(Display(run.num_steps, mesh.rank))
