@@ -10,6 +10,7 @@ from megaplan.errors import Severity
 from megaplan.inventory.adapters import adaptable
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
+from megaplan.spec.not_built_yet import megarun_refuses
 from megaplan.spec.rules import check_rules
 from random_plans.choices import Draw, Scope
 
@@ -39,6 +40,20 @@ def add_lora(draw: Draw, sections: dict[str, Any], scope: Scope) -> None:
     changed = Spec.model_validate(sections | {"lora": lora})
     if not any(found.severity is Severity.ERROR for found in check_rules(changed)):
         sections["lora"] = lora
+
+
+def add_base(draw: Draw, sections: dict[str, Any]) -> None:
+    """Pack the frozen weights of half of the plans with adapters, where their columns have whole blocks on every rank."""
+    if "lora" not in sections or not draw.chance(0.5):
+        return
+    base: dict[str, Any] = {"base": draw.choice(["nf4", "int8"]), "base_block": draw.choice([4, 8, 32, 64, 256])}
+    draw.maybe(base, 0.4, double_quant=lambda: False)
+    for block in (base["base_block"], 4):
+        lora = sections["lora"] | base | {"base_block": block}
+        changed = Spec.model_validate(sections | {"lora": lora})
+        if not any(found.severity is Severity.ERROR for found in check_rules(changed)) and not megarun_refuses(changed):
+            sections["lora"] = lora
+            return
 
 
 def _named(draw: Draw, linears: list[tuple[str, str]]) -> list[str]:

@@ -39,6 +39,7 @@ from megakernels.ops.moe.routed_mlp import routed_experts
 from megakernels.ops.moe.routing import route, route_scored
 from megakernels.ops.newton_schulz.op import newton_schulz_
 from megakernels.ops.optimizer.op import adamw_, decayed_add_, nesterov_
+from megakernels.ops.packed_weight.op import unpacked
 from megakernels.ops.rms_norm.op import (
     add_rms_norm,
     gated_dot,
@@ -73,5 +74,5 @@ __all__ = [
     "mamba3_piece_backward", "mla_kv", "mla_kv_backward", "nesterov_", "newton_schulz_", "ngram_rows", "relu2", "rms_norm", "rope", "route",
     "route_scored", "routed_experts", "router_losses", "row_dot", "row_gradients", "row_scale", "row_square_sum", "scratch_bytes",
     "selective_scan", "selective_scan_piece", "selective_scan_piece_backward", "slice_gradient", "slice_statistics", "ssd",
-    "ssd_piece", "ssd_piece_backward", "swiglu", "use_kernels", "use_libraries", "xielu",
+    "ssd_piece", "ssd_piece_backward", "swiglu", "unpacked", "use_kernels", "use_libraries", "xielu",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from megakernels.facts import Facts, Work
+from megakernels.ops.packed_weight.facts import Packing
 
 
 class Workload(NamedTuple):
@@ -34,6 +35,7 @@ class Workload(NamedTuple):
         sorts: True if rows are sorted by expert a second time even if all of them come from this rank.
         flash4: True if FlashAttention-4 runs the attention that it takes.
         gathers_latents: True if a context group gathers the latents of latent attention.
+        packing: Form of the weights of frozen linears in fewer bits; None if there are none.
     """
 
     seq_length: int
@@ -50,6 +52,7 @@ class Workload(NamedTuple):
     sorts: bool = False
     flash4: bool = False
     gathers_latents: bool = False
+    packing: Packing | None = None
 
     @property
     def positions(self) -> int:
@@ -81,6 +84,7 @@ class OpWork(NamedTuple):
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
         counts: Names of the operations that it counts together; empty for the one of its name.
         in_width: Width of a linear's input on this rank.
+        unpacked: Bytes read and written to make its matrix of packed rows, once in forward and once for the input's gradient.
     """
 
     name: str
@@ -95,6 +99,7 @@ class OpWork(NamedTuple):
     num_steps: int = 0
     counts: tuple[str, ...] = ()
     in_width: int = 0
+    unpacked: int = 0
 
     def runs_in(self, operations: frozenset[str]) -> bool:
         """True if it is among these operations of the block's program."""

@@ -22,7 +22,8 @@ def header_lines(spec: Spec, letters: Sequence[str], parameters: int, active_par
         yield f"  towers: {_towers(spec, spec.model.towers)}", ""
     if spec.lora is not None:
         chosen = ", ".join(spec.lora.families or ("all linears of layers",))
-        yield f"  adapters of rank {spec.lora.rank:,}, alpha {spec.lora.alpha:g}, on {chosen}; the rest is frozen", ""
+        packed = "" if spec.lora.base is None else f", linears in {spec.lora.base}"
+        yield f"  adapters of rank {spec.lora.rank:,}, alpha {spec.lora.alpha:g}, on {chosen}; the rest is frozen{packed}", ""
     degrees = mesh.degrees_text
     yield f"  {counted(mesh.world_size, 'rank')}{f': {degrees}' if degrees else ''}", ""
     size = f"{counted(batch.micro_batch_size, 'sequence')} of {batch.seq_length:,} tokens"

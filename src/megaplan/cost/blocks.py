@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from megaplan.families.layer_embeddings import side_works
 from megaplan.families.registry import FAMILIES
 from megaplan.families.residual import norm_works, path_in, work_of
 from megaplan.families.streams import stream_works
-from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
+from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, packable, packed_tensor
 from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
 from megaplan.spec.models import Features, Model, Spec
 from megaplan.spec.pattern import DepthBlock, depth_blocks
@@ -30,10 +30,20 @@ def adapted_works(load: Workload, ops: Works, block: Block) -> Works:
         return ops
     tensors = {tensor.name: tensor for tensor in block.tensors}
     adapted = frozenset(name.removesuffix(f".{A_SUFFIX}") for name in tensors if name.endswith(f".{A_SUFFIX}"))
-    found = [frozen_work(op, runs_again=op.name in adapted) for op in ops]
+    found = [_unpacked(load, block, tensors, frozen_work(op, runs_again=op.name in adapted)) for op in ops]
     for name in sorted(adapted):
         found.append(_adapter(load, name, block.family, tensors[f"{name}.weight"], tensors[f"{name}.{A_SUFFIX}"]))
     return tuple(found)
+
+
+def _unpacked(load: Workload, block: Block, tensors: Mapping[str, ParamTensor], op: OpWork) -> OpWork:
+    """A linear whose matrix is made of packed rows, on this rank's widths."""
+    weight = tensors.get(f"{op.name}.weight")
+    if load.packing is None or weight is None or not packable(block, weight):
+        return op
+    stored = packed_tensor(load.packing, weight, load.tp)
+    moved = stored.local_elements(load.tp, load.ep, load.etp) + weight.local_elements(load.tp, load.ep, load.etp) * load.itemsize
+    return op._replace(unpacked=moved)
 
 
 def adapter_name(linear: str) -> str:
@@ -172,6 +182,7 @@ def whole_workload(spec: Spec, dtype: DType) -> Workload:
         packed=spec.data.packing == "documents",
         relations=spec.model.features.relation_bias is not None,
         flash4=spec.host.uses(FLASH4),
+        packing=spec.packing,
     )
 
 

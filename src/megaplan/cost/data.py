@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from megakernels.facts import KindWork
 from megakernels.ops.newton_schulz.facts import num_inner_products, segments
+from megakernels.ops.packed_weight.facts import Packing
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
     Matrices,
@@ -39,6 +40,7 @@ from megaplan.cost.beside import (
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns
+from megaplan.inventory.adapters import packable, packed_tensor
 from megaplan.inventory.tensors import Group, Inventory, Owner
 from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import replays_graphs, replays_update
@@ -89,6 +91,7 @@ class LocalElements(NamedTuple):
         trained_tensors: Tensors with gradients.
         groups: Blocks whose parameters are gathered together.
         matrices: Matrices that Muon updates, tensor by tensor.
+        packed: Elements of packed weights (`lora.base`), and their bytes.
     """
 
     dense: int
@@ -101,11 +104,17 @@ class LocalElements(NamedTuple):
     trained_tensors: int
     groups: int
     matrices: tuple[Matrices, ...]
+    packed: tuple[int, int] = (0, 0)
+
+    def dense_bytes(self, size: int, pp: int) -> int:
+        """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes an element."""
+        elements, stored = self.packed
+        return (self.dense - elements) // pp * size + stored // pp
 
 
-def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalElements:
+def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Packing | None = None) -> LocalElements:
     """The elements of the whole model on one tensor and expert rank."""
-    tensors = trained_tensors = 0
+    tensors = trained_tensors = packed = stored = 0
     matrices = Counter[tuple[int, int, int, bool]]()
     elements, trained, muon = [0, 0], [0, 0], [0, 0]
     for block, count in inventory.makes:
@@ -117,6 +126,9 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalEle
                 own = whole // (tp if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None else 1)
             elements[in_bank] += count * own
             tensors += count
+            if packing is not None and packable(block, tensor):
+                packed += count * own
+                stored += count * packed_tensor(packing, tensor, tp).local_elements(tp, ep, etp)
             if tensor.group is Group.FROZEN:
                 continue
             trained[in_bank] += count * own
@@ -130,7 +142,7 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int) -> LocalEle
     groups = layers + sum(name.startswith("mtp.") for name, _ in inventory.outside) + 1
     made = tuple(Matrices(number, *key) for key, number in matrices.items())
     (dense, experts), (own, banked), (whole, stacked) = elements, trained, muon
-    return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, made)
+    return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, made, (packed, stored))
 
 
 def newton_schulz_flops(rows: int, columns: int, num_steps: int) -> int:
@@ -156,7 +168,9 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
         return inventory.trained_parameters * precision.grads.bytes, 0
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
-    gathered = inventory.parameters * precision.params.bytes * gathers if mesh.dp_shard > 1 else 0
+    whole = local_elements(inventory, 1, 1, 1, spec.packing)
+    used = precision.params.bytes
+    gathered = (whole.dense_bytes(used, 1) + whole.experts * used) * gathers if mesh.dp_shard > 1 else 0
     return inventory.trained_parameters * precision.reduce.bytes * times, gathered
 
 
@@ -183,11 +197,12 @@ class DataSends(NamedTuple):
 def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
     """Transfers of a mean pipeline rank; arguments as for `data_times`."""
     mesh, precision, pp = spec.mesh, spec.precision, spec.mesh.pp
-    dense, experts, trained, trained_experts = (each // pp for each in (local.dense, local.experts, local.trained, local.trained_experts))
+    experts, trained, trained_experts = (each // pp for each in (local.experts, local.trained, local.trained_experts))
     (dense_degree, bank_degree), dense_stride, bank_stride = spec.shard_degrees, mesh.cp * mesh.tp, mesh.ep * mesh.etp
     shards, banks = Ranks(dense_degree, dense_stride), Ranks(bank_degree, bank_stride)
     keepers, bank_keepers = map(Ranks, spec.shard_keepers, (dense_stride, bank_stride))
     sent, summed = precision.params.bytes, precision.reduce.bytes
+    dense = local.dense_bytes(sent, pp)
     own, banked = trained // dense_degree, trained_experts // bank_degree
     if spec.sharding.copies:
         replicas = 2 * gather_ns(rates, spec, Ranks(mesh.data_ranks, dense_stride), own * summed)
@@ -199,8 +214,8 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
         pairs = zip((shards, banks), exchanged_elements(spec, held_of(spec, local)), strict=True)
         exchange = 2 * sum([gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in pairs])
     return DataSends(
-        gather=gather_ns(rates, spec, shards, dense * sent) + gather_ns(rates, spec, banks, experts * sent),
-        again=gather_ns(rates, spec, keepers, dense * sent) + gather_ns(rates, spec, bank_keepers, experts * sent),
+        gather=gather_ns(rates, spec, shards, dense) + gather_ns(rates, spec, banks, experts * sent),
+        again=gather_ns(rates, spec, keepers, dense) + gather_ns(rates, spec, bank_keepers, experts * sent),
         shards=gather_ns(rates, spec, shards, trained * summed) + gather_ns(rates, spec, banks, trained_experts * summed),
         replicas=replicas,
         context=2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed),

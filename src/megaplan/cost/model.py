@@ -106,6 +106,6 @@ def _cost(spec: Spec, ops: Works, weight_elements: int, dtype: DType, trained: i
         work.weight_grad,
         work.recomputed,
         work.moved,
-        2 * (weight_elements * dtype.bytes + graded * spec.precision.grads.bytes),
+        2 * (weight_elements * dtype.bytes + graded * spec.precision.grads.bytes + sum(op.unpacked for op in ops)),
         spec.batch.micro_batch_size * spec.batch.seq_length,
     )

@@ -180,7 +180,7 @@ class ReplayTimer:
         return self.seen.kinds | {part.kind for part in self._parts_beside(spec)}
 
     def _parts_beside(self, spec: Spec) -> list[KindWork]:
-        held = held_of(spec, local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp))
+        held = held_of(spec, local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp, spec.packing))
         gathers, reductions = exchanges(spec)
         return [
             *list(gather_parts(spec, held)) * gathers,
@@ -307,7 +307,7 @@ class ReplayTimer:
         found = self._data.get(key)
         if found is None:
             if degrees not in self._elements:
-                self._elements[degrees] = local_elements(self.inventory, *degrees)
+                self._elements[degrees] = local_elements(self.inventory, *degrees, spec.packing)
             found = kept(self._data)[key] = data_times(spec, self.rates(spec), self._elements[degrees])
         return found
 

@@ -308,7 +308,7 @@ class _Timer:
         if scaled is not None:
             return self._prices.scaled_ns(op, scaled[0], 0, FORWARD)
         done = kernels[0] if kernels is not None else self._ideal(op, op.work.forward, op.work.moved_forward)
-        fused = self._prices.kernels_ns(op, done, op.weights * self._dtype.bytes, op.num_steps, FORWARD)
+        fused = self._prices.kernels_ns(op, done, op.weights * self._dtype.bytes + op.unpacked, op.num_steps, FORWARD)
         return fused if plain is None else self._prices.run_ns(op, fused, plain[0])
 
     def _input_ns(self, passes: _Passes) -> int:
@@ -316,7 +316,7 @@ class _Timer:
         op, scaled, kernels, plain = passes
         if scaled is not None:
             return self._prices.scaled_ns(op, scaled[1], 0, INPUT)
-        flops, moved, weights = op.work.input_grad, op.work.moved_input, op.weights * self._dtype.bytes
+        flops, moved, weights = op.work.input_grad, op.work.moved_input, op.weights * self._dtype.bytes + op.unpacked
         if op.is_linear and not flops:
             return 0
         if not op.is_linear:

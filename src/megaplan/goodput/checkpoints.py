@@ -8,6 +8,7 @@ from typing import NamedTuple
 from megaplan.budget.values import Budget, RankBudget
 from megaplan.columns import Column, Phase
 from megaplan.goodput.figures import RunFigure, figures, given
+from megaplan.hosts.megarun.packed import packed_block
 from megaplan.hosts.megarun.storage import STEP_BYTES
 from megaplan.inventory.tensors import Group, Inventory, ParamTensor
 from megaplan.layout.ranks import Layout
@@ -127,7 +128,7 @@ def checkpoint_sizes(spec: Spec, inventory: Inventory, layout: Layout, budget: B
     stages = []
     for pp_rank, slots in enumerate(layout.by_rank()):
         held = [tensors[name] for slot in slots for name in slot.blocks if name not in slot.copies]
-        stored = sum(_saved_bytes(spec, tensor) for block in held for tensor in block.tensors)
+        stored = sum(_saved_bytes(spec, tensor) for block in held for tensor in packed_block(spec.packing, block, 1).tensors)
         biases = BIAS_BYTES * sum(_bias_elements(spec, block.family) for block in held)
         stages.append(StageBytes(pp_rank, num_ranks, stored + biases))
     sizes = CheckpointSizes(tuple(stages), (), spec.device.per_node)
@@ -144,6 +145,8 @@ def checkpoint_sizes(spec: Spec, inventory: Inventory, layout: Layout, budget: B
 def _saved_bytes(spec: Spec, tensor: ParamTensor) -> int:
     precision, elements = spec.precision, tensor.elements
     copy = precision.params.bytes if spec.host.kind.saves_working_copy else 0
+    if tensor.group is Group.PACKED:
+        return elements
     if tensor.group is Group.FROZEN:
         stored = precision.master if spec.lora is None else spec.lora.stored(precision.params)
         return elements * (copy or stored.bytes)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from megaplan.inventory.tensors import Block, Group, Init, Owner, ParamTensor, make_block
+from megakernels.ops.packed_weight.facts import Packing
+from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
 
 A_SUFFIX, B_SUFFIX = "lora_a", "lora_b"
 LINEAR_ENDINGS = ("_proj", "_down", "_up")
@@ -45,6 +46,17 @@ def linear_of(parameter: str) -> str | None:
     if kind != "weight":
         return None
     return name if name.endswith(LINEAR_ENDINGS) and not name.startswith(NOT_ADAPTED) else None
+
+
+def packable(block: Block, tensor: ParamTensor) -> bool:
+    """True if a tensor of a block is the weight of a frozen linear of a layer, which `lora.base` packs."""
+    return tensor.group is Group.FROZEN and not isinstance(block.family, Outside) and adaptable(tensor) is not None
+
+
+def packed_tensor(packing: Packing, tensor: ParamTensor, tp: int) -> ParamTensor:
+    """The rows of a weight as bytes; under TP a rank with some of the columns has records of these."""
+    parts = tp if tensor.tp_dim == 1 else 1
+    return tensor._replace(shape=(tensor.shape[0], parts * packing.row_bytes(tensor.shape[1] // parts)), group=Group.PACKED)
 
 
 def adapted_linears(lora: Chooses, block: Block) -> Iterator[str]:

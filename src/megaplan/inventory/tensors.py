@@ -22,11 +22,15 @@ class Owner(StrEnum):
 
 
 class Group(StrEnum):
-    """Optimizer group: `matrix` follows `optimizer.matrix` (Muon by default), `other` is AdamW, `frozen` has no gradient and no state."""
+    """Optimizer group: `matrix` follows `optimizer.matrix` (Muon by default), `other` is AdamW, `frozen` has no gradient and no state.
+
+    `packed` is a frozen tensor as a host stores it in four or eight bits: its elements are bytes. No inventory has it.
+    """
 
     MATRIX = "matrix"
     OTHER = "other"
     FROZEN = "frozen"
+    PACKED = "packed"
 
 
 class Outside(StrEnum):

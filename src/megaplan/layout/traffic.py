@@ -147,7 +147,7 @@ def _of_data_ranks(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[A
         yield from _of_fitted_host(spec, inventory, spans)
         return
     mesh = spec.mesh
-    once = data_sends(spec, _counted(spec, FABRIC), local_elements(inventory, mesh.tp, mesh.ep, mesh.etp))
+    once = data_sends(spec, _counted(spec, FABRIC), local_elements(inventory, mesh.tp, mesh.ep, mesh.etp, spec.packing))
     gathers, reductions = exchanges(spec)
     stride = mesh.cp * mesh.tp
     shards, replicas = RankGroup(mesh.dp_shard, stride), RankGroup(mesh.dp_replicate, mesh.dp_shard * stride)

@@ -1,16 +1,17 @@
 """The section `lora`: a frozen model with trained low-rank adapters at its linears.
 
-Source: arXiv:2106.09685, section 4.
+Source: arXiv:2106.09685, section 4; with a base in four or eight bits arXiv:2305.14314.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from megakernels.ops.packed_weight.facts import Packing
 from megaplan.dtypes import DType
-from megaplan.scalars import FloatType, PositiveFloat, PositiveInt, Section
+from megaplan.scalars import FloatType, PositiveFloat, PositiveInt, Section, StrictBool
 
 
 class Lora(Section):
@@ -21,12 +22,18 @@ class Lora(Section):
         alpha: Scale of the adapters' product, before the division by rank.
         families: Adapted linears: letters, for all their linears, or names (`q_proj`, `shared.up_proj`); null for all linears of layers.
         dtype: Dtype in which a rank stores its shards of the frozen parameters; null for `precision.params`.
+        base: Form of the frozen linears' weights: nf4 or int8, made whole for each product; null to keep them in `dtype`.
+        base_block: Columns of such a weight that share their largest magnitude.
+        double_quant: These magnitudes are in eight bits, with a mean and a step of each row; else in fp32.
     """
 
     rank: PositiveInt
     alpha: PositiveFloat
     families: Annotated[tuple[Annotated[str, Field(strict=True, min_length=1, max_length=64)], ...], Field(min_length=1)] | None = None
     dtype: FloatType | None = None
+    base: Literal["nf4", "int8"] | None = None
+    base_block: Annotated[int, Field(strict=True, ge=4, le=65536, multiple_of=4)] = 64
+    double_quant: StrictBool = True
 
     @property
     def scale(self) -> float:
@@ -41,3 +48,8 @@ class Lora(Section):
     def stored(self, params: DType) -> DType:
         """Dtype of the frozen parameters' shards; `params` is `precision.params`."""
         return params if self.dtype is None else self.dtype
+
+    @property
+    def packing(self) -> Packing | None:
+        """Form of the frozen linears' weights; None if they are kept in `dtype`."""
+        return None if self.base is None else Packing(self.base, self.base_block, self.double_quant)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from megakernels.ops.packed_weight.facts import Packing
 from megaplan.dtypes import DType
 from megaplan.families.attention.scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention, LayerHeads, LayerLatents, LayerWindow
@@ -330,6 +331,11 @@ class Spec(OptionsSection):
         """True if megarun makes the products of the recipe in fp32."""
         recipe = self.precision.recipe
         return self.host.kind.trained and recipe is not None and recipe.name in EMULATED
+
+    @property
+    def packing(self) -> Packing | None:
+        """Form of the weights of frozen linears in fewer bits; None without."""
+        return None if self.lora is None else self.lora.packing
 
     @property
     def newton_schulz_dtype(self) -> DType:

@@ -119,11 +119,12 @@ def _other_reduction(spec: Spec) -> object | None:
 
 
 def _latents(spec: Spec) -> object | None:
-    """Latents that expand by an up-projection with adapters, or in eight bits."""
+    """Latents that expand by an up-projection with adapters, or in fewer bits."""
     if not spec.mesh.gathers_latents:
         return None
     adapted = spec.lora is not None and spec.lora.adapts("A", "kv_up")
-    reasons = {"precision.recipe": spec.precision.recipe is not None, "lora on kv_up": adapted}
+    packed = spec.lora is not None and spec.lora.base is not None
+    reasons = {"precision.recipe": spec.precision.recipe is not None, "lora on kv_up": adapted, "lora.base": packed}
     return ", ".join(["latents", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
 
 

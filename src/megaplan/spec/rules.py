@@ -10,6 +10,7 @@ from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.registry import HOSTS
 from megaplan.inventory.adapters import adaptable
+from megaplan.inventory.tensors import ParamTensor
 from megaplan.schedules.registry import schedule_problems
 from megaplan.spec.context import Checked, Locate
 from megaplan.spec.document import NOWHERE
@@ -67,7 +68,7 @@ def _libraries(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def lora_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP725, MP726 and MP902."""
+    """Yields MP508, MP725, MP726 and MP902."""
     lora = checked.spec.lora
     if lora is None:
         return
@@ -76,6 +77,7 @@ def lora_rules(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP902", detail, "lora", "host: {name: megarun}", "remove lora")
     if checked.letters is not None:
         yield from _named(checked, lora)
+        yield from _cut_blocks(checked, lora)
     for key, given, instead in _unsupported(checked, lora):
         yield checked.error("MP726", f"lora.rank = {lora.rank}, and {given}", key, instead)
 
@@ -93,9 +95,30 @@ def _named(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
         yield checked.error("MP725", f"lora.rank = {lora.rank}; {_shown(known)}", "lora", "remove lora")
 
 
+def _cut_blocks(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
+    """Columns that TP gives a rank must be whole blocks, so that a weight's values are the same under every layout."""
+    tp, block = checked.spec.mesh.tp, lora.base_block
+    if lora.base is None or tp == 1:
+        return
+    for letter, tensors in _tensors(checked):
+        for tensor in tensors:
+            own = tensor.shape[-1] // tp
+            if tensor.tp_dim == 1 and adaptable(tensor) is not None and own % block:
+                detail = f"{tensor.name} of {letter} has {own} columns on each of {tp} tensor ranks, and lora.base_block = {block}"
+                yield checked.error("MP508", detail, "lora.base_block", "use a divisor of the columns, or base: null")
+                return
+
+
 def _linears(checked: Checked) -> dict[str, dict[str, None]]:
-    """The linears that can be adapted, by letter of the pattern; missing sections are reported elsewhere."""
+    """The linears that can be adapted, by letter of the pattern."""
     found: dict[str, dict[str, None]] = {}
+    for letter, tensors in _tensors(checked):
+        found.setdefault(letter, {}).update(dict.fromkeys(name for tensor in tensors if (name := adaptable(tensor)) is not None))
+    return found
+
+
+def _tensors(checked: Checked) -> Iterator[tuple[str, tuple[ParamTensor, ...]]]:
+    """The letter and the tensors of each layer; missing sections are reported elsewhere."""
     model = checked.spec.model
     letters = checked.letters or ""
     for index, letter in enumerate(letters):
@@ -103,9 +126,7 @@ def _linears(checked: Checked) -> dict[str, dict[str, None]]:
         section = getattr(model, family.section)
         if section is None:
             continue
-        tensors = family.tensors(section, model.hidden_size, family.variant(section, index, letters[:index].count(letter)))
-        found.setdefault(letter, {}).update(dict.fromkeys(name for tensor in tensors if (name := adaptable(tensor)) is not None))
-    return found
+        yield letter, family.tensors(section, model.hidden_size, family.variant(section, index, letters[:index].count(letter)))
 
 
 def _shown(known: dict[str, list[str]]) -> str:

@@ -14,8 +14,10 @@ from megarun.checkpoint.manifest import PLAN, Manifest, read_listed
 from megarun.errors import refusal
 from megarun.remote import AnyPath
 
-DECIDING = ("rank", "alpha", "families")
+DECIDING = ("rank", "alpha", "families", "base")
 """Keys of `lora` that decide the function; `dtype` is only how frozen parameters are stored."""
+OF_BASE = ("base_block", "double_quant")
+"""Further ones with a `base`."""
 
 
 def is_adapter(name: str) -> bool:
@@ -43,7 +45,7 @@ def check_adapters(path: AnyPath, manifest: Manifest, spec: Spec, saved: Collect
     assert isinstance(ours, dict)
     lines = [
         f"lora.{key} = {_shown(ours.get(key))}, the checkpoint's = {_shown(found.get(key))}"
-        for key in DECIDING
+        for key in (*DECIDING, *(OF_BASE if found.get("base") and ours.get("base") else ()))
         if ours.get(key) != found.get(key)
     ]
     if lines:

@@ -20,8 +20,10 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from megakernels.ops.packed_weight.facts import Packing
 from megaplan.inventory.tensors import Owner, ParamTensor
 from megarun.parallel.groups.mesh import RankMesh
+from megarun.parallel.groups.packed import parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,30 @@ def pieces_of(tensor: ParamTensor, value: Tensor, mesh: RankMesh) -> Pieces:
         value: This rank's part, sharded by FSDP2 or not.
         mesh: This rank's position in the mesh.
     """
-    local, sizes, offsets = value.detach(), tuple(value.shape), (0,) * value.dim()
-    if isinstance(value, DTensor):
-        local = value.to_local().detach()
-        sizes, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return pieces_of_local(tensor, *local_of(value), mesh)
+
+
+def packed_pieces(tensor: ParamTensor, rows: Tensor, packing: Packing, mesh: RankMesh) -> Iterator[tuple[str, Pieces]]:
+    """A rank's pieces of the parts of a packed weight, by their names; the local tensors are columns of its bytes."""
+    local, sizes, offsets = local_of(rows)
+    start = 0
+    for name, part in parts_of(tensor, packing):
+        cut = mesh.size("tp") if part.owner is Owner.TENSOR_PARALLEL and part.tp_dim == 1 else 1
+        width = part.shape[1] // cut
+        if width:
+            yield name, pieces_of_local(part, local.narrow(1, start, width), (sizes[0], width), offsets, mesh)
+        start += width
+
+
+def local_of(value: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
+    """This rank's part of a tensor that FSDP2 may shard, its shape, and its first indices."""
+    if not isinstance(value, DTensor):
+        return value.detach(), tuple(value.shape), (0,) * value.dim()
+    return value.to_local().detach(), *compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+
+
+def pieces_of_local(tensor: ParamTensor, local: Tensor, sizes: tuple[int, ...], offsets: tuple[int, ...], mesh: RankMesh) -> Pieces:
+    """The pieces of a rank's local part of a tensor, of this shape and with these first indices after TP and EP."""
     if tensor.owner is Owner.EXPERT_PARALLEL:
         first = mesh.expert_coordinate["ep"] * (tensor.shape[0] // mesh.expert_size("ep"))
         return Pieces(local, tensor.shape, tuple(_bank_boxes(tensor, first, offsets[0], sizes[0])))

@@ -16,6 +16,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.spec.models import Spec
 from megaplan.terminal.output import report
 from megarun.checkpoint.adapters import check_adapters, is_adapter
+from megarun.checkpoint.base import BaseWeight, base_weights
 from megarun.checkpoint.compatible import check_compatible
 from megarun.checkpoint.index import INDEX
 from megarun.checkpoint.lines import Line, Place, by_line, next_line
@@ -145,18 +146,30 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
         detail = f"format = {OLD_FORMAT!r}: --data cannot be compared with the checkpoint's"
         _report("MP655", detail, Location(file=str(found.path)), Severity.NOTE)
     items = model_state(trainer, job.inventory)
+    bases: list[BaseWeight] = []
     if not weights_only:
         trainer.optimizers.make_states()
         items += optimizer_state(trainer, job.inventory)
         if found.manifest.world_size == job.spec.mesh.world_size:
             items += generator_state(trainer)
-    wanted = _agreed(lambda: _wanted(items, found, job.spec, weights_only=weights_only), group)
+
+    def select() -> dict[str, Pieces]:
+        if weights_only and job.spec.lora is not None and job.spec.lora.base is not None:
+            saved = CheckpointReader(found.path, found.manifest).read_metadata().state_dict_metadata
+            bases.extend(base_weights(trainer, job.inventory, saved))
+        parts = tuple(f"{base.name}." for base in bases)
+        kept = [each for each in items if not each[0].startswith(parts)] if parts else items
+        return _wanted([*kept, *((base.name, base.pieces) for base in bases)], found, job.spec, weights_only=weights_only)
+
+    wanted = _agreed(select, group)
     planner = PiecesLoadPlanner()
     try:
         load(dict(wanted), storage_reader=CheckpointReader(found.path, found.manifest), planner=planner, process_group=group)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise refusal(UNREADABLE, f"{found.path}: {first_reason(error)}", file=str(found.path)) from None
     _restore_copies(items, wanted, trainer)
+    for base in bases:
+        base.fill(trainer.mesh)
     return (0, START) if weights_only else (found.manifest.step, found.manifest.data_progress)
 
 

@@ -1,6 +1,7 @@
 """The state of a run between two steps, by name: parameters, optimizer state, random generators.
 
-A parameter has the inventory's name; its optimizer state `optimizer.NAME.momentum` (Muon) or `.exp_avg`, `.exp_avg_sq` and `.step` (AdamW).
+A parameter has the inventory's name; a packed weight (`lora.base`) is saved as the parts of its rows, `NAME.codes` and others. The
+optimizer state of a parameter is `optimizer.NAME.momentum` (Muon) or `.exp_avg`, `.exp_avg_sq` and `.step` (AdamW).
 The experts' bias of an E layer is `layers.I.expert_bias`, of a prediction depth `mtp.D.mlp.expert_bias`. Batches are a function of step and
 seed, so the data position is the step.
 `generator.RANK.cpu` and `.cuda` are torch's generators, which no step uses; they are restored by the rank of the same number if the number
@@ -14,9 +15,10 @@ from collections.abc import Iterator
 import torch
 
 from megaplan.inventory.tensors import Inventory
-from megarun.checkpoint.pieces import Pieces, pieces_of
+from megarun.checkpoint.pieces import Pieces, packed_pieces, pieces_of
 from megarun.engine.trainer import Trainer
 from megarun.model.step_sums import biases
+from megarun.parallel.groups.packed import packings
 
 PARAMETER_STATES = ("momentum", "exp_avg", "exp_avg_sq", "step")
 OPTIMIZER, GENERATOR = "optimizer", "generator"
@@ -24,8 +26,15 @@ OPTIMIZER, GENERATOR = "optimizer", "generator"
 
 def model_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:
     """This rank's pieces of every parameter and of the experts' biases; a tensor that two of its stages have occurs twice."""
-    tensors = dict(inventory.tensors())
-    parameters = [(name, pieces_of(tensors[name], parameter, trainer.mesh)) for name, parameter in _parameters(trainer)]
+    tensors, parameters = dict(inventory.tensors()), list[tuple[str, Pieces]]()
+    for stage in trainer.stages:
+        packed = packings(stage)
+        for name, parameter in stage.named_parameters():
+            if name in packed:
+                parts = packed_pieces(tensors[name], parameter, packed[name], trainer.mesh)
+                parameters += [(f"{name}.{part}", pieces) for part, pieces in parts]
+            else:
+                parameters.append((name, pieces_of(tensors[name], parameter, trainer.mesh)))
     return parameters + [(name, Pieces.unsharded(bias)) for name, bias in biases(trainer.stages)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from megaplan.hosts.megarun.packed import packed_block
 from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
 from megaplan.inventory.tensors import Group, Inventory, ParamTensor
@@ -15,9 +16,10 @@ from megaplan.spec.models import Lora, Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
 from megarun.parallel.apply.scaled import scale_products
-from megarun.parallel.groups.adapters import add_adapter
+from megarun.parallel.groups.adapters import add_adapter, run_frozen
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
+from megarun.parallel.groups.packed import pack_linear
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
@@ -54,15 +56,24 @@ def _adapt(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec, lora: Lor
     Before FSDP2 wraps the stage, so that it shards the adapters and reduces their gradients with those of their layer's group.
     """
     stage.to(TORCH_DTYPES[lora.stored(spec.precision.params)]).requires_grad_(False)
+    for name, tensor in stored_tensors(spec, inventory, slot):
+        if tensor.group is Group.PACKED and lora.packing is not None:
+            frozen = _linear(stage, name.rpartition(".")[0])
+            pack_linear(frozen, lora.packing)
+            run_frozen(frozen)
     shapes = {name: local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp) for name, tensor in slot_tensors(inventory, slot)}
     for name, shape in shapes.items():
         path, _, kind = name.rpartition(".")
         if kind == A_SUFFIX:
-            linear = stage.get_submodule(path)
-            if not isinstance(linear, nn.Linear):
-                raise RuntimeError(f"{path} is no linear, and the inventory has an adapter of it")
             dtype = TORCH_DTYPES[spec.precision.master]
-            add_adapter(linear, shape, shapes[f"{path}.{B_SUFFIX}"], lora.scale, dtype)
+            add_adapter(_linear(stage, path), shape, shapes[f"{path}.{B_SUFFIX}"], lora.scale, dtype)
+
+
+def _linear(stage: Stage, path: str) -> nn.Linear:
+    module = stage.get_submodule(path)
+    if not isinstance(module, nn.Linear):
+        raise RuntimeError(f"{path} is no linear, and the inventory has one")
+    return module
 
 
 def materialise(stage: Stage, device: torch.device) -> None:
@@ -78,9 +89,18 @@ def slot_tensors(inventory: Inventory, slot: Slot) -> Iterator[tuple[str, ParamT
             yield f"{block}.{tensor.name}", tensor
 
 
+def stored_tensors(spec: Spec, inventory: Inventory, slot: Slot) -> Iterator[tuple[str, ParamTensor]]:
+    """The tensors of a slot's blocks as they are stored, by full name."""
+    for block in slot.blocks:
+        for tensor in packed_block(spec.packing, inventory.block(block), spec.mesh.tp).tensors:
+            yield f"{block}.{tensor.name}", tensor
+
+
 def stored_dtype(spec: Spec, tensor: ParamTensor) -> torch.dtype:
-    """Dtype of a tensor's shards."""
+    """Dtype of a stored tensor's shards."""
     precision = spec.precision
+    if tensor.group is Group.PACKED:
+        return torch.uint8
     if tensor.group is not Group.FROZEN:
         return TORCH_DTYPES[precision.master]
     return TORCH_DTYPES[precision.params if spec.lora is None else spec.lora.stored(precision.params)]
@@ -88,12 +108,12 @@ def stored_dtype(spec: Spec, tensor: ParamTensor) -> torch.dtype:
 
 def differences(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec) -> list[str]:
     """Tensors whose name, shape, dtype or gradient differs between `stage` and the rank's part of the slot's blocks; empty if none."""
-    mesh, tensors = spec.mesh, dict(slot_tensors(inventory, slot))
+    mesh, tensors = spec.mesh, dict(stored_tensors(spec, inventory, slot))
     expected = {
         name: (
             tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)),
             stored_dtype(spec, tensor),
-            tensor.group is not Group.FROZEN,
+            tensor.group not in (Group.FROZEN, Group.PACKED),
         )
         for name, tensor in tensors.items()
     }

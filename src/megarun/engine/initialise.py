@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from megaplan.inventory.tensors import Init, Inventory, ParamTensor
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.ownership import local_part, local_shard
+from megarun.parallel.groups.packed import pack_part, packings
 
 STD = 0.02
 
@@ -28,11 +29,15 @@ def initialise(stage: nn.Module, inventory: Inventory, seed: int, mesh: RankMesh
         seed: Seed of the run.
         mesh: This rank's position in the mesh; None if no tensor is sharded.
     """
-    tensors = dict(inventory.tensors())
+    tensors, packed = dict(inventory.tensors()), packings(stage)
     with torch.no_grad():
         for name, parameter in stage.named_parameters():
-            whole = fill(tensors[name], name, seed, len(inventory.layers)).to(parameter.dtype)
-            part = (whole if mesh is None else local_part(tensors[name], whole, mesh)).reshape(parameter.shape)  # a bank's rows
+            whole = fill(tensors[name], name, seed, len(inventory.layers))
+            if name in packed:
+                part = pack_part(tensors[name], whole, packed[name], mesh)
+            else:
+                whole = whole.to(parameter.dtype)
+                part = (whole if mesh is None else local_part(tensors[name], whole, mesh)).reshape(parameter.shape)  # a bank's rows
             if isinstance(parameter, DTensor):
                 parameter.to_local().copy_(local_shard(part, parameter))
             else:

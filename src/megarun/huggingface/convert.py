@@ -25,12 +25,12 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.plan.document import PlanDocument
 from megaplan.plan.read import parse_plan
 from megaplan.plan.text import MAX_PLAN_BYTES
-from megarun.checkpoint.full_tensors import full_tensors
 from megarun.checkpoint.index import INDEX, SavedTensor, read_index
 from megarun.checkpoint.manifest import FOLDER, PLAN, Manifest, folder_name, read_listed, read_manifest
 from megarun.checkpoint.pieces import Pieces, PiecesSavePlanner
 from megarun.checkpoint.retention import Retention
 from megarun.checkpoint.storage import DTYPES, CheckpointWriter, first_reason
+from megarun.dtypes import TORCH_DTYPES
 from megarun.errors import refusal
 from megarun.files import read_bounded
 from megarun.huggingface.adapters import Adapters
@@ -150,12 +150,13 @@ def export_weights(
     rules, imported = _rules(job, config, config_path or Path(DERIVED))
     saved = read_index(checkpoint, manifest.files.get(INDEX))
     adapters = Adapters.of(checkpoint, job, saved)
+    saved = adapters.whole(saved, str(TORCH_DTYPES[job.spec.precision.params.of_products]))
     _require_shapes(rules, saved, checkpoint)
     stored = {name: dtype or DTYPES[each.dtype] for name, each in saved.items() if each.dtype in DTYPES}
     stored |= {name: torch.float32 for name in stored if name.endswith(f".{EXPERT_BIAS}")}  # as models keep it, whatever their dtype
     written = [*rules, *copied_rules(NAMES[imported.family], job.inventory)]
     main = stored[rules[0].ours[0].name]
-    groups = [_group(rule, checkpoint, adapters, stored[rule.ours[0].name]) for rule in written]
+    groups = [_group(rule, adapters, stored[rule.ours[0].name]) for rule in written]
     groups += _constants(NAMES[imported.family], len(job.inventory.layers), main)
     out.mkdir(parents=True)
     try:
@@ -205,9 +206,9 @@ def plan_of(checkpoint: AnyPath, manifest: Manifest) -> PlanDocument:
     return loaded.plan
 
 
-def _group(rule: Rule, checkpoint: AnyPath, adapters: Adapters, dtype: torch.dtype) -> Group:
+def _group(rule: Rule, adapters: Adapters, dtype: torch.dtype) -> Group:
     def values() -> Mapping[str, Tensor]:
-        ours = [adapters.merged(name, tensor) for name, tensor in full_tensors(checkpoint, [each.name for each in rule.ours])]
+        ours = [tensor for _, tensor in adapters.tensors([each.name for each in rule.ours])]
         theirs = to_theirs(rule, ours)
         return {name: tensor.to(dtype) for name, tensor in zip(rule.theirs, theirs, strict=True)}
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from megaplan.plan.make import make_plan
 from megaplan.spec.layout import Mesh, ScheduleSection, Sharding
 from megaplan.spec.models import LatentAttention, Spec, SplitSection
-from megarun.checkpoint.full_tensors import full_tensors
 from megarun.checkpoint.index import INDEX, read_index
 from megarun.checkpoint.manifest import read_manifest
 from megarun.dtypes import TORCH_DTYPES
@@ -167,8 +166,8 @@ def load_stage(checkpoint: AnyPath, saved: Job, length: int, device: torch.devic
     adapters = Adapters.of(checkpoint, saved, read_index(checkpoint, read_manifest(checkpoint).files.get(INDEX)))
     own = stage.state_dict()
     with torch.no_grad():
-        for name, tensor in full_tensors(checkpoint, own):
-            own[name].copy_(adapters.merged(name, tensor).reshape(own[name].shape))  # a bank's rows
+        for name, tensor in adapters.tensors(own):
+            own[name].copy_(tensor.reshape(own[name].shape))  # a bank's rows
     stage.add_buffers(device)
     return stage.eval().requires_grad_(False), job.spec
 

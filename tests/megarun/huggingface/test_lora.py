@@ -11,6 +11,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from hf_model import SMALL_LLAMA, write_model
 
+from megakernels import unpacked
+from megakernels.ops.packed_weight.reference import join, pack
 from megaplan import split
 from megaplan.plan.make import write_plan
 from megaplan.plan.read import read_plan
@@ -22,6 +24,7 @@ from megarun.data.tokenize import tokenize
 from megarun.data.tokenizer import TokenizerKind
 from megarun.engine.build import build_stage, materialise
 from megarun.job.job import Job
+from megarun.parallel.groups.packed import PARTS
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-64")]
 FP32 = [f"precision.{role}=fp32" for role in ("params", "grads", "master", "moments", "reduce")]
@@ -114,3 +117,39 @@ def test_a_run_of_adapters_resumes(tmp_path: Path, token_file: Path, capfd: pyte
         given: list[Any] = ["train", other, "--data", str(token_file), "--out", str(tmp_path / "other")]
         assert run([*given, "--resume", str(step(tmp_path / "whole", 4)), "--weights-only"]) == 2
         assert said in capfd.readouterr().err
+
+
+def test_a_base_in_four_bits_is_packed_where_it_is_loaded(tmp_path: Path, token_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows of a run's checkpoint are those of the imported weights, an export has their matrices, and other blocks are refused."""
+    write_model(tmp_path / "model")
+    base = ("lora.base=nf4", "lora.base_block=4", "host.kernels=reference")
+    plan, plain = plan_at(tmp_path, "packed", *LORA, *base), plan_at(tmp_path, "base", "host.kernels=reference")
+    assert run(["checkpoint", "import", plan, str(tmp_path / "model"), "-o", str(tmp_path / "start")]) == 0
+    start, job = step(tmp_path / "start", 0), Job.from_plan(read_plan(plan))
+    words = ["train", plan, "--data", str(token_file), "--save-every", "2"]
+    assert run([*words, "--out", str(tmp_path / "run"), "--resume", str(start), "--weights-only"]) == 0
+    assert run([*words, "--out", str(tmp_path / "again"), "--resume", str(step(tmp_path / "run", 2))]) == 0
+    whole, again = losses(tmp_path / "run"), losses(tmp_path / "again")
+    assert {number: whole[number] for number in (3, 4)} == again
+
+    trained, packing = step(tmp_path / "run", 4), job.spec.packing
+    assert packing is not None
+    saved, given = (dict(full_tensors(path, tensor_names(path))) for path in (trained, start))
+    weight = "layers.0.q_proj.weight"
+    assert weight not in saved
+    parts = pack(given[weight], packing)
+    assert all(torch.equal(saved[f"{weight}.{name}"], part) for name, part in zip(PARTS, parts, strict=True))
+    assert torch.equal(saved["embedding.weight"], given["embedding.weight"])
+
+    out = ["-o", str(tmp_path / "out"), "--format", "hf", "--config", str(tmp_path / "model" / "config.json"), "--dtype", "fp32"]
+    assert run(["checkpoint", "export", str(tmp_path / "run"), *out]) == 0
+    assert run(["checkpoint", "import", plain, str(tmp_path / "out"), "-o", str(tmp_path / "merged")]) == 0
+    merged = dict(full_tensors(step(tmp_path / "merged", 0), [weight]))[weight].float()
+    a, b = (saved[f"layers.0.q_proj.{name}"].float() for name in ("lora_a", "lora_b"))
+    matrix = unpacked(join(*parts), given[weight].shape[1], packing, torch.float32)
+    assert (merged - (matrix + 2.0 * b @ a)).abs().max() <= 1e-6
+
+    other = plan_at(tmp_path, "other", *LORA, *base, "lora.base_block=8")
+    capfd.readouterr()
+    assert run(["train", other, "--data", str(token_file), "--out", str(tmp_path / "other"), "--resume", str(trained)]) == 2
+    assert "lora.base_block = 8, the checkpoint's = 4" in capfd.readouterr().err

@@ -5,6 +5,10 @@ from parity_model import KDA, MLA
 
 LORA = {"lora": {"rank": 3, "alpha": 6.0}}
 QUERIES = {"lora": {"rank": 3, "alpha": 6.0, "families": ["q_proj", "o_proj", "up_proj"]}}
+NF4 = {"lora": {"rank": 3, "alpha": 6.0, "base": "nf4", "base_block": 4}}
+INT8 = {
+    "lora": {"rank": 3, "alpha": 6.0, "base": "int8", "base_block": 4, "double_quant": False, "families": ["q_proj", "o_proj", "up_proj"]}
+}
 DENSE = pattern("AD", 4) | LORA
 EXPERTS = pattern("AE", 4) | LORA
 LORA_CELLS = [
@@ -41,5 +45,14 @@ LORA_CELLS = [
     Cell("lora-tp2-recurrent", T2, spec=pattern("RD", 4) | LORA, by_course=True),
     Cell("lora-tp2-delta", T2, spec=pattern("GD", 4) | LORA, by_course=True),
     Cell("lora-tp2-kda", T2, spec=pattern("GD", 4, linear_attention=KDA) | LORA),
+    Cell("nf4-pp2", {"pp": 2}, spec=pattern("AD", 4) | NF4),
+    Cell("nf4-dp2-reshard", {"dp_shard": 2}, spec=pattern("AD", 4) | NF4 | RESHARD),
+    Cell("nf4-dp2-dp2-selective", {"dp_shard": 2, "dp_replicate": 2}, spec=pattern("AD", 4) | NF4 | SELECTIVE),
+    Cell("nf4-tp2-dp2", T2 | {"dp_shard": 2}, spec=pattern("AD", 4) | NF4, ci=True),
+    Cell("nf4-tp2-latent", T2, spec=pattern("AD", 4, attention=MLA) | NF4),
+    Cell("nf4-cp2-mamba", C2, spec=pattern("MD", 4) | NF4),
+    Cell("int8-zbv", V2, "zbv", pattern("AD", 4) | INT8),
+    Cell("int8-tp2-bias", T2, spec=pattern("AD", 4) | INT8 | {"model.attention.bias": True, "model.attention.output_bias": True}),
+    Cell("int8-ep2", {"dp_shard": 2, "ep": 2}, spec=pattern("AE", 4) | INT8 | RESHARD),
     Cell("lora-pp2-hybrid", {"pp": 2, "tp": 2, "dp_shard": 2}, spec=pattern("AMEDR", 5) | LORA, spans=[[0, 3], [3, 5]], by_course=True),
 ]

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from megakernels import unpacked
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
@@ -83,12 +84,12 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     rows = CountingRows(job.spec.model.vocab_size, job.spec.batch.micro_batch_size, case.get("reversed_parts", 0))
     batches = Batches(rows, job.spec, mesh)
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
-    record: dict[str, Any] = {"initial": _by_name(job.inventory, parameters, lambda p: p)}
+    record: dict[str, Any] = {"initial": _by_name(job.spec, job.inventory, parameters, lambda p: p)}
     trainer.accumulate_gradients(batches.at(0))
     if any(parameter.grad is not None for _, parameter in parameters if not parameter.requires_grad):
         raise RuntimeError("a frozen parameter has a gradient")
     trained = [named for named in parameters if named[1].requires_grad]
-    record["gradients"] = _by_name(job.inventory, trained, lambda p: p.grad)
+    record["gradients"] = _by_name(job.spec, job.inventory, trained, lambda p: p.grad)
     for _, parameter in parameters:
         parameter.grad = None
     evaluator, control = Evaluator(job, trainer, rows, 1), torch.distributed.group.WORLD
@@ -105,7 +106,7 @@ def train_case(case: dict[str, Any]) -> dict[str, Any]:
     record["router_entropy"] = [routing.entropy for routing in routings]
     record["idle_experts"] = [routing.num_idle for routing in routings]
     record["norms"] = [result.gradient_norm for result in results]
-    record["parameters"] = _by_name(job.inventory, parameters, lambda p: p)
+    record["parameters"] = _by_name(job.spec, job.inventory, parameters, lambda p: p)
     record["resident_bytes"] = trainer.resident_bytes()
     return record
 
@@ -119,7 +120,7 @@ def course_case(case: dict[str, Any]) -> dict[str, Any]:
         trainer = small_scale(Trainer(job, mesh))
     if "perturbed" in case:
         perturb(trainer, case["perturbed"])
-    return course(job, trainer, Batches(rows, job.spec, mesh), functools.partial(_by_name, job.inventory))
+    return course(job, trainer, Batches(rows, job.spec, mesh), functools.partial(_by_name, job.spec, job.inventory))
 
 
 def resume_case(case: dict[str, Any]) -> dict[str, Any]:
@@ -278,7 +279,7 @@ def compare_separate(case: dict[str, Any]) -> dict[str, Any]:
     trainer, rows = small_scale(Trainer(job, mesh)), CountingRows(job.spec.model.vocab_size)
     partial = trainer.accumulate_gradients(Batches(rows, job.spec, mesh).at(0))
     parameters = [named for stage in trainer.stages for named in stage.named_parameters()]
-    record = {"loss": float(partial), "gradients": _by_name(job.inventory, parameters, lambda p: p.grad)}
+    record = {"loss": float(partial), "gradients": _by_name(job.spec, job.inventory, parameters, lambda p: p.grad)}
     if mesh.rank == 0:
         record["separate"] = _separate_documents(Spec.model_validate({**case["spec"], "mesh": {}}), rows)
     return record
@@ -303,7 +304,7 @@ def _separate_documents(spec: Spec, rows: CountingRows) -> dict[str, Any]:
             loss = torch.nn.functional.cross_entropy(logits[: len(tokens) - 1], tokens[1:], reduction="sum") / num_targets
             torch.autograd.backward(loss)
             total += float(loss.detach())
-    gradients = _by_name(inventory, list(stage.named_parameters()), lambda p: p.grad)
+    gradients = _by_name(spec, inventory, list(stage.named_parameters()), lambda p: p.grad)
     return {"loss": total, "gradients": {name: gradient for name, (gradient,) in gradients.items()}}
 
 
@@ -311,15 +312,21 @@ def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def _by_name(inventory: Inventory, parameters: list[tuple[str, torch.nn.Parameter]], value: Any) -> dict[str, list[torch.Tensor]]:
-    """Each tensor gathered over its shards, a bank as a stack; a name that two chunks of a rank hold has two."""
+def _by_name(
+    spec: Spec, inventory: Inventory, parameters: list[tuple[str, torch.nn.Parameter]], value: Any
+) -> dict[str, list[torch.Tensor]]:
+    """Each tensor gathered over its shards, a bank as a stack, packed rows as a matrix; a name that two chunks of a rank hold has two."""
     found: dict[str, list[torch.Tensor]] = {}
-    shapes = {name: tensor.shape for name, tensor in inventory.tensors()}
+    tensors = dict(inventory.tensors())
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     for name, parameter in parameters:
         tensor = value(parameter)
         if tensor is None:
             raise RuntimeError(f"{name} has no gradient")
         whole = _gathered(tensor)
+        if spec.packing is not None and whole.dtype is torch.uint8:
+            parts = spec.mesh.tp if tensors[name].tp_dim == 1 else 1
+            whole = unpacked(whole, shapes[name][1] // parts, spec.packing, torch.float32)
         found.setdefault(name, []).append(whole.reshape(-1, *shapes[name][1:]) if whole.dim() < len(shapes[name]) else whole)
     return found
 

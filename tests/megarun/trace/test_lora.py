@@ -46,6 +46,7 @@ FROZEN_EXPERTS = {
     "model.short_convolution": {"conv_kernel": 2}, "mesh": {"pp": 2, "vpp": 2}, "split": {"mode": "equal"},
     "schedule": {"kind": "zbv", "num_microbatches": 1}, "batch": {"micro_batch_size": 16, "seq_length": 2048}, "host.kernels": "triton",
 }  # fmt: skip
+NF4, INT8 = {"lora.base": "nf4", "lora.base_block": 8}, {"lora.base": "int8", "lora.base_block": 16, "lora.double_quant": False}
 SIDES = {"ngram": {"num_tables": 3, "num_rows": 40, "dim": 4}, "structure": {"num_categories": 7, "bottleneck": 6}}
 
 
@@ -64,7 +65,11 @@ IN_CI: dict[str, dict[str, Any]] = {
     "a shared expert larger than the bank, cp 2, ep 2": {**LARGE_SHARED, "mesh": {"dp_shard": 2, "cp": 2, "ep": 2}},
     "M, cp 2": {**of("M"), **C2, "recompute": {"default": "selective"}},
     "shared norms of D alone, which keeps none": {**SHARED, "lora.families": ["D"]},
-}
+    "nf4, tp 2, pp 2": {**DENSE, **NF4, "mesh": {"tp": 2, "pp": 2}, **TWO},
+    "int8, dp_shard 3, resharded, some": {
+        **DENSE, **INT8, "mesh.dp_shard": 3, "sharding.reshard_after_forward": True, "lora.families": ["q_proj", "o_proj"], **TWO,
+    },
+}  # fmt: skip
 MORE: dict[str, dict[str, Any]] = {
     "fp32": {**DENSE, "precision": dict.fromkeys(BF16, "fp32")},
     "dp_shard 2, resharded": {**DENSE, "mesh.dp_shard": 2, "sharding.reshard_after_forward": True, **TWO},
@@ -163,6 +168,32 @@ MORE: dict[str, dict[str, Any]] = {
     "kernels, experts, ep 2": {**EXPERTS, **TRITON, "mesh": {"dp_shard": 2, "ep": 2}},
     "kernels, M": {**of("M"), **TRITON},
     "kernels, mamba3": {**of("M", mamba=MAMBA3), **TRITON},
+    "nf4, one rank": {**DENSE, **NF4},
+    "nf4, one of two ranks": {**DENSE, **NF4, "mesh.dp_replicate": 2},
+    "nf4, frozen in fp32, dp_shard 2": {**DENSE, **NF4, "lora.dtype": "fp32", "mesh.dp_shard": 2},
+    "nf4, fp32": {**DENSE, **NF4, "precision": dict.fromkeys(BF16, "fp32"), "mesh.dp_shard": 2},
+    "nf4, dp_shard 3, kept on 2 of 4": {
+        **DENSE, **NF4, "mesh.dp_shard": 4, "sharding.reshard_after_forward": True, "sharding.reshard_size": 2, **TWO,
+    },
+    "nf4, selective, some": {**DENSE, **NF4, "recompute": {"default": "selective"}, "lora.families": ["q_proj", "up_proj"]},
+    "nf4, full recompute": {**DENSE, **NF4, "recompute": {"default": "full"}, **TWO},
+    "nf4, tp 2, some, selective": {
+        **DENSE, **NF4, "mesh.tp": 2, "recompute": {"default": "selective"}, "lora.families": ["k_proj", "o_proj"],
+    },
+    "int8, zbv": {**DENSE, **INT8, "mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", **FOUR}},
+    "nf4, experts, dp_shard 4, ep 2, resharded": {
+        **EXPERTS, **NF4, "mesh": {"dp_shard": 4, "ep": 2}, "sharding.reshard_after_forward": True, **TWO,
+    },
+    "nf4, experts of latents": {**EXPERTS, **NF4, "lora.base_block": 4, "model.moe.latent_size": 12, "lora.families": ["A"]},
+    "nf4, latent attention, tp 2": {**DENSE, **NF4, "model.attention": MLA, "mesh": {"tp": 2}, "recompute": {"default": "selective"}},
+    "nf4, biases, tp 2": {**DENSE, **NF4, **BIASES, "mesh": {"tp": 2}, **TWO, "lora.families": ["k_proj", "down_proj"]},
+    "nf4, shared norms, tp 2": {**SHARED, **NF4, "mesh.tp": 2, "lora.families": ["A"]},
+    "nf4, M, tp 2": {**of("M"), **NF4, "mesh.tp": 2},
+    "nf4, mamba1": {**of("M", mamba=MAMBA1), **NF4},
+    "nf4, kda, selective": {**of("G", linear_attention=KDA), **NF4, "lora.families": ["D"], "recompute": {"default": "selective"}},
+    "nf4, R, full recompute": {**of("R"), **NF4, "recompute": {"default": "full"}},
+    "nf4, C, cp 2": {**of("C", **SHORT), **NF4, **C2},
+    "kernels, nf4, experts, ep 2": {**EXPERTS, **NF4, **TRITON, "mesh": {"dp_shard": 2, "ep": 2}},
     "kernels, R, tp 2": {**of("R"), **TRITON, "model.recurrent.num_heads": 4, "mesh.tp": 2},
 }  # fmt: skip
 CASES = [*(pytest.param(case, id=name) for name, case in IN_CI.items())]

@@ -11,13 +11,16 @@ Source: `megarun.parallel.groups.adapters`.
 from __future__ import annotations
 
 from functools import cache, lru_cache, partial
+from math import prod
 
 from megaplan.blocks.ops import BlockProgram, Dims, Flow, Op
 from megaplan.blocks.storages import INSIDE_BACKWARD, Shapes, storages
 from megaplan.columns import Column
 from megaplan.hosts.megarun.low_precision import EXPERTS
+from megaplan.hosts.megarun.packed import packed_weights, unpacked_op, unpacked_shapes
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import CALLER, Replay, replay
+from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears, linear_of
 from megaplan.inventory.tensors import Block
 from megaplan.spec.lora import Lora
@@ -37,25 +40,32 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
         dims: Local sizes.
     """
     linears = frozenset(f"{name}{WEIGHT}" for name in adapted_linears(lora, block))
+    packed = packed_weights(program) if lora.base is not None else frozenset[str]()
+    weights = {each.name: local_shape(each, dims.tp, dims.ep, dims.etp) for each in block.tensors if each.name in packed}
     found: dict[str, tuple[int, ...]] = {}
+    found_storages = dict(shapes)
     for op in program.ops:
+        narrow: dict[str, int] = {}
         for param, made in op.late:
             if param in linears:
                 wide = shapes[made][2]
                 shape = (*wide[: min(2, len(wide) - 1)], lora.rank)  # rows of experts' latents have one dim, tokens have two
                 found |= {made + NARROW: shape, made + NARROW_GRADIENT: shape}
-    found_storages = shapes | storages(dims.dtype, Column.ACTIVATIONS, found)
+                narrow[param] = prod(shape)
+        found_storages |= unpacked_shapes(op, shapes, weights, narrow, dims.dtype)
+    found_storages |= storages(dims.dtype, Column.ACTIVATIONS, found)
     unused = _unused_bytes(program, block, dims) if INSIDE_BACKWARD in shapes else 0
     if unused:
         size, *rest = shapes[INSIDE_BACKWARD]
         found_storages[INSIDE_BACKWARD] = (size + unused, *rest)  # type: ignore[assignment]  # a storage with another size
-    return _with_adapters(program, linears), found_storages
+    return _with_adapters(program, linears, packed), found_storages
 
 
 def adapted_from(program: BlockProgram, letter: str, lora: Lora) -> BlockProgram:
     """A layer's program with adapters, as `adapted_program` makes it, from its letter."""
     linears = ((param, linear_of(param)) for op in program.ops for param, _ in op.late)
-    return _with_adapters(program, frozenset(param for param, name in linears if name is not None and lora.adapts(letter, name)))
+    packed = packed_weights(program) if lora.base is not None else frozenset[str]()
+    return _with_adapters(program, frozenset(param for param, name in linears if name is not None and lora.adapts(letter, name)), packed)
 
 
 def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
@@ -86,8 +96,8 @@ def _frozen(run: Replay, *, embeds: bool) -> Replay:
 
 
 @lru_cache(maxsize=256)
-def _with_adapters(program: BlockProgram, linears: frozenset[str]) -> BlockProgram:
-    ops = tuple(adapted_op(op, linears) for op in program.ops)
+def _with_adapters(program: BlockProgram, linears: frozenset[str], packed: frozenset[str]) -> BlockProgram:
+    ops = tuple(unpacked_op(adapted_op(op, linears), op, packed) for op in program.ops)
     # the product that ends a recomputed region is not recomputed; an adapted one is, up to its narrow rows, which it saves
     made_again = {name for op in program.ops if op.name in program.reruns for name in op.makes}
     ends = {op.name for op in ops if op.name not in program.after and _is_adapted(op) and op.keeps[0] in made_again}

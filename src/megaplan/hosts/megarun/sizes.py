@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from megakernels.libraries import FLASH4
 from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES
+from megakernels.ops.packed_weight.facts import Packing
 from megaplan.blocks.ops import Dims
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
-from megaplan.inventory.tensors import Block, MatrixRound, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Group, MatrixRound, Owner, ParamTensor
 from megaplan.spec.models import Spec
 
 
@@ -288,6 +289,7 @@ class Sizes(NamedTuple):
         padded: True if chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
         whole_state: True if there is no FSDP2.
         frozen: Dtype of the shards of frozen parameters; None if all are trained.
+        packing: Form of the weights of frozen linears; None if they have that dtype.
         kept_over: `sharding.reshard_size`, if it is used; else 0.
         gathers_ahead: Layers that each layer's forward begins by gathering.
     """
@@ -313,6 +315,7 @@ class Sizes(NamedTuple):
     padded: bool
     whole_state: bool
     frozen: DType | None = None
+    packing: Packing | None = None
     kept_over: int = 0
     gathers_ahead: int = 0
 
@@ -320,9 +323,15 @@ class Sizes(NamedTuple):
         """Dtype of the gathered parameters of a family's blocks."""
         return DType.FP8 if family in self.low else self.made(family)
 
-    def stored(self, frozen: bool) -> int:
-        """Bytes of an element of a trained tensor's shard, or of a frozen one's."""
-        return self.master if self.frozen is None or not frozen else self.frozen.bytes
+    def stored(self, group: Group) -> DType:
+        """Dtype of the shards of a group's tensors; packed rows are bytes."""
+        if group is Group.PACKED:
+            return DType.FP8
+        return self.masters if self.frozen is None or group is not Group.FROZEN else self.frozen
+
+    def used(self, group: Group, family: str) -> DType:
+        """Dtype of the gathered copies of a group's tensors."""
+        return DType.FP8 if group is Group.PACKED else self.compute(family)
 
     def made(self, family: str) -> DType:
         """Dtype of the gradients of a family's parameters in autograd."""
@@ -363,6 +372,7 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         padded=padded,
         whole_state=spec.has_whole_state,
         frozen=None if spec.lora is None else spec.lora.stored(precision.params),
+        packing=spec.packing,
         kept_over=spec.sharding.kept_over,
         gathers_ahead=spec.sharding.prefetch or int(mesh.ep > 1),
     )

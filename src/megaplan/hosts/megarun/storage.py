@@ -20,18 +20,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from megaplan.columns import Column
+from megaplan.dtypes import DType
 from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.listed import LAST_OWN, listed_key
-from megaplan.hosts.megarun.sizes import (
-    NOTHING,
-    Cast,
-    GroupBytes,
-    MatrixScratch,
-    Sizes,
-    Uneven,
-    local_shape,
-    together,
-)
+from megaplan.hosts.megarun.packed import packed_block
+from megaplan.hosts.megarun.sizes import NOTHING, Cast, GroupBytes, MatrixScratch, Sizes, Uneven, local_shape, together
 from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block, matrix_round
 from megaplan.inventory.towers import STATED
 from megaplan.spec.layout import keepers_of
@@ -124,14 +117,24 @@ def _without_copies(storage: BlockStorage) -> BlockStorage:
 
 
 def _mixed_storage(sizes: Sizes, block: Block) -> BlockStorage:
-    """Storage of a block with frozen tensors, of dtype `sizes.frozen`."""
+    """Storage of a block with frozen tensors, of dtype `sizes.frozen` or packed."""
     assert sizes.frozen is not None
-    trained = _trained_storage(sizes._replace(frozen=None), _only(block, frozen=False))
-    frozen = _trained_storage(sizes._replace(frozen=None, masters=sizes.frozen, master=sizes.frozen.bytes), _only(block, frozen=True))
+    whole, block = block, packed_block(sizes.packing, block, sizes.tp)
+    of_packed = sizes._replace(masters=DType.FP8, master=1, params=DType.FP8, families=(), low=frozenset())
+    trained, frozen, packed = (
+        _trained_storage(each._replace(frozen=None), _only(block, groups))
+        for each, groups in (
+            (sizes, (MATRIX, Group.OTHER)),
+            (sizes._replace(masters=sizes.frozen, master=sizes.frozen.bytes), (FROZEN,)),
+            (of_packed, (Group.PACKED,)),
+        )
+    )
     casting, cutting = _casting(sizes, block), _cutting(sizes, block)
     dense, experts = map(_with_frozen, (trained.dense, trained.experts), (frozen.dense, frozen.experts), casting, cutting)
+    dense = _with_frozen(dense, packed.dense, casting[0], cutting[0])
     uneven = {tensor.name: short for tensor, short in _uneven_of(sizes, block)}
-    first, second, third = map(sum, zip(trained.resident_bytes, frozen.resident_bytes, strict=True))
+    parts = trained, frozen, packed
+    first, second, third = map(sum, zip(*(part.resident_bytes for part in parts), strict=True))
     return trained._replace(
         resident_bytes=(first, second, third),
         dense=dense,
@@ -139,13 +142,13 @@ def _mixed_storage(sizes: Sizes, block: Block) -> BlockStorage:
         both=dense if experts is NOTHING else together((dense, experts)),
         uneven=tuple(uneven.values()),
         shards=_in_order(sizes, block, uneven),
-        resident_slack_bytes=trained.resident_slack_bytes + frozen.resident_slack_bytes,
-        parameters=trained.parameters + frozen.parameters,
+        resident_slack_bytes=sum(part.resident_slack_bytes for part in parts),
+        parameters=sum(_local(tensor, sizes)[1] for tensor in whole.tensors),
     )
 
 
-def _only(block: Block, *, frozen: bool) -> Block:
-    return make_block(block.family, tuple(tensor for tensor in block.tensors if (tensor.group is FROZEN) is frozen), block.variant)
+def _only(block: Block, groups: tuple[Group, ...]) -> Block:
+    return make_block(block.family, tuple(tensor for tensor in block.tensors if tensor.group in groups), block.variant)
 
 
 def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int, cutting_bytes: int) -> GroupBytes:
@@ -167,11 +170,11 @@ def _uneven_of(sizes: Sizes, block: Block) -> Iterator[tuple[ParamTensor, Uneven
     if not sizes.padded:
         return
     for tensor in block.tensors:
-        expert, frozen = tensor.owner is EXPERT_PARALLEL, tensor.group is FROZEN
+        expert, trained = tensor.owner is EXPERT_PARALLEL, tensor.group not in (FROZEN, Group.PACKED)
         shape, elements = _local(tensor, sizes)
         rows, degree = (shape[0] * shape[1] if expert else shape[0]), sizes.degrees[expert]
         if rows % degree:
-            width, stored, moments = elements // rows, sizes.stored(tensor.group is FROZEN), 0 if frozen else 2 * sizes.moments
+            width, stored, moments = elements // rows, sizes.stored(tensor.group).bytes, 2 * sizes.moments if trained else 0
             yield tensor, Uneven(rows, -(-rows // degree), degree, width * moments, width * stored, expert, matrix=False)
 
 
@@ -262,7 +265,7 @@ def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple
         short, expert = uneven.get(name), owner is EXPERT_PARALLEL
         if short is None:
             local = elements if sizes.whole else _local(tensor, sizes)[1]
-            nbytes = local // (expert_degree if expert else dense_degree) * sizes.stored(tensor.group is FROZEN)
+            nbytes = local // (expert_degree if expert else dense_degree) * sizes.stored(tensor.group).bytes
         else:
             nbytes = short.chunk_rows * short.shard_row_bytes
         made.append((key(name), new(Shard, (RESIDENT_PLACES[owner], nbytes, expert, short))))
@@ -314,8 +317,7 @@ def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """
     key, compute = listed_key(block), sizes.compute(block.family)
-    stored = {False: sizes.masters, True: sizes.frozen or sizes.masters}
-    if sizes.whole_state or all(dtype is compute for dtype in stored.values()) or min(sizes.degrees) > 1:
+    if sizes.whole_state or all(sizes.stored(group) is compute for group in (MATRIX, FROZEN)) or min(sizes.degrees) > 1:
         return 0, 0
     tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: key(each[0].name))
     found = []
@@ -323,11 +325,12 @@ def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
         most = filled = before = 0
         for tensor, whole in tensors:
             if (tensor.owner is EXPERT_PARALLEL) is expert:
-                elements = whole if sizes.whole else _local(tensor, sizes)[1]
-                cast = 0 if stored[tensor.group is FROZEN] is compute else elements
-                most = max(most, filled + before + cast, filled + elements + cast)
-                filled, before = filled + elements, cast
-        found.append(0 if sizes.degrees[expert] > 1 else (most - filled) * compute.bytes)
+                used = sizes.used(tensor.group, block.family)
+                size = (whole if sizes.whole else _local(tensor, sizes)[1]) * used.bytes
+                cast = 0 if sizes.stored(tensor.group) is used else size
+                most = max(most, filled + before + cast, filled + size + cast)
+                filled, before = filled + size, cast
+        found.append(0 if sizes.degrees[expert] > 1 else most - filled)
     return found[0], found[1]
 
 
@@ -347,7 +350,7 @@ def _cutting(sizes: Sizes, block: Block) -> tuple[int, int]:
                 shape, elements = _local(tensor, sizes)
                 rows = shape[0] * shape[1] if expert else shape[0]
                 chunk = -(-rows // degree) * (elements // rows) if sizes.padded else -(-elements // degree)
-                nbytes = chunk * degree * sizes.compute(block.family).bytes
+                nbytes = chunk * degree * sizes.used(tensor.group, block.family).bytes
                 found[expert], left = max(found[expert], left + nbytes // keepers), left + nbytes // keepers - nbytes
     return found[0], found[1]
 

@@ -112,6 +112,8 @@ class WholeGroup:
         return self._members
 
     def _is_lent(self, stored: nn.Parameter) -> bool:
+        if not stored.is_floating_point():
+            return False  # packed rows are used as they are
         return stored.dtype is not self._used or (stored.requires_grad and self._used is not self._made)
 
     def _lent(self, module: nn.Module, name: str, stored: nn.Parameter) -> Lent:

@@ -1,6 +1,7 @@
 """Products of frozen linears and their low-rank adapters: x Wᵀ + scale · x Aᵀ Bᵀ, without a gradient of W.
 
 An adapted product saves its input and the adapter's narrow rows x Aᵀ. Its backward adds both terms of the input's gradient into one tensor.
+A packed W (`megarun.parallel.groups.packed`) is made a matrix for each product, in forward and again in backward.
 Under TP a column-parallel product gathers its input as `TensorParallel.project` does, and again in backward if an adapter needs it for A's
 gradient. Where a rank has a whole A or B of a linear that TP cuts, its gradient is the rank's part of a sum over the group
 (`sum_replicated`).
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from megarun.parallel.groups.deferred import product
+from megarun.parallel.groups.packed import PackedWeight, matrix, weight_of
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
@@ -53,13 +55,24 @@ def add_adapter(module: nn.Linear, a: Sequence[int], b: Sequence[int], scale: fl
     """Give a linear the parameters A and B of these local shapes, and make its forward add their product."""
     module.lora_a, module.lora_b = (nn.Parameter(torch.empty(*shape, dtype=dtype, device=module.weight.device)) for shape in (a, b))
     module.lora_scale = scale  # type: ignore[assignment]  # a plain attribute
+    run_frozen(module)
+
+
+def run_frozen(module: nn.Linear) -> None:
+    """Make the forward of a linear with a packed weight, an adapter or both that of this module."""
     module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
 def _forward(module: nn.Linear, x: Tensor) -> Tensor:
     bias = module.own_bias if hasattr(module, "own_bias") else module.bias
-    out: Tensor = _AdaptedLinear.apply(x, module.weight, bias, module.lora_a, module.lora_b, module.lora_scale)  # type: ignore[no-untyped-call]
+    adapter, weight = adapter_of(module), weight_of(module)
+    of_adapter = () if adapter is None else adapter
+    out: Tensor = _apply(_FrozenLinear if adapter is None else _AdaptedLinear, x, weight, bias, *of_adapter)
     return out
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
 def start_gradients(x: Tensor) -> Tensor:
@@ -71,7 +84,7 @@ def start_gradients(x: Tensor) -> Tensor:
 
 
 def frozen_column_parallel(
-    tp: Gathers, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], adapters: Sequence[Adapter | None]
+    tp: Gathers, x: Tensor, weights: Sequence[Tensor | PackedWeight], biases: Sequence[Tensor | None], adapters: Sequence[Adapter | None]
 ) -> tuple[Tensor, ...]:
     """Column-parallel linears of one input whose weights are frozen: local tokens [B, t, in] -> [B, T, out / tp] each.
 
@@ -84,7 +97,7 @@ def frozen_column_parallel(
     """
     scales = tuple(None if adapter is None else adapter.scale for adapter in adapters)
     pairs = [each for adapter in adapters if adapter is not None for each in (adapter.a, adapter.b)]
-    results: tuple[Tensor, ...] = _FrozenColumnParallel.apply(tp, scales, x, *weights, *biases, *pairs)  # type: ignore[no-untyped-call]
+    results: tuple[Tensor, ...] = _apply(_FrozenColumnParallel, tp, scales, x, *weights, *biases, *pairs)
     return results
 
 
@@ -102,11 +115,27 @@ class _Start(torch.autograd.Function):
         return None, None
 
 
+class _FrozenLinear(torch.autograd.Function):
+    """A linear with a packed weight; saves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """X [..., in] -> [..., out]."""
+        ctx.weight = weight
+        return linear(x, matrix(weight, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Gradient of x."""
+        flat = gradient.flatten(0, -2) @ matrix(ctx.weight, gradient.dtype)
+        return _unsafe_view(flat, (*gradient.shape[:-1], flat.shape[-1])), None, None
+
+
 class _AdaptedLinear(torch.autograd.Function):
     """Saves its input and the adapter's narrow rows."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
         """X [..., in] -> [..., out]."""
         ctx.weight, ctx.a, ctx.b, ctx.scale = weight, a, b, scale  # the parameters: recompute would unpack other tensors instead
         out, narrow = _adapted(x, weight, bias, Adapter(a, b, scale))
@@ -117,10 +146,10 @@ class _AdaptedLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, A and B."""
         x, narrow = ctx.saved_tensors
+        flat = gradient.flatten(0, -2) @ matrix(ctx.weight, gradient.dtype) if ctx.needs_input_grad[0] else None
         of_narrow, of_a, of_b = _of_adapter(x, narrow, gradient, Adapter(ctx.a, ctx.b, ctx.scale))
-        if not ctx.needs_input_grad[0]:
+        if flat is None:
             return None, None, None, of_a, of_b, None
-        flat = gradient.flatten(0, -2) @ ctx.weight
         flat.addmm_(of_narrow.flatten(0, -2), ctx.a)
         return _unsafe_view(flat, x.shape), None, None, of_a, of_b, None
 
@@ -139,7 +168,7 @@ class _FrozenColumnParallel(torch.autograd.Function):
         outs, kept = [], []
         for weight, bias, adapter in zip(weights, biases, ctx.adapters, strict=True):
             if adapter is None:
-                outs.append(linear(gathered, weight, bias))  # type: ignore[arg-type]  # weights are tensors
+                outs.append(linear(gathered, matrix(weight, x.dtype), bias))  # type: ignore[arg-type]  # weights are given
             else:
                 out, narrow = _adapted(gathered, weight, bias, adapter)  # type: ignore[arg-type]
                 outs.append(out)
@@ -152,10 +181,10 @@ class _FrozenColumnParallel(torch.autograd.Function):
         """Gradients of x, and of A and B of adapted linears."""
         tp, kept = ctx.tp, list(ctx.saved_tensors)
         arriving = tp.start_gather(kept.pop(0)) if kept else None
-        partial = gradients[0] @ ctx.weights[0]
+        partial = gradients[0] @ matrix(ctx.weights[0], gradients[0].dtype)
         rows = partial.flatten(0, -2)
         for gradient, weight in zip(gradients[1:], ctx.weights[1:], strict=True):
-            rows.addmm_(gradient.flatten(0, -2), weight)
+            rows.addmm_(gradient.flatten(0, -2), matrix(weight, gradient.dtype))
         made: list[Tensor | None] = []
         of_narrow: list[Tensor] = []
         adapted = [(gradient, adapter) for gradient, adapter in zip(gradients, ctx.adapters, strict=True) if adapter is not None]
@@ -175,9 +204,10 @@ def _pairs(scales: Sequence[float | None], pairs: Sequence[Any]) -> tuple[Adapte
     return tuple(None if scale is None else Adapter(next(left), next(left), scale) for scale in scales)
 
 
-def _adapted(x: Tensor, weight: Tensor, bias: Tensor | None, adapter: Adapter) -> tuple[Tensor, Tensor]:
+def _adapted(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None, adapter: Adapter) -> tuple[Tensor, Tensor]:
     """The product, and the narrow rows x Aᵀ."""
-    out, narrow = linear(x, weight, bias), linear(x, adapter.a)
+    narrow = linear(x, adapter.a)
+    out = linear(x, matrix(weight, x.dtype), bias)
     out.flatten(0, -2).addmm_(narrow.flatten(0, -2), adapter.b.mT, alpha=adapter.scale)
     return out, narrow
 

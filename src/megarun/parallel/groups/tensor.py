@@ -29,6 +29,7 @@ from torch.nn.functional import linear
 from megarun.parallel.groups.adapters import Adapter, adapter_of, frozen_column_parallel
 from megarun.parallel.groups.deferred import leave_pending, product
 from megarun.parallel.groups.mesh import RankMesh
+from megarun.parallel.groups.packed import PackedWeight, weight_of
 from megarun.parallel.groups.scaled import multiply, scaling_of
 
 
@@ -67,9 +68,10 @@ class TensorParallel:
         scaling = scaling_of(linears[0])
         if self.degree == 1 and scaling is None:
             return tuple(module(x) for module in linears)
-        weights, biases = [module.weight for module in linears], [module.bias for module in linears]
+        biases = [module.bias for module in linears]
         if scaling is not None:
-            return multiply(self, scaling, x, weights, biases)
+            return multiply(self, scaling, x, [module.weight for module in linears], biases)
+        weights = [weight_of(module) for module in linears]
         return column_parallel(self, x, weights, biases, [adapter_of(module) for module in linears], may_wait=self.may_wait)
 
     def reduce(self, partial: Tensor) -> Tensor:
@@ -136,7 +138,7 @@ def tensor_parallel(mesh: RankMesh) -> TensorParallel:
 def column_parallel(
     tp: TensorParallel,
     x: Tensor,
-    weights: Sequence[Tensor],
+    weights: Sequence[Tensor | PackedWeight],
     biases: Sequence[Tensor | None] | None = None,
     adapters: Sequence[Adapter | None] | None = None,
     *,
@@ -147,7 +149,7 @@ def column_parallel(
     Args:
         tp: TP group of more than one rank.
         x: Local tokens [B, t, in].
-        weights: Gathered parameters, [out / tp, in] each.
+        weights: Gathered parameters, [out / tp, in] each; packed if they are frozen.
         biases: Biases, [out / tp] or None each; None if no linear has one.
         adapters: Adapters of frozen weights, each None if its weight has none; None if no linear has one.
         may_wait: True if a split backward defers the weight gradients.
