@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from megarun.errors import refusal
 from megarun.job.job import Job
 from megarun.job.run import AUTO, DEFAULT_CHECKPOINTS, Checkpoints, Run, SavedPlan
-from megarun.metrics.tensorboard import require_tensorboard
+from megarun.metrics.curves import require_package
 from megarun.training.elastic import Plans, choose_plan, read_plans, started_processes
 from megarun.training.identity import checkpoints_of, report_options, require_data
 from megarun.training.prepare import hold_out, open_held_out, prepare
@@ -57,6 +57,7 @@ def prepare_run(
     checkpoints: Checkpoints = DEFAULT_CHECKPOINTS,
     evaluation: Evaluation = NO_EVALUATION,
     tensorboard: bool = False,
+    wandb: str = "",
     compiled: bool = False,
     elastic: bool = False,
 ) -> Run:
@@ -71,6 +72,7 @@ def prepare_run(
         checkpoints: Settings for saving, and the checkpoint to start from.
         evaluation: Settings of evaluation.
         tensorboard: Write the metrics for TensorBoard too.
+        wandb: Project of Weights & Biases that gets the metrics too.
         compiled: torch.compile each block.
         elastic: The plan was chosen for the processes; there may be spare ones.
 
@@ -101,14 +103,15 @@ def prepare_run(
         run = hold_out(run, evaluation.fraction, evaluation.every, evaluation.num_batches)
     elif evaluation.data is not None:
         run = replace(run, held_out=open_held_out(evaluation.data, run.job, evaluation.every, evaluation.num_batches))
-    if tensorboard:
-        require_tensorboard()
+    for package, wanted in (("tensorboard", tensorboard), ("wandb", bool(wandb))):
+        if wanted:
+            require_package(package)
     if compiled:
         from megarun.parallel.apply.compile import refuse_compile  # noqa: PLC0415  (loads torch)
 
         refuse_compile(run.job.spec)
     now = checkpoints_of(run.keeps_in)
-    run = replace(run, tensorboard=tensorboard, compiled=compiled, plans=plans.texts, options=options, before=now)
+    run = replace(run, tensorboard=tensorboard, wandb=wandb, compiled=compiled, plans=plans.texts, options=options, before=now)
     if plans.began is not None:
         require_data(run, plans.began)
         run = replace(run, before=plans.began.before)
@@ -137,6 +140,7 @@ def train(
     eval_every: int = EVAL_EVERY,
     eval_batches: int | None = None,
     tensorboard: bool = False,
+    wandb: str = "",
     compile: bool = False,
     compile_jobs: int | None = None,
     start_timeout: float = START_TIMEOUT_SECONDS,
@@ -164,6 +168,7 @@ def train(
         eval_every: Steps between evaluations.
         eval_batches: Global batches of an evaluation; all that there are.
         tensorboard: Write the metrics for TensorBoard too.
+        wandb: Project of Weights & Biases that gets the metrics too.
         compile: torch.compile each block; memory is then not the plan's.
         compile_jobs: Processes that compile the plan's kernels before the first step; None: one a CPU, 0: none.
         start_timeout: Seconds to wait for every process of the job.
@@ -194,6 +199,7 @@ def train(
         checkpoints=saving,
         evaluation=_evaluation(eval_data, validation_fraction, eval_every, eval_batches),
         tensorboard=tensorboard,
+        wandb=wandb,
         compiled=compile,
     )
     return _trained(run, compile_jobs, start_timeout, first_step_timeout, step_timeout)

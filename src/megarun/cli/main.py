@@ -76,6 +76,7 @@ def train(
     eval_every: Annotated[int, typer.Option("--eval-every", min=1, metavar="N", help="Steps between evaluations.")] = 100,
     eval_batches: Annotated[int | None, typer.Option("--eval-batches", min=1, help="Batches per evaluation; default: all.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard.")] = False,
+    wandb: Annotated[str, typer.Option("--wandb", metavar="PROJECT", help="Also send the metrics to Weights & Biases.")] = "",
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile each block; the memory then differs from the plan.")] = False,
     compile_jobs: Annotated[int | None, typer.Option(min=0, metavar="N", help="Processes that compile kernels; 0: none.")] = None,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, metavar="S", help="Seconds to wait for every process.")] = 60,
@@ -113,6 +114,7 @@ def train(
             checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data, checkpoint_url, memory_copies, check_replicas),
             evaluation=Evaluation(eval_data, validation_fraction, eval_every, eval_batches),
             tensorboard=tensorboard,
+            wandb=wandb,
             compiled=compiled,
             elastic=plans is not None,
         )

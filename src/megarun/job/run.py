@@ -35,6 +35,7 @@ class Run:
         checkpoints: Settings for saving and resuming.
         held_out: Evaluation data and interval; None for no evaluation.
         tensorboard: True if the metrics are also written for TensorBoard.
+        wandb: Project of Weights & Biases that gets the metrics; empty for none.
         compiled: True if blocks are compiled by torch.compile.
         validation_fraction: Share of every token file's rows that `source` excludes, a decimal number.
         plans: Text of each plan that a start of the job may train, by its name in the command line.
@@ -50,6 +51,7 @@ class Run:
     checkpoints: Checkpoints
     held_out: HeldOut | None = None
     tensorboard: bool = False
+    wandb: str = ""
     compiled: bool = False
     validation_fraction: str = NOTHING
     plans: Mapping[str, str] = field(default_factory=dict)

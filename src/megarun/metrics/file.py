@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from os import SEEK_END
@@ -20,8 +21,8 @@ from megaplan.errors import Location, Severity
 from megaplan.terminal.output import report
 from megarun.errors import refusal
 from megarun.files import open_own, open_regular
+from megarun.metrics.curves import Curves
 from megarun.metrics.records import Decision, Evaluated, RankMemory, RankTimes, StepMetrics
-from megarun.metrics.tensorboard import Board
 
 FILE_NAME = "metrics.jsonl"
 BLOCK_BYTES = 1 << 16
@@ -36,12 +37,13 @@ class MetricsFile:
     The file must be new or without a line unless the run is resumed: a job that is killed before its first step has made nothing.
     """
 
-    def __init__(self, folder: Path, rank: int, *, resumed: bool = False, tensorboard: bool = False) -> None:
-        self._path, self._writes, self._resumed, self._shows = folder / FILE_NAME, rank == 0, resumed, tensorboard
+    def __init__(self, folder: Path, rank: int, *, resumed: bool = False, curves: Sequence[Callable[[Path], Curves]] = ()) -> None:
+        """`curves` make further writers of the numbers in the folder."""
+        self._path, self._writes, self._resumed, self._makes = folder / FILE_NAME, rank == 0, resumed, curves
         self._folder = self._handle = -1
         self._waiting: deque[bytes] = deque()
         self._num_lost, self._reported = 0, False
-        self._board: Board | None = None
+        self._curves: list[Curves] = []
 
     def __enter__(self) -> MetricsFile:
         if self._writes:
@@ -58,8 +60,7 @@ class MetricsFile:
                 raise refusal("MP608", f"{self._path} exists", hints=(hint,), file=str(self._path.parent)) from None
             except OSError as error:
                 raise refusal("MP670", f"{self._path}: {error.strerror}", file=str(self._path)) from None
-            if self._shows:
-                self._board = Board(self._path.parent)
+            self._curves = [make(self._path.parent) for make in self._makes]
         return self
 
     def write(self, metrics: StepMetrics | Evaluated | Decision | RankMemory | RankTimes) -> None:
@@ -69,8 +70,8 @@ class MetricsFile:
         line = asdict(metrics)
         self._waiting.append(json.dumps(line).encode() + b"\n")
         self._deliver()
-        if self._board is not None:
-            self._board.write(line)
+        for each in self._curves:
+            each.write(line)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._handle >= 0:
@@ -82,8 +83,8 @@ class MetricsFile:
                 with suppress(OSError):  # a network file system reports at the end that it could not write
                     os.close(handle)
             self._handle = self._folder = -1
-        if self._board is not None:
-            self._board.close()
+        for each in self._curves:
+            each.close()
 
     def _deliver(self) -> None:
         try:

@@ -37,7 +37,7 @@ STALE_SECONDS = 30.0
 POLL_SECONDS = 0.5
 DOUBT_SECONDS = 20.0
 """Time for which a reading that would end the job is tried again: a network file system answers with stale handles for some seconds."""
-WRITTEN = (LOCK, PLAN, JOB, MESSAGES, TOKENIZER, "metrics.jsonl", "checkpoints", "tensorboard", "upload")
+WRITTEN = (LOCK, PLAN, JOB, MESSAGES, TOKENIZER, "metrics.jsonl", "checkpoints", "tensorboard", "wandb", "upload")
 """Names that a run writes in its folder; none may be a link."""
 MAX_LOCK_BYTES = 1 << 16
 MAX_JOB_BYTES = 1 << 24

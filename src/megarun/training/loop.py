@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +39,7 @@ from megarun.launch.process_group import CONNECT_FACTOR, Launch, choose_device, 
 from megarun.launch.progress import CONNECTING, Progress, Timeouts
 from megarun.launch.session import release_spares, wait_as_spare
 from megarun.launch.watch import Watch
+from megarun.metrics.curves import Curves, TensorBoard, WeightsAndBiases
 from megarun.metrics.display import Display
 from megarun.metrics.file import MetricsFile
 from megarun.metrics.memory import allocated_bytes, planned_bytes
@@ -133,7 +135,7 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
         progress.enter("starting")
         keeper.find()
         resumed = keeper.continues or launch.restarted
-        metrics_file = stack.enter_context(MetricsFile(run.out, mesh.rank, resumed=resumed, tensorboard=run.tensorboard))
+        metrics_file = stack.enter_context(MetricsFile(run.out, mesh.rank, resumed=resumed, curves=_curves(run)))
         if folder is not None:
             folder.keep(PLAN, run.plan.text)
             folder.keep(JOB, beginning_of(run, folder.holder.token).text())
@@ -154,6 +156,16 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
     if launch.rank == 0 and started.world_size > num_ranks:
         release_spares(started.store)
     return trained
+
+
+def _curves(run: Run) -> list[Callable[[Path], Curves]]:
+    """Writers of the metrics' curves that the command asks for."""
+    made: list[Callable[[Path], Curves]] = [TensorBoard] if run.tensorboard else []
+    if run.wandb:
+        digests = {"plan_digest": run.plan.plan_digest, "model_digest": run.plan.model_digest}
+        spec = run.job.spec.model_dump(mode="json", exclude_defaults=True)
+        made.append(partial(WeightsAndBiases, project=run.wandb, config={**digests, **spec}))
+    return made
 
 
 def _notes_of_steps(run: Run, device: torch.device) -> Iterator[str]:

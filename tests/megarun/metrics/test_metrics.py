@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import struct
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,10 +23,10 @@ from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 from megarun.errors import MegaplanError
 from megarun.job.job import Job
+from megarun.metrics.curves import TensorBoard, WeightsAndBiases, require_package
 from megarun.metrics.file import FILE_NAME, MetricsFile
 from megarun.metrics.memory import planned_bytes
 from megarun.metrics.records import Evaluated
-from megarun.metrics.tensorboard import Board, require_tensorboard
 from megarun.metrics.utilisation import Utilisation
 
 pytestmark = pytest.mark.runtime
@@ -56,18 +57,20 @@ def test_every_rank_is_held_to_its_own_plan(spec_with: Any) -> None:
         assert found == max(steady)
 
 
-def test_tensorboard_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_curves_are_asked_for_by_name(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run does not begin without the package."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MegaplanError) as error:
-        require_tensorboard()
-    assert error.value.diagnostics[0].code == "MP624"
+        require_package(package)
+    (found,) = error.value.diagnostics
+    assert (found.code, found.hints[0]) == ("MP624", f"pip install 'megaplan[{package}]'")
 
 
 def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     """Curves by step; a list is one curve a rank, what is by layer one a layer, and what is no number is left to metrics.jsonl."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    board = Board(tmp_path)
+    board = TensorBoard(tmp_path)
     board.write({"step": 3, "loss": 2.5, "mfu": None, "allocated_basis": "peak"})
     board.write({"step": 4, "rank_allocated_bytes": [7, 8], "router_load": {"3": 1.5}})
     board.close()
@@ -183,10 +186,81 @@ def test_curves_that_fail_end_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-    board = Board(tmp_path)
+    board = TensorBoard(tmp_path)
     board.write({"step": 1, "loss": 1.0, "mfu": 0.5})
     board.close()
     assert capsys.readouterr().err.count("there are no further curves, and the run continues") == 1
+
+
+class FakeRun:
+    """A run of Weights & Biases as far as the runtime uses it."""
+
+    def __init__(self, **given: object) -> None:
+        self.given, self.lines, self.ended = given, list[dict[str, object]](), False
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        assert (name, step_metric) == ("*", "step")
+
+    def log(self, values: dict[str, object]) -> None:
+        self.lines.append(values)
+
+    def finish(self) -> None:
+        self.ended = True
+
+
+def test_weights_and_biases_continue_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are values, so that one that is made again is logged again; the identity is that of the folder."""
+    runs: list[FakeRun] = []
+
+    def init(**given: object) -> FakeRun:
+        runs.append(FakeRun(**given))
+        return runs[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=dict, init=init))
+    for _ in range(2):
+        curves = WeightsAndBiases(tmp_path, "hybrids", {"plan_digest": "sha256:1"})
+        curves.write({"step": 3, "loss": 2.5, "mfu": None, "router_load": {"3": 1.5}})
+        curves.close()
+    assert [run.lines for run in runs] == [[{"loss": 2.5, "router_load/3": 1.5, "step": 3}]] * 2
+    first, second = (run.given for run in runs)
+    assert (first["id"], first["project"], first["name"], first["resume"]) == (second["id"], "hybrids", tmp_path.name, "allow")
+    assert all(run.ended for run in runs)
+
+
+def test_a_login_that_is_missing_ends_the_curves_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(**_: object) -> None:
+        raise RuntimeError("api_key not configured (no-tty)")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=dict, init=init))
+    curves = WeightsAndBiases(tmp_path, "hybrids", {})
+    curves.write({"step": 1, "loss": 1.0})
+    curves.close()
+    assert capsys.readouterr().err.count("api_key not configured (no-tty); there are no further curves, and the run continues") == 1
+
+
+def test_an_offline_run_of_weights_and_biases_has_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package writes records of its protocol in LevelDB's log format, whole ones in the first block."""
+    records = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    curves = WeightsAndBiases(tmp_path, "hybrids", {"plan_digest": "sha256:1"})
+    curves.write({"step": 3, "loss": 2.5})
+    curves.write({"step": 4, "rank_allocated_bytes": [7, 8]})
+    curves.close()
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    data, at, found = file.read_bytes()[: 1 << 15], 7, []
+    while at + 7 <= len(data):
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        record = records.Record()
+        if kind == 1:
+            record.ParseFromString(data[at + 7 : at + 7 + size])
+        found += [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}]
+        at += 7 + size
+    assert [{key: value for key, value in line.items() if key[0] != "_"} for line in found if line] == [
+        {"loss": 2.5, "step": 3},
+        {"rank_allocated_bytes/0": 7, "rank_allocated_bytes/1": 8, "step": 4},
+    ]
 
 
 def test_links_are_not_written_through(tmp_path: Path) -> None:
@@ -200,7 +274,7 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / "tensorboard").symlink_to(tmp_path)
     with pytest.raises(MegaplanError, match="MP671"):
-        Board(tmp_path)
+        TensorBoard(tmp_path)
     (tmp_path / "tensorboard").unlink()
     with MetricsFile(tmp_path, 0) as metrics:
         (tmp_path / FILE_NAME).unlink()

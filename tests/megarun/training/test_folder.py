@@ -233,7 +233,7 @@ def test_a_folder_that_is_missing_is_a_failed_save(what: str, tmp_path: Path, mo
     assert not out.exists() or not list(out.iterdir())
 
 
-@pytest.mark.parametrize("name", [LOCK, PLAN, JOB, "metrics.jsonl", "checkpoints", "tensorboard", "upload"])
+@pytest.mark.parametrize("name", [LOCK, PLAN, JOB, "tokenizer.json", "metrics.jsonl", "checkpoints", "tensorboard", "wandb", "upload"])
 def test_no_link_in_the_folder_is_followed(name: str, tmp_path: Path) -> None:
     """The folder itself may be one."""
     (tmp_path / "real").mkdir()
