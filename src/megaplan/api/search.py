@@ -133,7 +133,7 @@ class Search(Result):
     @cached_property
     def fewest(self) -> FewestDevices | None:
         """If no layout fits: the smallest number of devices, of those that were tried, on which one does, with its row."""
-        return None if self.rows else fewest_devices(self._explored.task)
+        return None if self.rows else fewest_devices(self._explored.task, self._explored.deadline)
 
     def command(self, row: LayoutRow) -> str:
         """The command that prints a row's step and memory: one line for a shell."""

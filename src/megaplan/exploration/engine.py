@@ -96,6 +96,7 @@ class Explored:
         num_refined: Number of meshes with a known second bound, in the order of `bounds`.
         waiting: Refined meshes that are not explored yet, with their second bounds; a heap.
         stopped: Reason why the search ended early; empty if none of the remaining meshes can be among the best.
+        deadline: End of a search with a time limit, a value of `time.monotonic`.
     """
 
     task: SearchTask
@@ -104,6 +105,7 @@ class Explored:
     num_refined: int = 0
     waiting: list[tuple[int, LayoutChoice]] = field(default_factory=list)
     stopped: Stop = "interrupt"
+    deadline: float | None = None
 
     @property
     def complete(self) -> bool:
@@ -185,7 +187,7 @@ def explore(task: SearchTask, processes: int, report: Callable[[Progress], None]
     """
     started = monotonic()
     deadline = None if task.seconds is None else started + task.seconds
-    own, found = task.evaluator(), Explored(task, [])
+    own, found = task.evaluator(), Explored(task, [], deadline=deadline)
     try:
         if (over := own.fits_on_no_mesh()) > 0:
             return _nothing_fits(found, own, task.space.meshes(), over)

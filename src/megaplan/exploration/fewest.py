@@ -18,7 +18,9 @@ DOUBLINGS = 8
 STEPS = 8
 """Numbers of devices that are tried between the last doubling that does not fit and the first that does."""
 MOST_SECONDS = 20.0
-"""Time after which no further number is tried."""
+"""Time after which no further number is tried, after a search without a time limit."""
+MORE_SECONDS = 0.7
+"""Time that is taken after a search which has spent its own."""
 
 
 class FewestDevices(NamedTuple):
@@ -33,18 +35,24 @@ class FewestDevices(NamedTuple):
     row: LayoutRow
 
 
-def fewest_devices(task: SearchTask) -> FewestDevices | None:
-    """The smallest number of devices of those tried, each with the usual layouts; None if none fits in the time that is taken."""
-    ends = monotonic() + (task.seconds or MOST_SECONDS)
+def fewest_devices(task: SearchTask, deadline: float | None) -> FewestDevices | None:
+    """The smallest number of devices of those tried, each with the usual layouts; None if none fits in the time that is taken.
+
+    Args:
+        task: The search in which nothing fits.
+        deadline: End of that search, a value of `time.monotonic`; None if it has no time limit.
+    """
+    now = monotonic()
+    ends = now + MOST_SECONDS if deadline is None else max(deadline, now + MORE_SECONDS)
     devices, found = task.space.devices, None
     for number in (devices << power for power in range(1, DOUBLINGS + 1)):
-        found = _fitting(task, number) if monotonic() < ends else None
+        found = _fitting(task, number, ends)
         if found is not None or monotonic() >= ends:
             break
     if found is None:
         return None
     for number in _between(found.devices // 2, found.devices, task.space.base.device.per_node):
-        smaller = _fitting(task, number) if monotonic() < ends else None
+        smaller = _fitting(task, number, ends)
         if smaller is not None:
             return smaller
     return found
@@ -56,10 +64,12 @@ def _between(low: int, high: int, per_node: int) -> Iterator[int]:
     return iter(range(low + step, high, step))
 
 
-def _fitting(task: SearchTask, devices: int) -> FewestDevices | None:
-    """The first layout on a number of devices that fits."""
+def _fitting(task: SearchTask, devices: int, ends: float) -> FewestDevices | None:
+    """The first layout on a number of devices that fits; None after the time at which it ends."""
+    if monotonic() >= ends:
+        return None
     space = Space(task.space.base, devices, task.space.fixed, tuple(task.space.varied))
-    own = Evaluator(space, task.headroom_bytes)
+    own = Evaluator(space, task.headroom_bytes, deadline=ends)
     if own.fits_on_no_mesh() > 0:
         return None
     best: Exact | None = next((outcome.best for outcome in first_outcomes(own, limited=True) if outcome.best is not None), None)

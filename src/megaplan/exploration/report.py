@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from megaplan.budget.peaks import build_budget
-from megaplan.columns import Column
 from megaplan.cost.model import flops_per_token
 from megaplan.cost.replay import BUBBLE, EXPOSED
 from megaplan.exploration.engine import Explored
@@ -24,6 +24,8 @@ from megaplan.wording import argument
 AXES = ("pp", "tp", "cp", "ep", "etp", "dp_shard", "micro_batch", "kind")
 NAMES = {"micro_batch": "batch.micro_batch_size", "kind": "schedule.kind"}
 MAX_CLASSES = 24
+COLUMNS_SECONDS = 0.4
+"""Time for budgets that only name the largest column of layouts that do not fit: models of thousands of layers need more for all."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -184,17 +186,24 @@ def why_not(found: Explored, evaluator: Evaluator, rows: tuple[LayoutRow, ...]) 
         Lost(item.key, item.count, "illegal", f"{item.code}: {item.detail.splitlines()[0]}", {})
         for item in sorted(evaluator.space.illegal.values(), key=lambda item: (item.key, item.code))
     ]
-    winner, left = rows[0] if rows else None, found.left
+    winner, left, until = rows[0] if rows else None, found.left, monotonic() + COLUMNS_SECONDS
     for axis in AXES:
         own = getattr(winner.exact.layout, axis) if winner else None
         values = sorted({getattr(mesh, axis) for _, mesh in found.bounds} if axis != "kind" else {layout.kind for layout in found.outcomes})
-        lost += [_lost(found, evaluator, winner, left, axis, value) for value in values if value != own]
+        lost += [_lost(found, evaluator, winner, left, axis, value, until) for value in values if value != own]
     return tuple(lost)
 
 
 def _lost(
-    found: Explored, evaluator: Evaluator, winner: LayoutRow | None, left: Sequence[tuple[int, LayoutChoice]], axis: str, value: object
+    found: Explored,
+    evaluator: Evaluator,
+    winner: LayoutRow | None,
+    left: Sequence[tuple[int, LayoutChoice]],
+    axis: str,
+    value: object,
+    until: float,
 ) -> Lost:
+    """The reason against a value; its largest column is named until a time."""
     name = f"{NAMES.get(axis, f'mesh.{axis}')}={value}"
     seen = [outcome for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value]
     meshes = [(bound, mesh) for bound, mesh in found.bounds if axis == "kind" or getattr(mesh, axis) == value]
@@ -204,8 +213,8 @@ def _lost(
         return Lost(name, count, reason, detail, layout._asdict())
     closest = min((one for one in seen if one.over_bytes > 0), key=lambda one: (one.over_bytes, one.layout), default=None)
     if closest is not None:
-        column, size = _column(evaluator, closest.layout)
-        detail = f"{column.key} = {format_bytes(size)}; over by {format_bytes(closest.over_bytes)} at least"
+        column = _column(evaluator, closest.layout) if monotonic() < until else ""
+        detail = f"{column}over by {format_bytes(closest.over_bytes)} at least"
         return Lost(name, count, "out of memory", detail, closest.layout._asdict())
     least = min((outcome.bound_ns for outcome in seen), default=UNLIMITED)
     detail = f"at least {format_ns(least)}" if least < UNLIMITED else "not explored"
@@ -242,8 +251,8 @@ def _slower(evaluator: Evaluator, winner: LayoutRow, best: Exact) -> str:
     return f"{format_ns(best.step_ns)}, {100 * more:+.1f} %: {name} {format_ns(terms[name])} against {before}"
 
 
-def _column(evaluator: Evaluator, layout: LayoutChoice) -> tuple[Column, int]:
-    """The largest column of the layout's policy with the least memory, with equal cuts."""
+def _column(evaluator: Evaluator, layout: LayoutChoice) -> str:
+    """The largest column of the layout's policy with the least memory, with equal cuts, as a text that others follow."""
     from megaplan.layout.build import spans_of  # noqa: PLC0415
     from megaplan.partition.values import equal_cuts  # noqa: PLC0415
 
@@ -252,7 +261,8 @@ def _column(evaluator: Evaluator, layout: LayoutChoice) -> tuple[Column, int]:
     num_layers = len(inventory.layers)
     spans = spans_of(equal_cuts(num_layers, layout.pp * layout.vpp), num_layers)
     worst = build_budget(spec, inventory, build_layout(spec, inventory, spans)).worst
-    return max(worst.columns.items(), key=lambda item: item[1])
+    column, size = max(worst.columns.items(), key=lambda item: item[1])
+    return f"{column.key} = {format_bytes(size)}; "
 
 
 def lines_of(lost: tuple[Lost, ...]) -> Iterator[str]:

@@ -36,7 +36,7 @@ def first_outcomes(own: Evaluator, *, limited: bool) -> Iterator[Outcome]:
 
     waiting = [(bound, bound, layout) for bound, layout in plain_layouts(own, own.space.usual_meshes())]
     heapify(waiting)
-    while waiting and tried < TRIED and not (limited and best < UNLIMITED and monotonic() > started + ENOUGH_SECONDS):
+    while waiting and tried < TRIED and not own.is_late and not (limited and best < UNLIMITED and monotonic() > started + ENOUGH_SECONDS):
         key, bound, layout = heappop(waiting)
         if put_off(bound, layout) > key:
             heappush(waiting, (put_off(bound, layout), bound, layout))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import re
+import shutil
 import signal
 import time
 from collections import Counter
@@ -33,6 +34,8 @@ LARGEST_FILE = 1 << 16
 LEFT_OUT = {"--fetch", "--record", "--launch", "--unconfined", "--processes", "--seconds", "--exhaust", "--help"}
 """Options that reach the network, start programs, or ask for more time."""
 SEARCHES = {"search": ["--processes", "1", "--seconds", "1"], "project": ["--processes", "1"], "rl": ["--seconds", "1"]}
+KEPT = ROOT / "runs/fuzz"
+"""Files of command lines that are answered wrongly."""
 MORE_SECONDS = {"search": 1.0, "rl": 1.0}
 """Time that a command is given by its options."""
 UNITS = ("", "", "", "k", "K", "M", "B", "T", "GiB", "GB/s", "h", "m", "s", "ms", "d", "kW", "%", "x")
@@ -226,14 +229,26 @@ def _check(line: list[str], found: Answers) -> None:
     try:
         status, _, said = answer(line)
     except BaseException as error:
-        found.wrong.append(f"{line}: {type(error).__name__}: {str(error)[-300:]}")
+        found.wrong.append(f"{_keep(line)}: {type(error).__name__}: {str(error)[-300:]}")
         return
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     found.slowest = max(found.slowest, (time.process_time() - began, str(line)))
     (found.taken if status in (0, 1, 3) else found.refused)[command] += 1
     if status not in STATUSES or any(each in said for each in ("error[MP499]", "error[MP610]", "Traceback (most")):
-        found.wrong.append(f"{line}: exit {status}, {said[-400:]}")
+        found.wrong.append(f"{_keep(line)}: exit {status}, {said[-400:]}")
+
+
+def _keep(line: list[str]) -> list[str]:
+    """The line, on copies of its files, since the next lines write others of their names."""
+    kept = []
+    for word in line:
+        path = Path(word)
+        if path.parent.name == "lines" and path.is_file():
+            KEPT.mkdir(parents=True, exist_ok=True)
+            word = shutil.copy(path, KEPT / f"{time.time_ns()}{path.suffix}")  # noqa: PLW2901
+        kept.append(str(word))
+    return kept
 
 
 def _too_long(number: int, _: FrameType | None) -> None:
