@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from megarun.errors import refusal
 from megarun.job.job import Job
-from megarun.job.run import AUTO, DEFAULT_CHECKPOINTS, Checkpoints, Run, SavedPlan
+from megarun.job.run import AUTO, DEFAULT_CHECKPOINTS, NO_VIEWERS, Checkpoints, Run, SavedPlan, Viewers
 from megarun.metrics.curves import require_package
 from megarun.training.elastic import Plans, choose_plan, read_plans, started_processes
 from megarun.training.identity import checkpoints_of, report_options, require_data
@@ -56,8 +56,7 @@ def prepare_run(
     steps: int | None = None,
     checkpoints: Checkpoints = DEFAULT_CHECKPOINTS,
     evaluation: Evaluation = NO_EVALUATION,
-    tensorboard: bool = False,
-    wandb: str = "",
+    viewers: Viewers = NO_VIEWERS,
     compiled: bool = False,
     elastic: bool = False,
 ) -> Run:
@@ -71,8 +70,7 @@ def prepare_run(
         steps: Optimizer steps; None: the plan's `training.steps`.
         checkpoints: Settings for saving, and the checkpoint to start from.
         evaluation: Settings of evaluation.
-        tensorboard: Write the metrics for TensorBoard too.
-        wandb: Project of Weights & Biases that gets the metrics too.
+        viewers: Other places of the metrics.
         compiled: torch.compile each block.
         elastic: The plan was chosen for the processes; there may be spare ones.
 
@@ -103,7 +101,7 @@ def prepare_run(
         run = hold_out(run, evaluation.fraction, evaluation.every, evaluation.num_batches)
     elif evaluation.data is not None:
         run = replace(run, held_out=open_held_out(evaluation.data, run.job, evaluation.every, evaluation.num_batches))
-    for package, wanted in (("tensorboard", tensorboard), ("wandb", bool(wandb))):
+    for package, wanted in viewers._asdict().items():
         if wanted:
             require_package(package)
     if compiled:
@@ -111,7 +109,7 @@ def prepare_run(
 
         refuse_compile(run.job.spec)
     now = checkpoints_of(run.keeps_in)
-    run = replace(run, tensorboard=tensorboard, wandb=wandb, compiled=compiled, plans=plans.texts, options=options, before=now)
+    run = replace(run, viewers=viewers, compiled=compiled, plans=plans.texts, options=options, before=now)
     if plans.began is not None:
         require_data(run, plans.began)
         run = replace(run, before=plans.began.before)
@@ -188,18 +186,15 @@ def train(
         >>> [metrics.step for metrics in trained.history], trained.stopped_by
         ([1, 2], 0)
     """
-    words, plans = _words(data), read_plans(plan, None, seed, out)
+    inputs = _inputs(plan, data, seed, out)
     saving = Checkpoints(save_every, keep, os.fspath(resume), weights_only, other_data, checkpoint_url, memory_copies, check_replicas)
     run = prepare_run(
-        choose_plan(plans, None, started_processes()),
-        plans,
-        words,
-        command=" ".join(["train", "PLAN", *(f"--data {word}" for word in words), f"--out {os.fspath(out)}"]),
+        *inputs,
+        command=" ".join(["train", "PLAN", *(f"--data {word}" for word in inputs[2]), f"--out {os.fspath(out)}"]),
         steps=steps,
         checkpoints=saving,
         evaluation=_evaluation(eval_data, validation_fraction, eval_every, eval_batches),
-        tensorboard=tensorboard,
-        wandb=wandb,
+        viewers=Viewers(tensorboard, wandb),
         compiled=compile,
     )
     return _trained(run, compile_jobs, start_timeout, first_step_timeout, step_timeout)
@@ -218,6 +213,11 @@ def _trained(run: Run, compile_jobs: int | None, start_timeout: float, first_ste
     kernels = start_kernels(run.job, compile_jobs)  # forks, before there are threads
     launch = read_launch(start_timeout, run.job.spec.mesh, elastic=run.checkpoints.memory_copies)
     return train_run(run, launch, Timeouts(first_step_timeout, step_timeout), kernels)
+
+
+def _inputs(plan: FilePath | PlanDocument, data: Data, seed: int | None, out: FilePath) -> tuple[tuple[Job, SavedPlan], Plans, list[str]]:
+    plans = read_plans(plan, None, seed, out)
+    return choose_plan(plans, None, started_processes()), plans, _words(data)
 
 
 def _words(data: Data) -> list[str]:

@@ -96,15 +96,14 @@ def train(
     """
     # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
     from megarun.api import Evaluation, prepare_run  # noqa: PLC0415
-    from megarun.job.run import Checkpoints  # noqa: PLC0415
+    from megarun.job.run import Checkpoints, Viewers  # noqa: PLC0415
     from megarun.launch.failure import exit_on_peer_failure, report_failure  # noqa: PLC0415
     from megarun.training.elastic import choose_plan, read_plans, started_processes  # noqa: PLC0415
 
     launch = job = None
     try:
         candidates = read_plans(plan, plans, seed, out)
-        planned = choose_plan(candidates, plans, started_processes())
-        job = planned[0]
+        planned = (job, _) = choose_plan(candidates, plans, started_processes())
         prepared = prepare_run(
             planned,
             candidates,
@@ -113,8 +112,7 @@ def train(
             steps=steps,
             checkpoints=Checkpoints(save_every, keep, resume, weights_only, other_data, checkpoint_url, memory_copies, check_replicas),
             evaluation=Evaluation(eval_data, validation_fraction, eval_every, eval_batches),
-            tensorboard=tensorboard,
-            wandb=wandb,
+            viewers=Viewers(tensorboard, wandb),
             compiled=compiled,
             elastic=plans is not None,
         )

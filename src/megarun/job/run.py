@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaplan.errors import MegaplanError
 from megaplan.plan.document import PlanDocument
@@ -22,6 +22,21 @@ NOTHING = "0"
 AUTO, NEVER = KEYWORDS = ("auto", "never")
 
 
+class Viewers(NamedTuple):
+    """Places that get the metrics in addition to metrics.jsonl.
+
+    Attributes:
+        tensorboard: True for event files of TensorBoard.
+        wandb: Project of Weights & Biases; empty for none.
+    """
+
+    tensorboard: bool = False
+    wandb: str = ""
+
+
+NO_VIEWERS = Viewers()
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A job with the settings of the command line.
@@ -34,8 +49,7 @@ class Run:
         plan: The plan as stored in checkpoints.
         checkpoints: Settings for saving and resuming.
         held_out: Evaluation data and interval; None for no evaluation.
-        tensorboard: True if the metrics are also written for TensorBoard.
-        wandb: Project of Weights & Biases that gets the metrics; empty for none.
+        viewers: Other places of the metrics.
         compiled: True if blocks are compiled by torch.compile.
         validation_fraction: Share of every token file's rows that `source` excludes, a decimal number.
         plans: Text of each plan that a start of the job may train, by its name in the command line.
@@ -50,8 +64,7 @@ class Run:
     plan: SavedPlan
     checkpoints: Checkpoints
     held_out: HeldOut | None = None
-    tensorboard: bool = False
-    wandb: str = ""
+    viewers: Viewers = NO_VIEWERS
     compiled: bool = False
     validation_fraction: str = NOTHING
     plans: Mapping[str, str] = field(default_factory=dict)

@@ -160,11 +160,11 @@ def train(run: Run, launch: Launch, timeouts: Timeouts | None = None, kernels: K
 
 def _curves(run: Run) -> list[Callable[[Path], Curves]]:
     """Writers of the metrics' curves that the command asks for."""
-    made: list[Callable[[Path], Curves]] = [TensorBoard] if run.tensorboard else []
-    if run.wandb:
+    made: list[Callable[[Path], Curves]] = [TensorBoard] if run.viewers.tensorboard else []
+    if run.viewers.wandb:
         digests = {"plan_digest": run.plan.plan_digest, "model_digest": run.plan.model_digest}
         spec = run.job.spec.model_dump(mode="json", exclude_defaults=True)
-        made.append(partial(WeightsAndBiases, project=run.wandb, config={**digests, **spec}))
+        made.append(partial(WeightsAndBiases, project=run.viewers.wandb, config={**digests, **spec}))
     return made
 
 
