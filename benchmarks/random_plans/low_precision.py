@@ -135,10 +135,13 @@ def add_blocks(draw: Draw, sections: dict[str, Any]) -> None:
 def _round(section: dict[str, Any], multiple: int) -> None:
     """Round a model's widths up to what scales of blocks divide."""
     for key, value in section.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key != "towers":
             _round(value, multiple)
         elif key in WIDTHS and isinstance(value, int):
             section[key] = -(-value // multiple) * multiple
+    projection = section.get("towers", {}).get("projector", {}).get("projection")
+    if projection is not None:  # into the stream, which may be wider now
+        projection["widths"] = [*projection["widths"][:-1], section["hidden_size"]]
 
 
 def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from megaplan.exploration.space import DEFAULT_VARIED, FIXABLE, VARIED, Space
 from megaplan.exploration.values import Objective
 from megaplan.layout.build import build_layout
 from megaplan.results import Picture, Result, Row
+from megaplan.spec.pools import device_counts
 from megaplan.spec.read import STDIN, display_name
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Search(Result):
         tried = f"{self.num_layouts:,} meshes, {self.num_evaluated:,} exact evaluations{state}"
         best = self.rows[0]._summary() if self.rows else ("nothing fits",)
         proof = "" if self.gap is None else f", at most {100 * self.gap:.1f} % above the best"
-        return (f"{spec.name} on {self.devices:,} x {spec.device.name}", f"best: {best[0]}", *best[1:], f"{tried}{proof}")
+        return (f"{spec.name} on {self.devices_text}", f"best: {best[0]}", *best[1:], f"{tried}{proof}")
 
     def _rows(self) -> Sequence[Row]:
         return [
@@ -99,6 +100,11 @@ class Search(Result):
         from megaplan.api.search_picture import search_svg  # noqa: PLC0415
 
         return Picture(search_svg(self._rows(), [row.pareto for row in self.rows]))
+
+    @property
+    def devices_text(self) -> str:
+        """`16 x h100-sxm`, or with pools how many are of each type."""
+        return " + ".join(f"{count:,} x {device.name}" for count, device in device_counts(self.job.spec, self.devices))
 
     @property
     def complete(self) -> bool:
@@ -204,7 +210,8 @@ def search(
 
     The global batch, the sequence length and the model stay fixed. The search covers pp, tp, cp, ep, etp, both parts of dp, resharding,
     vocabulary sharding and optimizer sharding, and, as `vary` says, schedule with vpp, micro-batch, recompute by family, gradient
-    precision and kernels. Among the cuts that fit, those with the least time of the busiest slot, or rank, are chosen.
+    precision and kernels. Among the cuts that fit, those with the least time of the busiest slot, or rank, are chosen. `pools` keep their
+    devices and their order; a layout has as many pipeline ranks as divide each of them into whole stages.
 
     Args:
         source: A spec: a path, a mapping, or a job that was loaded.
@@ -245,9 +252,6 @@ def search(
     if job.spec.host.kind.floors is None:
         detail = f"host.name = {job.spec.host.kind.name}: a search varies keys of other hosts; its estimates are of one layout at a time"
         raise refuse("MP489", detail, "megaplan estimate SPEC", "--set 'host={name: megarun}'")
-    if job.spec.pools:
-        detail = "pools are given: a search prices layouts on one device; `split` finds the cuts of a layout with pools"
-        raise refuse("MP489", detail, "megaplan split SPEC -o PLAN", "--set 'pools=[]'")
     world = job.spec.mesh.world_size if devices is None else devices
     if world < 1 or top < 1:
         raise refuse("MP489", f"--devices {world}, --top {top}: both are at least 1", "--devices 8 --top 10")

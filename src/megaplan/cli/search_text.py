@@ -22,7 +22,7 @@ def search_lines(found: Search, written: Sequence[str], price: float | None = No
     """Rows with their commands, why other classes lost, the certificate."""
     batch = found.job.spec.global_batch_size
     state = {"": "", "interrupt": "; interrupted: the best so far"}.get(found.stopped, "; the best so far")
-    yield f"{found.job.spec.name} on {found.devices} x {found.job.spec.device.name}, {plural(batch, 'sequence')} a step{state}", "bold"
+    yield f"{found.job.spec.name} on {found.devices_text}, {plural(batch, 'sequence')} a step{state}", "bold"
     yield f"{found.num_layouts:,} meshes, {found.num_evaluated:,} exact evaluations", ""
     if batch < found.devices:
         yield from ((line, "bold") for line in wrap(_small_batch(found), indent="  "))
@@ -32,6 +32,7 @@ def search_lines(found: Search, written: Sequence[str], price: float | None = No
         yield "* no row is as fast with more memory free; bubble and comm: share of the step", ""
         if any(_short(row.exact.layout.kind) != row.exact.layout.kind for row in found.rows if row.exact.layout.pp > 1):
             yield "int: interleaved; zb: zero_bubble", ""
+        yield from _peaks(found.rows[0])
         yield "", ""
         if price is not None:
             yield cost_text(found.rows[0], found.devices, price), ""
@@ -110,6 +111,13 @@ def _cells(number: int, row: LayoutRow) -> tuple[str, ...]:
         f"{100 * row.exposed_seconds / row.step_seconds:.1f}%",
         *layout_text(row),
     )
+
+
+def _peaks(row: LayoutRow) -> Iterator[StyledLine]:
+    """The first row's peak on each type of device; nothing with one type."""
+    peaks = [f"{pool.device} {format_gib(pool.peak_bytes, 1)} GiB, {format_gib(pool.headroom_bytes, 1)} free" for pool in row.pools]
+    if peaks:
+        yield from ((line, "") for line in wrap(f"peaks of the first row: {'; '.join(peaks)}", indent="  "))
 
 
 def layout_text(row: LayoutRow) -> tuple[str, str]:

@@ -11,32 +11,27 @@ from dataclasses import replace
 
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import Rates, rates_of
-from megaplan.cost.replay import BUBBLE, COPIES, EXPOSED, HOST, PLAIN, ReplayTimer, SlotSpans, linked_orders
+from megaplan.cost.replay import BUBBLE, COPIES, EXPOSED, HOST, PLAIN, Change, ReplayTimer, SlotSpans, Sums, linked_orders
 from megaplan.cost.times import LayerTime, ModelTimes, model_times
 from megaplan.cost.transfers import boundary_ns, layer_transfers
-from megaplan.inventory.tensors import Inventory
+from megaplan.inventory.tensors import Block, Inventory
 from megaplan.schedules import SlotTimes, placement, slot_owner
 from megaplan.spec.models import Recompute, Spec
-from megaplan.spec.pools import joins_pools, parts_of
+from megaplan.spec.pools import alone_specs, joins_pools, parts_of
 
 
 def pool_rates(spec: Spec) -> list[Rates]:
     """The rates of each type of device, in the order of `parts_of`: measured ones only if all have been measured, so that they compare."""
-    found = [rates_of(part.spec) for part in parts_of(spec)]
-    return found if all(rates.measured for rates in found) else [rates_of(part.spec, modelled=True) for part in parts_of(spec)]
+    alone = alone_specs(spec)
+    found = [rates_of(each) for each in alone]
+    return found if all(rates.measured for rates in found) else [rates_of(each, modelled=True) for each in alone]
 
 
 def slot_times(spec: Spec, inventory: Inventory) -> tuple[ModelTimes, ...]:
     """Times of the whole model on the device of each slot; the boundary is that of the slowest device's links."""
     if not spec.pools:
         return (model_times(spec, inventory),) * spec.mesh.num_slots
-    leaves, where, pp = joins_pools(spec), placement(spec.schedule.kind), spec.mesh.pp
-    of_rank, links = list[ModelTimes](), list[int]()
-    for part, rates in zip(parts_of(spec), pool_rates(spec), strict=True):
-        of_rank += [model_times(part.spec, inventory, rates)] * len(part.ranks)
-        links.append(boundary_ns(rates, part.spec, rank_workload(part.spec, spec.precision.params), leaves=leaves))
-    slowest = {id(each): replace(each, boundary_ns=max(links)) for each in of_rank}
-    return tuple(slowest[id(of_rank[slot_owner(where, slot, pp)[0]])] for slot in range(spec.mesh.num_slots))
+    return PooledTimer(inventory).slots(spec)
 
 
 def of_own_slots(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]]) -> tuple[LayerTime, ...]:
@@ -63,59 +58,101 @@ def replayed(times: Sequence[LayerTime]) -> SlotTimes:
     return SlotTimes(tuple(forward), tuple(inputs), tuple(weight))
 
 
+def devices_of_slots(spec: Spec) -> tuple[int, ...]:
+    """Index of each slot's type of device, in the order of `parts_of`."""
+    where, pp, parts = placement(spec.schedule.kind), spec.mesh.pp, parts_of(spec)
+    of_rank = [index for index, part in enumerate(parts) for _ in part.ranks]
+    return tuple(of_rank[slot_owner(where, slot, pp)[0]] for slot in range(spec.mesh.num_slots))
+
+
 class PooledTimer:
-    """The step of one spec with pools."""
+    """Steps of one model on the same pools, by any mesh, schedule, batch and recompute policy; compare `ReplayTimer`."""
 
-    def __init__(self, inventory: Inventory, spec: Spec) -> None:
-        self._inventory, self._spec, self._parts, self._rates = inventory, spec, parts_of(spec), pool_rates(spec)
-        where, pp = placement(spec.schedule.kind), spec.mesh.pp
-        owners = [slot_owner(where, slot, pp)[0] for slot in range(spec.mesh.num_slots)]
-        self._part_of = [next(index for index, part in enumerate(self._parts) if owner in part.ranks) for owner in owners]
+    def __init__(self, inventory: Inventory, change: Change | None = None) -> None:
+        """`change`: of the rates of each device; none if None."""
+        self.inventory, self._change = inventory, change
+        self._timers: dict[tuple[str, bool], list[ReplayTimer]] = {}
 
-    def terms(self, spans: SlotSpans) -> dict[str, int]:
+    def timers(self, spec: Spec, *, fused: bool = False) -> list[ReplayTimer]:
+        """A timer of each type of device, in the order of `parts_of`; `fused` as for `ReplayTimer`."""
+        key = spec.host.kernels, fused
+        if key not in self._timers:
+            rates = [self._change(own) if self._change is not None else own for own in pool_rates(spec)]
+            self._timers[key] = [
+                ReplayTimer(self.inventory, alone, lambda _, own=own: own, fused=fused)  # type: ignore[misc]
+                for alone, own in zip(alone_specs(spec), rates, strict=True)
+            ]
+        return self._timers[key]
+
+    def slots(self, spec: Spec) -> tuple[ModelTimes, ...]:
+        """See `slot_times`."""
+        leaves, load = joins_pools(spec), rank_workload(spec, spec.precision.params)
+        timed = [(timer, part.spec) for timer, part in zip(self.timers(spec), parts_of(spec), strict=True)]
+        slowest = max(boundary_ns(timer.rates(alone), alone, load, leaves=leaves) for timer, alone in timed)
+        times = [replace(timer.times(alone), boundary_ns=slowest) for timer, alone in timed]
+        return tuple(times[index] for index in devices_of_slots(spec))
+
+    def sums(self, spec: Spec) -> list[Sums]:
+        """The sums of one microbatch on all pipeline ranks, if all were of each type of device."""
+        return [timer.sums(alone) for timer, alone in zip(self.timers(spec), alone_specs(spec), strict=True)]
+
+    def layer(self, spec: Spec, block: Block, policy: str, *, scaled: bool) -> list[LayerTime]:
+        """One layer on each type of device."""
+        timed = zip(self.timers(spec), alone_specs(spec), strict=True)
+        return [timer.layer(alone, block, policy, scaled=scaled) for timer, alone in timed]
+
+    def step_ns(self, spec: Spec, spans: SlotSpans) -> int:
+        """The sum of `terms`."""
+        return self._makespan(spec, self.slots(spec), spans) + self.added_ns(spec)
+
+    def added_ns(self, spec: Spec) -> int:
+        """Time of a step beside its microbatches, which does not depend on cuts."""
+        return sum(self._added_terms(spec).values())
+
+    def _added_terms(self, spec: Spec) -> dict[str, int]:
+        timed = list(zip(self.timers(spec), alone_specs(spec), strict=True))
+        pace = timed[0][0].sums(timed[0][1])
+        return max((timer.beside_terms(alone, pace) for timer, alone in timed), key=lambda terms: sum(terms.values()))
+
+    def _makespan(self, spec: Spec, times: Sequence[ModelTimes], spans: SlotSpans) -> int:
+        orders = spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches
+        made = linked_orders(*orders).makespan(replayed(of_own_slots(times, spans)), p2p=times[0].boundary_ns)
+        return spec.schedule.steps_per_update * made
+
+    def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, as `ReplayTimer.terms`: of a mean pipeline rank, each slot by its own device."""
-        schedule, pp, timers = self._spec.schedule, self._spec.mesh.pp, self._timers()
-        count, times = schedule.microbatches_per_update, slot_times(self._spec, self._inventory)
-        slots = of_own_slots(times, spans)
-        whole = sum(slot.total_ns for slot in slots)
-        once = [part.spec.model_copy(update={"recompute": Recompute()}) for part in self._parts]
-        kept, fused = (self._total(made, once, spans) for made in (timers, self._timers(fused=True)))
-        plain, recompute, exposed = (count * each // pp for each in (kept - fused, whole - kept, self._waits(spans)))
-        busy, orders = count * whole // pp, (schedule.kind, pp, self._spec.mesh.vpp, schedule.num_microbatches)
-        makespan = schedule.steps_per_update * linked_orders(*orders).makespan(replayed(slots), p2p=times[0].boundary_ns)
-        pace = timers[0].sums(self._parts[0].spec)
-        added = [timer.beside_terms(part.spec, pace) for timer, part in zip(timers, self._parts, strict=True)]
+        pp, count, times = spec.mesh.pp, spec.schedule.microbatches_per_update, self.slots(spec)
+        own = devices_of_slots(spec)
+        whole = sum(slot.total_ns for slot in of_own_slots(times, spans))
+        once = [alone.model_copy(update={"recompute": Recompute()}) for alone in alone_specs(spec)]
+        kept, fused = (_total(timers, once, own, spans) for timers in (self.timers(spec), self.timers(spec, fused=True)))
+        plain, recompute, exposed = (count * each // pp for each in (kept - fused, whole - kept, self._waits(spec, own, spans)))
+        busy = count * whole // pp
         found = {
             "layers": busy - plain - recompute - exposed,
             PLAIN: plain,
             "recompute": recompute,
             f"{EXPOSED} transfers": exposed,
-            BUBBLE: makespan - busy,
-            **max(added, key=lambda terms: sum(terms.values())),
+            BUBBLE: self._makespan(spec, times, spans) - busy,
+            **self._added_terms(spec),
         }
         absent = {PLAIN} if not plain else set()
-        if self._rates[0].measured is None:
+        if self.timers(spec)[0].rates(spec).measured is None:
             absent |= {COPIES, HOST}
         return {name: value for name, value in found.items() if name not in absent}
 
-    def _timers(self, *, fused: bool = False) -> list[ReplayTimer]:
-        return [
-            ReplayTimer(self._inventory, part.spec, lambda _, own=rates: own, fused=fused)  # type: ignore[misc]
-            for part, rates in zip(self._parts, self._rates, strict=True)
-        ]
-
-    def _total(self, timers: Sequence[ReplayTimer], specs: Sequence[Spec], spans: SlotSpans) -> int:
-        """F, I and W of one microbatch on all slots."""
-        times = [timer.times(spec) for timer, spec in zip(timers, specs, strict=True)]
-        return sum(slot.total_ns for slot in of_own_slots([times[index] for index in self._part_of], spans))
-
-    def _waits(self, spans: SlotSpans) -> int:
+    def _waits(self, spec: Spec, own: Sequence[int], spans: SlotSpans) -> int:
         """Transfers of one microbatch that the layers of all slots wait for."""
-        found = 0
-        for (start, stop), index in zip(spans, self._part_of, strict=True):
-            alone = self._parts[index].spec
-            for block in self._inventory.layers[start:stop]:
-                load = rank_workload(alone, alone.precision.of(block.family))
-                waits = layer_transfers(self._rates[index], alone, load, block)
+        found, parts = 0, [(timer.rates(spec), alone) for timer, alone in zip(self.timers(spec), alone_specs(spec), strict=True)]
+        for (start, stop), index in zip(spans, own, strict=True):
+            rates, alone = parts[index]
+            for block in self.inventory.layers[start:stop]:
+                waits = layer_transfers(rates, alone, rank_workload(alone, alone.precision.of(block.family)), block)
                 found += waits.forward_ns + waits.input_ns
         return found
+
+
+def _total(timers: Sequence[ReplayTimer], specs: Sequence[Spec], own: Sequence[int], spans: SlotSpans) -> int:
+    """F, I and W of one microbatch on all slots."""
+    times = [timer.times(alone) for timer, alone in zip(timers, specs, strict=True)]
+    return sum(slot.total_ns for slot in of_own_slots([times[index] for index in own], spans))

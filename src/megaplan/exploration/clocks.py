@@ -16,6 +16,10 @@ def clock_of(spec: Spec, inventory: Inventory) -> Clock:
             from megaplan.exploration.fitted import FittedClock  # noqa: PLC0415
 
             return FittedClock(inventory)
+    if spec.pools:
+        from megaplan.exploration.pooled import PooledClock  # noqa: PLC0415
+
+        return PooledClock(inventory)
     from megaplan.exploration.replayed import ReplayClock  # noqa: PLC0415
 
     return ReplayClock(inventory, spec)

@@ -26,6 +26,7 @@ from megaplan.partition.values import Balance, StackCosts
 from megaplan.schedules.placement import Placement
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
+from megaplan.spec.pools import device_counts
 
 ROUNDS = 4
 """Splits of one spec that are budgeted in the search for fitting cuts."""
@@ -86,7 +87,8 @@ class Evaluator:
         self._thrifty: dict[int, MemoryPolicy] = {}
         self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all cuts exceed
         self._looked_at: tuple[LayoutChoice | None, dict[MemoryPolicy, Spec]] = None, {}
-        self.usable_bytes = device_budget(device_of(space.base.device), space.devices).usable_bytes
+        devices = [device_of(each) for _, each in device_counts(space.base, space.devices)]
+        self.usable_bytes = max([device_budget(device, space.devices).usable_bytes for device in devices])
         if not space.by_modules:
             self._keep_chain()
 
@@ -188,9 +190,9 @@ class Evaluator:
             return None
         if fitting.over_bytes > 0:
             return fitting
-        headroom = self.headroom_bytes - max(memory.excesses(fitting.spans))
+        peak, headroom = memory.fullest(fitting.spans)
         step = self.side(spec).clock.step_ns(spec, fitting.spans)
-        return Exact(layout, policy, fitting.spans, step, self.usable_bytes - headroom, headroom)
+        return Exact(layout, policy, fitting.spans, step, peak, headroom)
 
     def fitting(self, stack: Stack, memory: Memory, most: int | None = None, *, likely: bool = False) -> Fitting | None:
         """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, fitting or not.

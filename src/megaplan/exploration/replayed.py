@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 
 from megaplan.cost.rates import Rates, rates_of
-from megaplan.cost.replay import ReplayTimer, Sums, kept
+from megaplan.cost.replay import Change, ReplayTimer, Sums, kept
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
@@ -17,7 +18,7 @@ from megaplan.layout.build import Spans
 from megaplan.partition.bounds import at_slot, filled, least_on_slots, mean_path, packed
 from megaplan.partition.constraints import constraints_of
 from megaplan.partition.limits import layer_weight
-from megaplan.partition.values import StackCosts
+from megaplan.partition.values import StackCosts, time_costs
 from megaplan.spec.models import Spec
 
 WHOLE = ("1f1b", "gpipe")
@@ -91,9 +92,7 @@ class ReplayClock:
         key = self._timer.work_key(spec)
         found = self._costs.get(key)
         if found is None:
-            times = self._timer.times(spec)
-            layers = tuple([layer.total_ns for layer in times.layers])
-            found = kept(self._costs)[key] = StackCosts(layers, times.first.total_ns, times.last.total_ns, unit="ns")
+            found = kept(self._costs)[key] = time_costs((self._timer.times(spec),))
         return found
 
     def most_cost(self, spec: Spec, limit_ns: int) -> int:
@@ -108,12 +107,8 @@ class ReplayClock:
     def variants(self, specs: Sequence[Spec]) -> Iterator[tuple[str, StepOf]]:
         """Changes of each share of a peak, rounded to a percent, of launches, latencies and recurrent steps; and routing with `SKEW`."""
         inventory, spec = self._timer.inventory, specs[0]
-        rates, letters = rates_of(spec), {block.family for block in inventory.layers}
-        parts = [part for part in rates.percent if part not in FAMILIES or part in letters]
-        changed = {f"{part} {text}": partial(_with_share, part, percent) for part in parts for text, percent in CHANGES}
-        for field in ("launch_ns", "latency_ns", "step_ns"):
-            changed |= {f"{field.removesuffix('_ns')} {text}": partial(_with_field, field, percent) for text, percent in CHANGES}
-        for name, each in changed.items():
+        letters = {block.family for block in inventory.layers}
+        for name, each in changes_of(rates_of(spec), letters):
             yield name, ReplayTimer(inventory, spec, each).step_ns
         moe = spec.model.moe
         if moe is not None and "E" in letters and any(each.mesh.ep > 1 for each in specs):
@@ -124,6 +119,14 @@ class ReplayClock:
     def terms(self, spec: Spec, spans: Spans) -> Terms:
         """Terms of the step, as `planned_time` computes them."""
         return self._timer.terms(spec, spans)
+
+
+def changes_of(rates: Rates, letters: AbstractSet[str]) -> Iterator[tuple[str, Change]]:
+    """Changes of one efficiency each, with their names; `letters` are the families of the model."""
+    parts = [part for part in rates.percent if part not in FAMILIES or part in letters]
+    yield from ((f"{part} {text}", partial(_with_share, part, percent)) for part in parts for text, percent in CHANGES)
+    for field in ("launch_ns", "latency_ns", "step_ns"):
+        yield from ((f"{field.removesuffix('_ns')} {text}", partial(_with_field, field, percent)) for text, percent in CHANGES)
 
 
 def _with_share(part: str, percent: int, rates: Rates) -> Rates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaplan.budget.peaks import build_budget
 from megaplan.cost.model import flops_per_token
@@ -15,9 +15,10 @@ from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import HOST_KEYS
 from megaplan.exploration.values import Exact, LayoutChoice
 from megaplan.layout.build import build_layout
+from megaplan.partition.memory import Memory
 from megaplan.results import Result, Row, verdict_text
-from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
+from megaplan.spec.pools import parts_of, peak_flops
 from megaplan.units import format_bytes, format_ns
 from megaplan.wording import argument
 
@@ -26,6 +27,20 @@ NAMES = {"micro_batch": "batch.micro_batch_size", "kind": "schedule.kind"}
 MAX_CLASSES = 24
 COLUMNS_SECONDS = 0.4
 """Time for budgets that only name the largest column of layouts that do not fit: models of thousands of layers need more for all."""
+
+
+class PoolPeak(NamedTuple):
+    """The fullest rank on one type of device.
+
+    Attributes:
+        device: Name of the device.
+        peak_bytes: Bytes at its peak.
+        headroom_bytes: Usable bytes less the peak.
+    """
+
+    device: str
+    peak_bytes: int
+    headroom_bytes: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,6 +59,7 @@ class LayoutRow(Result):
         exposed_seconds: Communication that a mean rank waits for.
         terms: Seconds of the step by term.
         pareto: True if no other row is at least as fast with more headroom.
+        pools: Peak and headroom on each type of device, in the order of the pipeline; empty if all are of one.
     """
 
     exact: Exact
@@ -57,6 +73,7 @@ class LayoutRow(Result):
     exposed_seconds: float
     terms: dict[str, float]
     pareto: bool
+    pools: tuple[PoolPeak, ...] = ()
 
     def _summary(self) -> Sequence[str]:
         fits = self.headroom_bytes >= 0
@@ -83,6 +100,7 @@ class LayoutRow(Result):
             "exposed_communication_seconds": round(self.exposed_seconds, 6),
             "terms": {name.replace(" ", "_"): round(seconds, 6) for name, seconds in self.terms.items()},
             "pareto": self.pareto,
+            **({"pools": [pool._asdict() for pool in self.pools]} if self.pools else {}),
             "mesh": {name: getattr(layout, name) for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")},
             "schedule": {"kind": layout.kind, "num_microbatches": layout.num_microbatches, "micro_batch_size": layout.micro_batch},
             "recompute": dict(policy.recompute),
@@ -132,8 +150,7 @@ def row_of(one: Exact, evaluator: Evaluator, *, pareto: bool = True) -> LayoutRo
     terms = {name: value / 1e9 for name, value in evaluator.side(spec).clock.terms(spec, one.spans).items()}
     seconds = one.step_ns / 1e9
     tokens = spec.global_batch_tokens / spec.mesh.world_size
-    peaks = device_of(spec.device).peak_flops
-    peak = float(peaks[spec.precision.params].value)
+    peak = peak_flops(spec) / spec.mesh.world_size
     return LayoutRow(
         exact=one,
         spec=with_cuts(spec, one),
@@ -146,15 +163,23 @@ def row_of(one: Exact, evaluator: Evaluator, *, pareto: bool = True) -> LayoutRo
         exposed_seconds=sum(value for name, value in terms.items() if name.startswith(EXPOSED)),
         terms=terms,
         pareto=pareto,
+        pools=_pool_peaks(spec, evaluator, one) if spec.pools else (),
     )
+
+
+def _pool_peaks(spec: Spec, evaluator: Evaluator, one: Exact) -> tuple[PoolPeak, ...]:
+    peaks = Memory(spec, evaluator.side(spec).inventory).peaks(one.spans)
+    fullest = [min([peaks[rank] for rank in part.ranks], key=lambda each: each[1]) for part in parts_of(spec)]
+    return tuple(PoolPeak(part.spec.device.name, *each) for part, each in zip(parts_of(spec), fullest, strict=True))
 
 
 def with_cuts(spec: Spec, one: Exact) -> Spec:
     """The spec with the row's cuts as manual ones; `megaplan estimate` of it gives the numbers of the search."""
     if len(one.spans) == 1:
         return spec.model_copy(update={"split": spec.split.model_copy(update={"objective": "bottleneck"})})
+    objective = _objective(spec)
     reason = "shortest modelled step of the cuts that fit, found by megaplan search"
-    split = spec.split.model_copy(update={"mode": "manual", "spans": one.spans, "reason": reason, "objective": "bottleneck"})
+    split = spec.split.model_copy(update={"mode": "manual", "spans": one.spans, "reason": reason, "objective": objective})
     return spec.model_copy(update={"split": split})
 
 
@@ -177,7 +202,12 @@ def cuts_of_row(row: LayoutRow) -> tuple[str, ...]:
     if len(row.exact.spans) == 1:
         return ()
     spans = "[" + ", ".join(f"[{start}, {stop}]" for start, stop in row.exact.spans) + "]"
-    return "split.mode=manual", "split.reason=search", f"split.spans={spans}", "split.objective=bottleneck"
+    return "split.mode=manual", "split.reason=search", f"split.spans={spans}", f"split.objective={_objective(row.spec)}"
+
+
+def _objective(spec: Spec) -> str:
+    """The objective of a row's cuts: layers have no one cost on several devices."""
+    return "step_time" if spec.pools else "bottleneck"
 
 
 def why_not(found: Explored, evaluator: Evaluator, rows: tuple[LayoutRow, ...]) -> tuple[Lost, ...]:

@@ -8,12 +8,14 @@ from typing import Any
 
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
-from megaplan.exploration.values import ONE_RANK, Illegal, LayoutChoice, MemoryPolicy, kept_parts
+from megaplan.exploration.values import ONE_RANK, Illegal, LayoutChoice, MemoryPolicy, kept_parts, without_manual_cuts
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
+from megaplan.schedules import MAX_REPLAYED, num_actions
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
 from megaplan.spec.models import LatentAttention, Mesh, Section, Spec
-from megaplan.spec.pattern import BOUNDARY, parse_pattern
+from megaplan.spec.pattern import parse_pattern
+from megaplan.spec.pools import uneven_pools
 from megaplan.spec.rules import check_rules
 
 VARIED = ("recompute", "schedule", "batch", "precision", "kernels")
@@ -52,7 +54,7 @@ class Space:
         """`fixed` has values by the names of `FIXABLE`; `varied` are words of `VARIED`."""
         self.devices, self.fixed, self.varied = devices, fixed, frozenset(varied)
         self.letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
-        self.base = _without_manual_cuts(spec, self.letters)
+        self.base = without_manual_cuts(spec, self.letters)
         self.global_batch = spec.global_batch_size
         self.illegal: dict[tuple[str, str], Illegal] = {}
         self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # errors of each
@@ -147,7 +149,7 @@ class Space:
             for (recompute, layers, modules), reshard, vocab, triton, distributed, grad in product(
                 recomputes, reshards, vocabs, kernels, sharded, grads
             )
-            if self._policy_is_legal(layout, vocab=vocab)
+            if not vocab or self.base.model.vocab_size % layout.tp == 0
         ]
 
     def spec_of(self, layout: LayoutChoice, policy: MemoryPolicy) -> Spec:
@@ -204,7 +206,7 @@ class Space:
             if devices % (tp * cp) or not self._allows(tp=tp, cp=cp) or not self._group_is_legal(tp, cp, 1, 1, 1):
                 continue
             for pp in divisors(devices // (tp * cp)):
-                if not self._allows(pp=pp) or not self._host_runs(pp > 1, ONE_RANK._replace(pp=2, num_microbatches=2)):
+                if not self._takes(pp):
                     continue
                 data = devices // (tp * cp * pp)
                 for dp_shard, (ep, etp) in product(self._shards(data, cp), self._expert_degrees()):
@@ -218,6 +220,15 @@ class Space:
                         count = self.global_batch // (micro * data)
                         kind, vpp = UNSCHEDULED if pp > 1 else ("1f1b", 1)
                         yield LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
+
+    def _takes(self, pp: int) -> bool:
+        """True if the host runs this number of pipeline ranks, and each pool holds whole stages of them."""
+        if not self._allows(pp=pp) or not self._host_runs(pp > 1, ONE_RANK._replace(pp=2, num_microbatches=2)):
+            return False
+        uneven = next(uneven_pools(self.base, self.devices, pp), None)
+        if uneven is not None:
+            self._count(uneven[0], "MP509", uneven[1])
+        return uneven is None
 
     def _shards(self, data: int, cp: int) -> list[int]:
         """Data ranks over which state is sharded.
@@ -321,7 +332,7 @@ class Space:
         if not has:
             return True
         if layout not in self._hosted:
-            found = check_rules(self.spec_of(layout, self._plain_policy(1)))
+            found = self._broken(layout, 1)
             self._hosted[layout] = next((item for item in found if item.code == "MP902" and item.severity is Severity.ERROR), None)
         if (item := self._hosted[layout]) is not None:
             self._count(item.location.key or "mesh", item.code, item.detail)
@@ -329,25 +340,21 @@ class Space:
 
     def _plain_policy(self, tp: int) -> MemoryPolicy:
         plain = MemoryPolicy((), reshard=False, vocab_parallel=False, triton=False, distributed=True, full_layers=0, modules=(), grads="")
-        return plain._replace(vocab_parallel=self._host.vocab_with_tp and tp > 1, grads=self._grads)
+        return plain._replace(vocab_parallel=self._host.vocab_with_tp and tp > 1, grads=str(self.base.precision.grads))
 
     def _group_is_legal(self, tp: int, cp: int, dp_shard: int, ep: int, etp: int) -> bool:
         """True if the rules of the mesh and the host allow these degrees; the rules depend on no others."""
         key = (tp, cp, dp_shard * cp * tp % (ep * etp), ep, etp)
         if key not in self._groups:
             layout = LayoutChoice(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
-            found = check_rules(self.spec_of(layout, self._plain_policy(tp)))
-            self._groups[key] = [item for item in found if item.severity is Severity.ERROR]
+            self._groups[key] = [item for item in self._broken(layout, tp) if item.severity is Severity.ERROR]
         for item in self._groups[key][:1]:
             self._count(item.location.key or "mesh", item.code, item.detail)
         return not self._groups[key]
 
-    def _policy_is_legal(self, layout: LayoutChoice, *, vocab: bool) -> bool:
-        return not vocab or self.base.model.vocab_size % layout.tp == 0
-
-    @property
-    def _grads(self) -> str:
-        return str(self.base.precision.grads)
+    def _broken(self, layout: LayoutChoice, tp: int) -> Sequence[Diagnostic]:
+        """Findings about a layout; pools have a rule of their own, of whole stages."""
+        return check_rules(self.spec_of(layout, self._plain_policy(tp)).model_copy(update={"pools": ()}))
 
     def _schedule_is_legal(self, kind: str, pp: int, vpp: int, count: int) -> bool:
         broken = self._schedule_breaks(kind, pp, vpp, count)
@@ -364,6 +371,8 @@ class Space:
             return "mesh.pp", "MP212", detail
         for problem in schedule_problems(kind, pp, vpp, count, planned=True):
             return problem.key, problem.code, problem.detail
+        if self.base.pools and (actions := num_actions(pp, vpp, count)) > MAX_REPLAYED:
+            return "schedule.num_microbatches", "MP510", f"the schedule has {actions:,} actions; at most {MAX_REPLAYED:,} are replayed"
         group = self.base.host.microbatch_group_size or pp
         if "microbatch_group_size" in self._host.keys and kind == "interleaved_1f1b" and count % group:
             detail = f"schedule.num_microbatches = {count}, and Megatron interleaves whole groups of {group}"
@@ -386,15 +395,3 @@ class Space:
 
 def _written(policy: MemoryPolicy) -> dict[str, str]:
     return {letter: name for letter, name in policy.recompute if name != "none"}
-
-
-def _without_manual_cuts(spec: Spec, letters: str) -> Spec:
-    """The spec with weighted cuts; GPTModel's layers of two operators stay together."""
-    update: dict[str, Any] = {"mode": "weighted", "objective": "step_time", "spans": None, "reason": None, "protects": ()}
-    if spec.host.model == "gpt":
-        odd = set(range(1, len(letters), 2))
-        update["forbid"] = tuple(sorted(odd | set(spec.split.forbid)))
-    model = spec.model
-    if BOUNDARY in model.pattern:
-        model = model.model_copy(update={"pattern": letters, "num_layers": len(letters)})
-    return spec.model_copy(update={"split": spec.split.model_copy(update=update), "model": model})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from megaplan.layout.build import Spans
 from megaplan.spec.models import Spec
+from megaplan.spec.pattern import BOUNDARY
 
 Objective = Literal["time", "headroom", "tokens_per_second_per_device"]
 
@@ -147,3 +148,15 @@ def kept_parts(base: Spec, layout: LayoutChoice, policy: MemoryPolicy) -> int | 
     size, shared = base.sharding.reshard_size, layout.dp_shard
     banks = shared * layout.cp * layout.tp // (layout.ep * layout.etp) if base.model.moe is not None else shared
     return size if size is not None and policy.reshard and shared % size == banks % size == 0 else None
+
+
+def without_manual_cuts(spec: Spec, letters: str) -> Spec:
+    """The spec with weighted cuts; GPTModel's layers of two operators stay together."""
+    update: dict[str, Any] = {"mode": "weighted", "objective": "step_time", "spans": None, "reason": None, "protects": ()}
+    if spec.host.model == "gpt":
+        odd = set(range(1, len(letters), 2))
+        update["forbid"] = tuple(sorted(odd | set(spec.split.forbid)))
+    model = spec.model
+    if BOUNDARY in model.pattern:
+        model = model.model_copy(update={"pattern": letters, "num_layers": len(letters)})
+    return spec.model_copy(update={"split": spec.split.model_copy(update=update), "model": model})

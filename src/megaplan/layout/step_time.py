@@ -206,7 +206,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         return f"products of {spec.precision.recipe.name} are emulated in fp32"
     tensors = build_inventory(spec) if inventory is None else inventory
     timer = ReplayTimer(tensors, spec)
-    terms = PooledTimer(tensors, spec).terms(spans) if spec.pools else timer.terms(spec, spans)
+    terms = PooledTimer(tensors).terms(spec, spans) if spec.pools else timer.terms(spec, spans)
     known = time_basis(spec, timer)
     seconds = sum(terms.values()) * NS
     tokens = spec.global_batch_tokens / spec.mesh.world_size / seconds

@@ -195,10 +195,13 @@ def _less(one: RunCounts, other: Sequence[int]) -> RunCounts:
 
 
 @lru_cache(maxsize=4096)
-def mean_path(kind: str, pp: int, vpp: int, count: int) -> tuple[SlotNumbers, int]:
-    """Counts of F, I and W of each slot on a mean path of a schedule, and the divisor of their sum."""
+def mean_path(kind: str, pp: int, vpp: int, count: int, paces: tuple[int, ...] | None = None) -> tuple[SlotNumbers, int]:
+    """Counts of F, I and W of each slot on a mean path of a schedule, and the divisor of their sum.
+
+    `paces` are what the model takes on the device of each slot, in any unit; they are equal if None.
+    """
     paths = schedule_paths(kind, pp, vpp, count)
-    sizes = [[sum(numbers) for numbers in path.slots] for path in paths]
+    sizes = [[pace * sum(numbers) for pace, numbers in zip(paces or (1,) * (pp * vpp), path.slots, strict=True)] for path in paths]
     slots, mixed, often = range(pp * vpp), [0] * (pp * vpp), [0] * len(paths)
     loads = [0] * len(paths)
     best, chosen_often = -1.0, often

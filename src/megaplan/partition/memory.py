@@ -45,7 +45,7 @@ class Memory:
         self._measured_sums: tuple[tuple[SpanSum, ...], ...] = ()
         self._excesses: dict[Spans, tuple[int, ...]] = {}
         self._asked: set[Spans] = set()
-        self._peaks, self._usable_bytes = list[StagePeaks](), list[int]()
+        self._peaks, self._usable_bytes, self._headroom_bytes = list[StagePeaks](), list[int](), headroom_bytes
         for part in parts_of(spec):
             peaks = StagePeaks(part.spec, inventory, None if spec.pools else memo)
             self._peaks += [peaks] * len(part.ranks)
@@ -75,7 +75,16 @@ class Memory:
 
     def largest_peak(self, spans: Spans) -> int:
         """Bytes at the largest peak of any rank."""
-        return max(over + usable for over, usable in zip(self.excesses(spans), self._usable_bytes, strict=True))
+        return max(peak for peak, _ in self.peaks(spans))
+
+    def peaks(self, spans: Spans) -> list[tuple[int, int]]:
+        """Bytes at the peak of each pp rank, and the usable bytes left."""
+        found = zip(self.excesses(spans), self._usable_bytes, strict=True)
+        return [(over + usable, self._headroom_bytes - over) for over, usable in found]
+
+    def fullest(self, spans: Spans) -> tuple[int, int]:
+        """The same of the pp rank with the least room."""
+        return min(self.peaks(spans), key=lambda each: each[1])
 
     def excess(self, rank: int, spans: Spans) -> int:
         """The excess of one pp rank."""

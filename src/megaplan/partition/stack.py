@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,8 @@ from megaplan.layout.build import Spans
 from megaplan.partition.best_cuts import balance
 from megaplan.partition.constraints import Constraints, constraints_of
 from megaplan.partition.cut_search import CutSearch
-from megaplan.partition.limits import EdgeWeights, SpanSum, never_all
-from megaplan.partition.values import Balance, Certificate, StackCosts, bottleneck
+from megaplan.partition.limits import EdgeWeights, SpanSum, Weight, layer_weight, never_all
+from megaplan.partition.values import Balance, Certificate, StackCosts, bottleneck, least_busiest
 from megaplan.schedules import placement
 from megaplan.schedules.placement import Placement, slots_of_rank
 from megaplan.spec.models import Spec
@@ -87,7 +88,35 @@ class Stack:
         """
         excluded = list(exclusions)
         limits = self._limits(spare or (0,) * self.pp, excluded, shares or {}) if self.sums or excluded else None
+        if self._paces:
+            return self._best_paced(limits or [[]] * len(self._paces), most)
         return balance(self.costs, self.num_slots, self.rules, limits=limits, baseline=self.baseline, most=most, **self._how)
+
+    @cached_property
+    def _paces(self) -> list[tuple[Weight, ...]]:
+        """The costs of each part, a slot or a rank of a V, on its own device; empty if all devices are of one type."""
+        on = {each: layer_weight(each.layers, each.first, each.last) for each in self.costs.own}
+        own = [on[each] for each in self.costs.own]
+        inner = own[: self.pp] if self.where == "v" else own
+        return [(weight, own[-1 - part]) if self.where == "v" else (weight,) for part, weight in enumerate(inner)]
+
+    def _best_paced(self, limits: Sequence[list[SpanSum]], most: int | None) -> Balance | None:
+        """The cuts whose most expensive part, on its own device, is the cheapest; then by the costs on the first device."""
+
+        def within(limit: int) -> list[list[SpanSum]]:
+            return [[SpanSum(pace, limit), *own] for pace, own in zip(self._paces, limits, strict=True)]
+
+        high = sum(weight.up[-1] for pace in self._paces for weight in pace) if most is None else most
+        search = CutSearch(self.costs, self.num_slots, self.rules, within(high), **self._how)
+        if not search.feasible(search.total):
+            return None
+        low = min(high, least_busiest(Counter(self.costs.own[: len(self._paces)])))
+        while low < high:
+            middle = (low + high) // 2
+            search.limit(within(middle))
+            low, high = (low, middle) if search.feasible(search.total) else (middle + 1, high)
+        found = balance(self.costs, self.num_slots, self.rules, limits=within(high), baseline=self.baseline, **self._how)
+        return None if found is None else found._replace(value=high)
 
     @cached_property
     def partition_work(self) -> int:

@@ -17,12 +17,10 @@ from megaplan.layout.build import Spans, cuts_of, spans_of
 from megaplan.partition.best_cuts import balance, climb
 from megaplan.partition.bounds import StepBound
 from megaplan.partition.constraints import Constraints, constraints_of
-from megaplan.partition.cut_search import CutSearch
-from megaplan.partition.limits import SpanSum, layer_weight
 from megaplan.partition.memory import Memory
 from megaplan.partition.paths import PARTS, RankPath, before_slots, schedule_paths
 from megaplan.partition.stack import stack_of
-from megaplan.partition.values import Certificate, StackCosts, equal_cuts
+from megaplan.partition.values import Certificate, StackCosts, equal_cuts, time_costs
 from megaplan.partition.weigh import Weighted, fitting_cuts, moved_by_memory
 from megaplan.schedules import placement
 from megaplan.schedules.timeline import LinkedOrders, SlotTimes
@@ -151,10 +149,7 @@ class Pipeline:
         self.slots = slot_times(spec, inventory) if measured is None else (measured.times,) * spec.mesh.num_slots
         """Times of the model on each slot's device."""
         self.times: ModelTimes = self.slots[0]
-        self.costs = StackCosts(
-            tuple(layer.total_ns for layer in self.times.layers), self.times.first.total_ns, self.times.last.total_ns, unit="ns"
-        )
-        """Costs on the first device."""
+        self.costs = time_costs(self.slots)
         self._where, self._rules = placement(schedule.kind), constraints_of(spec)
         self._orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
 
@@ -162,25 +157,6 @@ class Pipeline:
     def step(self) -> StepTimes:
         """Replays of the schedule."""
         return StepTimes(self.slots, linked_orders(*self._orders), schedule_paths(*self._orders))
-
-    def paced_cuts(self) -> Sequence[tuple[int, ...]]:
-        """The cuts whose largest slot, or rank of a V, takes the least time on its own device; none without pools."""
-        if len(set(map(id, self.slots))) == 1:
-            return ()
-        number, folded = len(self.slots), self._where == "v"
-        weights = [layer_weight([layer.total_ns for layer in each.layers], each.first.total_ns, each.last.total_ns) for each in self.slots]
-        parts = [(index, number - 1 - index) if folded else (index,) for index in range(number // 2 if folded else number)]
-
-        def limits(most: int) -> list[list[SpanSum]]:
-            return [[SpanSum(tuple(weights[slot] for slot in part), most)] for part in parts]
-
-        low, high = 0, max(weight.up[-1] for weight in weights)
-        while low < high:
-            middle = (low + high) // 2
-            search = CutSearch(self.costs, number, self._rules, limits(middle), folded=folded)
-            low, high = (low, middle) if search.feasible(search.total) else (middle + 1, high)
-        found = balance(self.costs, number, self._rules, folded=folded, limits=limits(high))
-        return () if found is None else (found.cuts,)
 
     def certify(self, spans: Spans) -> Certificate:
         """The step time of cuts, compared with a bound for all cuts under the same constraints."""
@@ -230,7 +206,7 @@ def shortest(
         moved = 0 if baseline is None else sum(cut != old for cut, old in zip(cuts, baseline, strict=True))
         return pipeline.step.of(cuts), moved, cuts
 
-    starts = (*_starts(costs, num_slots, rules, baseline), *pipeline.paced_cuts())
+    starts = _starts(costs, num_slots, rules, baseline)
     others = [cuts for cuts in starts if not rules.broken_by(cuts) and fitting(cuts)]
     reached = {shorten(pipeline.step, start, rules, num_layers, fitting) for start in dict.fromkeys((bottleneck, *others))}
     best = min(reached, key=order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -19,9 +19,11 @@ from megaplan.spec.pattern import BOUNDARY
 from megaplan.units import short_count
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.times import MeasuredCosts, ModelTimes
 
 
+SCALE = 1 << 60
+"""Parts of the shares of `least_busiest`, which are rounded down."""
 Mode = Literal["equal", "weighted", "manual"]
 CutObjective = Literal["bottleneck", "step_time"]
 Measures = Literal["slot", "rank", "step"]
@@ -35,18 +37,21 @@ class StackCosts(NamedTuple):
         first: Cost added to the first slot (side embeddings; the token embedding costs 0).
         last: Cost added to the last slot (head and MTP).
         unit: Unit of all three.
+        own: Costs of the model on each slot's device, of which `layers` and the ends are the first; empty if all devices are of one type.
     """
 
     layers: tuple[int, ...]
     first: int = 0
     last: int = 0
     unit: str = "flops_per_token"
+    own: tuple[StackCosts, ...] = ()
 
     def of_slots(self, spans: Spans) -> tuple[int, ...]:
         """Cost of each slot."""
-        costs = [sum(self.layers[start:stop]) for start, stop in spans]
-        costs[0] += self.first
-        costs[-1] += self.last
+        on = self.own or (self,) * len(spans)
+        costs = [sum(each.layers[start:stop]) for each, (start, stop) in zip(on, spans, strict=True)]
+        costs[0] += on[0].first
+        costs[-1] += on[-1].last
         return tuple(costs)
 
 
@@ -136,6 +141,25 @@ def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]
     return "slot", max(costs)
 
 
+def time_costs(times: Sequence[ModelTimes]) -> StackCosts:
+    """Nanoseconds of F + I + W, from the times of the model on each slot's device, or on that of all."""
+    found = [StackCosts(tuple([layer.total_ns for layer in each.layers]), each.first.total_ns, each.last.total_ns, "ns") for each in times]
+    return found[0] if len(set(found)) == 1 else found[0]._replace(own=tuple(found))
+
+
+def least_busiest(parts: Mapping[StackCosts, int]) -> int:
+    """Lower bound on the busiest part of a pipeline over all cuts, for a number of parts on each type of device.
+
+    If every part takes at most T on its own device, then so does the mean of all parts by any weights. The weights are 1 / C, where C is
+    what the whole model takes on the part's device; a layer adds to the mean the least of its times by these weights.
+    """
+    wholes = [max(1, sum(each.layers) + each.first + each.last) for each in parts]
+    columns = zip(*((*each.layers, each.first, each.last) for each in parts), strict=True)
+    shares: int = sum(min([cost * SCALE // whole for cost, whole in zip(column, wholes, strict=True)]) for column in columns)
+    weights = sum(number * -(-SCALE // whole) for number, whole in zip(parts.values(), wholes, strict=True))
+    return -(-shares // weights)
+
+
 def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> StackCosts:
     """Costs of each layer and of both ends: F + I + W.
 
@@ -149,8 +173,7 @@ def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None
     its projection, one more head) on the last.
     """
     if measured is not None:
-        times = measured.times
-        return StackCosts(tuple(layer.total_ns for layer in times.layers), times.first.total_ns, times.last.total_ns, unit="ns")
+        return time_costs((measured.times,))
     costs = model_costs(spec, inventory)
     last = costs.head.total_flops + sum(depth.total_flops for depth in costs.mtp)
     return StackCosts(

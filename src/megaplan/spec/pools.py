@@ -31,16 +31,22 @@ def parts_of(spec: Spec) -> tuple[Part, ...]:
     if not spec.pools:
         return (Part(spec, range(spec.mesh.pp)),)
     found, start, per_stage = [], 0, spec.mesh.world_size // spec.mesh.pp
-    first = spec.mesh.world_size - sum(pool.count for pool in spec.pools)
-    for count, device in [(first, spec.device), *((pool.count, pool.device) for pool in spec.pools)]:
+    for (count, _), alone in zip(device_counts(spec, spec.mesh.world_size), alone_specs(spec), strict=True):
         stop = start + count // per_stage
-        found.append(Part(_alone(spec, device), range(start, stop)))
+        found.append(Part(alone, range(start, stop)))
         start = stop
     return tuple(found)
 
 
-def _alone(spec: Spec, device: DeviceRef) -> Spec:
-    return spec.model_copy(update={"device": device, "pools": ()})
+def device_counts(spec: Spec, world: int) -> list[tuple[int, DeviceRef]]:
+    """Number of a job's devices of each type, in the order of the pipeline."""
+    first = world - sum(pool.count for pool in spec.pools)
+    return [(first, spec.device), *((pool.count, pool.device) for pool in spec.pools)]
+
+
+def alone_specs(spec: Spec) -> list[Spec]:
+    """The spec as if all stages were on each of its types of devices, whatever its mesh."""
+    return [spec.model_copy(update={"device": device, "pools": ()}) for _, device in device_counts(spec, 0)]
 
 
 def spec_on(spec: Spec, pp_rank: int) -> Spec:
@@ -59,22 +65,29 @@ def peak_flops(spec: Spec) -> int:
     return sum(device_of(part.spec.device).peak_flops[dtype].value * len(part.ranks) * per_stage for part in parts_of(spec))
 
 
+def uneven_pools(spec: Spec, world: int, pp: int) -> Iterator[tuple[str, str, str]]:
+    """Key, detail and hint of each pool that does not hold whole stages of a mesh (MP509)."""
+    per_stage, counted = world // pp, sum(pool.count for pool in spec.pools)
+    for index, pool in enumerate(spec.pools):
+        if pool.count % per_stage:
+            detail = f"pools[{index}].count = {pool.count}, and a stage has {world} / {pp} = {per_stage} devices"
+            yield f"pools[{index}].count", detail, f"count: {max(1, pool.count // per_stage) * per_stage}"
+    if spec.pools and counted >= world:
+        detail = f"the pools count {counted} devices, the mesh has {world}, and at least {per_stage} are of `device`"
+        yield "pools", detail, "count fewer devices, or raise mesh.pp"
+
+
 def pool_rules(checked: Checked) -> Iterator[Diagnostic]:
     """Yields MP509 and MP510."""
     spec, mesh = checked.spec, checked.spec.mesh
     if not spec.pools:
         return
-    per_stage, counted = mesh.world_size // mesh.pp, sum(pool.count for pool in spec.pools)
+    for key, detail, hint in uneven_pools(spec, mesh.world_size, mesh.pp):
+        yield checked.error("MP509", detail, key, hint, *(("pools: []",) if key == "pools" else ()))
     for index, pool in enumerate(spec.pools):
-        if pool.count % per_stage:
-            detail = f"pools[{index}].count = {pool.count}, and a stage has {mesh.world_size} / {mesh.pp} = {per_stage} devices"
-            yield checked.error("MP509", detail, f"pools[{index}].count", f"count: {max(1, pool.count // per_stage) * per_stage}")
         if pool.device.name not in device_names():
             detail = f"pools[{index}].device.name = {pool.device.name}; the data file has {', '.join(device_names())}"
             yield checked.error("MP504", detail, f"pools[{index}].device.name", "megaplan devices")
-    if counted >= mesh.world_size:
-        detail = f"the pools count {counted} devices, the mesh has {mesh.world_size}, and at least {per_stage} are of `device`"
-        yield checked.error("MP509", detail, "pools", "count fewer devices, or raise mesh.pp", "pools: []")
     for key, reason in _unsupported(spec):
         yield checked.error("MP510", f"pools of {', '.join(pool.device.name for pool in spec.pools)}, and {reason}", key, "pools: []")
 

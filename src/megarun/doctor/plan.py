@@ -10,6 +10,7 @@ from megaplan.devices import load_device
 from megaplan.errors import MegaplanError
 from megaplan.spec.host import device_of
 from megaplan.spec.not_built_yet import megarun_refuses
+from megaplan.spec.pools import parts_of
 from megaplan.spec.step_graphs import RECORDED, why_eager
 from megaplan.terminal.versions import installed
 from megaplan.units import format_bytes
@@ -44,7 +45,8 @@ def _devices(job: Job) -> Iterator[Finding]:
     spec = job.spec
     budget = build_budget(spec, job.inventory, job.layout)
     needs = budget.worst.peak_bytes
-    text = f"{spec.mesh.world_size} ranks, {spec.device.per_node} a machine; largest rank {format_bytes(needs)} on {spec.device.name}"
+    devices = [part.spec.device.name for part in parts_of(spec)]
+    text = f"{spec.mesh.world_size} ranks, {spec.device.per_node} a machine; largest rank {format_bytes(needs)} on {' or '.join(devices)}"
     values: dict[str, Any] = {"world_size": spec.mesh.world_size, "peak_bytes": needs, "device": spec.device.name}
     found = _visible()
     if not found:
@@ -52,7 +54,7 @@ def _devices(job: Job) -> Iterator[Finding]:
         return
     count, free, capability = found
     here = min(spec.mesh.world_size, spec.device.per_node)
-    wanted = CAPABILITIES.get(load_device(spec.device.name).generation)
+    wanted = [CAPABILITIES.get(load_device(name).generation) for name in devices]
     if count < here:
         yield problem(
             PLAN, spec.name, f"{text}; this machine has {count} GPUs", f"split for {count} ranks, or train on another machine", **values
@@ -61,7 +63,7 @@ def _devices(job: Job) -> Iterator[Finding]:
         yield problem(
             PLAN, spec.name, f"{text}; {format_bytes(free)} are free here", "end what else runs there, or split for less", **values
         )
-    elif capability != wanted:
+    elif capability not in wanted:
         yield warning(
             PLAN,
             spec.name,

@@ -1,4 +1,4 @@
-"""Checks that all ranks of a job have the same settings, software, device and folder, before any process group is created.
+"""Checks that all ranks of a job have equal settings, software, device, or their pool's, and folder, before any process group is created.
 
 Different settings would otherwise silently train another model, or deadlock: the mesh decides a rank's groups, `--save-every` its
 collectives. Through the job's store every rank compares a digest with rank 0's, and reads rank 0's settings only if it differs. All ranks
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from megaplan import __version__
+from megaplan.spec.pools import spec_on
 from megaplan.terminal.versions import installed
 from megarun.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES
 from megarun.data.identity import DataFiles, data_text
@@ -42,6 +44,8 @@ ACKNOWLEDGE_LIMIT = timedelta(seconds=5)
 ABSENT = "absent"
 MOST_NAMED = 8
 
+_WORD = re.compile(r"[a-z0-9]+")
+"""Words of a device's name."""
 ComparedInputs = dict[str, tuple[str, str]]
 """The compared value and its text for messages, by key."""
 
@@ -55,8 +59,8 @@ def require_agreement(run: Run, launch: Launch, device: str) -> None:
         device: Device of this rank, as `device_text` names it.
 
     Raises:
-        MegaplanError: MP656 on every rank if any rank's settings differ from rank 0's; MP650 if a rank does not publish its settings in
-            time.
+        MegaplanError: MP656 on every rank if any rank's settings differ from rank 0's; MP681 if a rank has another device than its pool;
+            MP650 if a rank does not publish its settings in time.
     """
     if launch.world_size == 1:
         return
@@ -70,6 +74,26 @@ def require_agreement(run: Run, launch: Launch, device: str) -> None:
     elif _read(launch, DIGEST) != digest:
         lines = differences(inputs, json.loads(_read(launch, TEXT)))
     _conclude("MP656", "settings", lines, run, launch)
+    _require_planned_devices(run, launch, device)
+
+
+def _require_planned_devices(run: Run, launch: Launch, device: str) -> None:
+    """Check that every rank of a plan with pools is on the device of its stages (MP681).
+
+    A device with FLOPs of its own in the plan may be any: its name does not say which.
+    """
+    spec, model = run.job.spec, device.partition(", ")[2]
+    if not spec.pools or not model:
+        return
+    planned = spec_on(spec, launch.rank * spec.mesh.pp // spec.mesh.world_size).device
+    is_planned = bool(planned.peak_flops) or set(_WORD.findall(model.lower())) >= _words_of(planned.name)
+    _conclude("MP681", "device", [] if is_planned else [f"device = {model}, planned {planned.name}"], run, launch)
+
+
+def _words_of(name: str) -> set[str]:
+    """The words of a device's name in a spec that torch's name of it has: `h100` and `pcie` of `h100-pcie`."""
+    first, *more = name.split("-")
+    return {first, *({"pcie", "nvl", "40gb"} & set(more))}
 
 
 def require_one_folder(run: Run, launch: Launch, token: str) -> None:
@@ -100,7 +124,8 @@ def _conclude(code: str, topic: str, lines: list[str], run: Run, launch: Launch)
     """Give rank 0 this rank's lines, none if all is well; every rank raises the same error if any has lines."""
     verdict_key = f"{PREFIX}/{topic}/verdict"
     if launch.rank == 0:
-        verdict = "\n".join(_account(_answers(launch, topic), run))
+        own = {0: (socket.gethostname(), lines)} if lines else {}
+        verdict = "\n".join(_account(own | _answers(launch, topic), run))
         launch.store.set(verdict_key, verdict)
         if verdict:  # this rank may host the store, which closes when it exits
             with suppress(RuntimeError):
@@ -132,7 +157,7 @@ def inputs_of(run: Run, device: str) -> ComparedInputs:
         "--validation-fraction": run.validation_fraction,
         "--eval-every": run.held_out.every if run.held_out else None,
         "--eval-batches": run.held_out.num_batches if run.held_out else None,
-        "device": device,
+        "device": device.partition(", ")[0] if job.spec.pools else device,
         "python": platform.python_version(),
         **{f"{name} version": installed(name) for name in PACKAGES},
         "megaplan version": __version__,

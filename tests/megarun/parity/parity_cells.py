@@ -86,7 +86,9 @@ class Cell:
     def reference(self) -> dict[str, Any]:
         """The same model and batch on one process, with the plain operations."""
         schedule = {"kind": "1f1b", "num_microbatches": self.num_microbatches}
-        reference = {key: value for key, value in self.spec.items() if not key.startswith(("sharding.", "host.kernels", "recompute"))}
+        reference = {
+            key: value for key, value in self.spec.items() if not key.startswith(("sharding.", "host.kernels", "recompute", "pools"))
+        }
         spec = spec_with({**reference, "schedule": schedule})
         # looped BFS runs its backwards, whose gradients are summed, from a step's last microbatch to its first
         reversed_parts = self.updates_after if self.schedule == "looped_bfs" else 0
@@ -100,6 +102,7 @@ def pattern(pattern: str, num_layers: int = 8, **more: Any) -> dict[str, Any]:
 CHOOSING = pattern("AE", attention=INDEXED)
 ROTATING = {"model.mamba": MIMO}
 TIED = {"model.tie_embeddings": True}
+POOLS = {"pools": [{"count": 2, "device": {"name": "a100-80gb"}}]}
 KERNELS = {"host.kernels": "triton"}
 RESHARD = {"sharding.reshard_after_forward": True}
 RECOMPUTED = {"recompute": {"default": "full", "blocks": {"M": "selective", "E": "selective"}}}
@@ -158,6 +161,7 @@ CELLS = [
     Cell("1f1b-pp2", {"pp": 2}),
     Cell("1f1b-pp2-reshard", {"pp": 2}, spec=RESHARD),
     Cell("1f1b-pp4-uneven", {"pp": 4}, spans=UNEVEN),
+    Cell("1f1b-pp4-pools", {"pp": 4}, spec=POOLS, spans=UNEVEN),
     Cell("1f1b-pp2-latent", {"pp": 2}, spec=LATENT),
     Cell("1f1b-pp2-indexer", {"pp": 2}, spec=CHOOSING, ci=True),
     Cell("1f1b-pp2-mamba3", {"pp": 2}, spec=ROTATING),
@@ -213,6 +217,7 @@ CELLS = [
     # pipeline and data axes
     Cell("1f1b-pp2-dp2", {"pp": 2, "dp_shard": 2}),
     Cell("1f1b-pp2-dp2-tied", {"pp": 2, "dp_shard": 2}, spec=TIED),
+    Cell("zbv-pp2-dp2-pools", V2 | {"dp_shard": 2}, "zbv", POOLS, ci=True),
     Cell("gpipe-pp2-hsdp-2x2", {"pp": 2, "dp_replicate": 2, "dp_shard": 2}, "gpipe"),
     Cell("interleaved-pp2-vpp2-dp2", V2 | {"dp_shard": 2}, "interleaved_1f1b"),
     Cell("zero-bubble-pp2-vpp2-dp2-reshard", V2 | {"dp_shard": 2}, "interleaved_zero_bubble", RESHARD),

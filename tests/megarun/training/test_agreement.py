@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, spec_with: Any) -> Path:
     for name, changes in {
         "pp": {"mesh": {"pp": 2}},
         "dp": {"mesh": {"dp_shard": 2}},
+        "pools": {"mesh": {"pp": 2}, "device": {"name": "h100-sxm"}, "pools": [{"count": 1, "device": {"name": "a100-80gb"}}]},
         "rate": {"mesh": {"pp": 2}, "training.learning_rate": 1.0e-4},
         "cut": {"mesh": {"pp": 2}, "split": {"mode": "manual", "spans": [[0, 1], [1, 5]], "reason": "a test"}},
     }.items():
@@ -57,13 +58,14 @@ def of_rank(folder: Path, plan: str = "pp", *, seed: int | None = None, data: tu
     return run if fraction is None else hold_out(run, fraction, 2, None)
 
 
-def accounts(*runs: Run, timeout: float = 20) -> list[str | None]:
-    """Error of each rank, None for a rank that continues; ranks are threads that share a store."""
+def accounts(*runs: Run, timeout: float = 20, devices: tuple[str, ...] = ()) -> list[str | None]:
+    """Error of each rank, None for a rank that continues; ranks are threads that share a store. Without `devices` all have a CPU."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def compare(rank: int) -> str | None:
         try:
-            require_agreement(runs[rank], Launch(rank, len(runs), rank, store, timeout), "cpu")
+            launch, device = Launch(rank, len(runs), rank, store, timeout), devices[rank] if devices else "cpu"
+            require_agreement(runs[rank], launch, device)
         except MegaplanError as error:
             (found,) = error.diagnostics
             return f"{found.code}: {found.detail}"
@@ -105,6 +107,27 @@ def test_a_rank_with_other_software_or_another_device_differs(what: str, folder:
     ours = inputs_of(of_rank(folder), "cuda, model 1")
     (line,) = differences(ours, {**ours, what: ("other", "other")})
     assert line == f"{what} = {ours[what][1]}, rank 0's = other"
+
+
+H100, A100 = "cuda, NVIDIA H100 80GB HBM3", "cuda, NVIDIA A100-SXM4-80GB"
+POOLED = {
+    "as planned": ((H100, A100), None),
+    "the CPU": (("cpu", "cpu"), None),
+    "one model": ((H100, H100), "rank 1 (pp 1) on {host}:\n  device = NVIDIA H100 80GB HBM3, planned a100-80gb"),
+    "another order": (
+        (A100, H100),
+        "rank 0 (pp 0) on {host}:\n  device = NVIDIA A100-SXM4-80GB, planned h100-sxm\n"
+        "rank 1 (pp 1) on {host}:\n  device = NVIDIA H100 80GB HBM3, planned a100-80gb",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", POOLED)
+def test_each_rank_has_the_device_of_its_pool(what: str, folder: Path) -> None:
+    devices, said = POOLED[what]
+    run = of_rank(folder, "pools")
+    expected = None if said is None else f"MP681: {said.format(host=socket.gethostname())}"
+    assert accounts(run, run, devices=devices) == [expected, expected]
 
 
 def test_the_same_data_may_have_another_name(folder: Path) -> None:
