@@ -23,6 +23,7 @@ SIDED = MODEL | SIDES | MTP_TOO | FEW_WORDS  # side embeddings, two further toke
 FEW = MODEL | TWO_EXPERTS
 BIASED = MODEL | {"model.moe.score": "sigmoid", "model.moe.expert_bias": True, "model.moe.expert_bias_rate": 0.01}
 ADAPTED = GENTLE | TIED | pattern("AED", 6) | {"lora": {"rank": 3, "alpha": 6.0, "families": ["A", "D", "shared.up_proj"]}}
+IN_FOUR_BITS = {"lora": {**ADAPTED["lora"], "base": "nf4", "base_block": 4}}
 AGAIN = {"recompute": {"default": "full", "blocks": {"M": "none", "E": "selective"}}}
 PLANS = {
     "one": Cell("one", {}, spec=MODEL),
@@ -56,6 +57,10 @@ PLANS = {
     "lora-one": Cell("lora-one", {}, spec=ADAPTED),
     "lora-tp2": Cell("lora-tp2", T2, spec=ADAPTED),
     "lora-pp2-ep2-dp2": Cell("lora-pp2-ep2-dp2", E2 | {"pp": 2}, spec=ADAPTED),
+    "base": Cell("base", {}, spec={key: value for key, value in ADAPTED.items() if key != "lora"}),
+    "nf4-one": Cell("nf4-one", {}, spec=ADAPTED | IN_FOUR_BITS),
+    "nf4-tp2-dp2": Cell("nf4-tp2-dp2", T2 | {"dp_shard": 2}, spec=ADAPTED | IN_FOUR_BITS),
+    "nf4-pp2-ep2-dp2": Cell("nf4-pp2-ep2-dp2", E2 | {"pp": 2}, spec=ADAPTED | IN_FOUR_BITS),
     "sided-one": Cell("sided-one", {}, spec=SIDED),
     "sided-zbv-pp2-dp2": Cell("sided-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", SIDED),
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
@@ -76,6 +81,7 @@ PAIRS = [
     ("looped-bfs-pp2", "hsdp"), ("tp2", "ep2-kernels"), ("ep2-kernels", "ep4"), ("sided-one", "sided-zbv-pp2-dp2"),
     ("sided-zbv-pp2-dp2", "sided-cp2-pp2"), ("sided-cp2-pp2", "sided-tp2-ep2-dp2"), ("sided-tp2-ep2-dp2", "sided-one"),
     ("lora-one", "lora-one"), ("lora-one", "lora-tp2"), ("lora-tp2", "lora-pp2-ep2-dp2"), ("lora-pp2-ep2-dp2", "lora-tp2"),
+    ("nf4-one", "nf4-tp2-dp2"), ("nf4-tp2-dp2", "nf4-pp2-ep2-dp2"), ("nf4-pp2-ep2-dp2", "nf4-tp2-dp2"),
     ("dp2", "ddp-ep2"), ("ddp-ep2", "dp4-reshard"), ("ddp-ep2", "ddp-pp2-dp2"), ("ddp-pp2-dp2", "one"),
     ("few-dp2", "few-dp3"),
     ("few-dp3", "few-dp3"), ("few-dp3", "few-pp2-dp4"), ("few-pp2-dp4", "few-dp3-ep2-tp2"), ("few-dp3-ep2-tp2", "few-dp2"),
@@ -180,3 +186,21 @@ def test_weights_alone_start_at_step_0(saved: Any, worlds: Worlds, tmp_path: Pat
     assert read_manifest(list_checkpoints(tmp_path)[0]).step == 0
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items() if not name.startswith(OPTIMIZER))
     assert all(not tensor.any() for name, tensor in found.items() if name.startswith(OPTIMIZER))
+
+
+@pytest.mark.slow
+def test_packed_weights_of_a_base_are_the_same_under_every_layout(saved: Any, worlds: Worlds, tmp_path: Path) -> None:
+    """A base's weights that two tensor ranks and two data ranks load, each its own rows and columns, are those that one rank packs."""
+    folder, _, base = saved("base")
+    found = []
+    for name in ("nf4-one", "nf4-tp2-dp2"):
+        plan, target = PLANS[name], tmp_path / name
+        case = {**plan.case, "run": "resume", "from": str(folder), "to": str(target), "before": 0, "after": 0, "weights_only": True}
+        worlds.train(case, plan.world_size)
+        found.append(state(target))
+    one, two = found
+    packed = [name for name in one if name.endswith(".codes")]
+    assert packed
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert all(name.removesuffix(".codes") in base for name in packed)

@@ -19,6 +19,8 @@ each microbatch reduces and accumulates in the shard. They are summed, not avera
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -54,6 +56,7 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
         _keep_parts(block, mesh, keepers[False], bank=False)
     _sum_gradients(fully_shard(stage, mesh=where, mp_policy=_policy(spec, stage), reshard_after_forward=False), where)
     reuse_freed_activations(stage)
+    _keep_bytes(stage)
     depth = spec.sharding.prefetch
     if depth or spec.mesh.ep > 1:
         _gather_ahead(stage, depth or 1)
@@ -90,6 +93,18 @@ def _keep_parts(module: Any, mesh: RankMesh, keepers: int, *, bank: bool) -> Non
         for parameter in group.fsdp_params:
             parameter.post_forward_mesh_info = info
             parameter._init_sharded_post_forward_param_metadata(torch.empty(parameter._orig_size, device="meta"))
+
+
+def _keep_bytes(stage: Stage) -> None:
+    """Have packed rows gathered as they are: torch 2.11 would cast bytes to `param_dtype`, later versions do not."""
+    modules: list[Any] = [module for module in stage.modules() if isinstance(module, FSDPModule)]
+    for parameter in (each for module in modules for group in groups_of(module) for each in group.fsdp_params):
+        if not parameter.sharded_param.is_floating_point():
+            parameter.init_dtype_attrs = partial(_without_cast, parameter)
+
+
+def _without_cast(parameter: Any, policy: MixedPrecisionPolicy) -> None:
+    type(parameter).init_dtype_attrs(parameter, replace(policy, param_dtype=None))
 
 
 def _gather_ahead(stage: Stage, depth: int) -> None:
