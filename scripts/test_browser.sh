@@ -34,4 +34,7 @@ report megatron plans/llama-3.1-8b.yaml --set host.name=megatron
 report hostile "$MEGAPLAN_REPORTS/<img src=x onerror=alert(1)>.yaml"
 .venv/bin/python -m megaplan search plans/tiny-hybrid-pp2.yaml --devices 4 --top 8 --json >"$MEGAPLAN_REPORTS/search.json"
 .venv/bin/python -m megaplan report "$MEGAPLAN_REPORTS/search.json" -o "$MEGAPLAN_REPORTS/search.html" >/dev/null
+.venv/bin/python -m megaplan split plans/nam56r-8xh200.yaml --set batch.micro_batch_size=2 -o "$MEGAPLAN_REPORTS/other-plan.json" >/dev/null 2>&1 || [ $? = 1 ]
+.venv/bin/python -m megaplan report plans/nam56r-8xh200.json "$MEGAPLAN_REPORTS/other-plan.json" -o "$MEGAPLAN_REPORTS/comparison.html" >/dev/null
+.venv/bin/python -m megaplan diff plans/nam56r-8xh200.json "$MEGAPLAN_REPORTS/other-plan.json" --json >"$MEGAPLAN_REPORTS/diff.json" || [ $? = 1 ]
 "$env/bin/pytest" tests/browser -c /dev/null --rootdir . --confcutdir tests/browser -q -p no:cacheprovider "$@"

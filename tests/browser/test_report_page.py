@@ -63,6 +63,20 @@ def test_the_page_of_a_post_training_plan_has_its_phases(opened):
     assert found.errors == []
 
 
+def test_the_page_of_two_plans_has_their_difference(opened):
+    found = opened("comparison")
+    document = json.loads((REPORTS / "diff.json").read_text(encoding="utf-8"))
+    rows = found.page.get_by_role("table", name="Bytes of all ranks together at their peaks").locator("tbody tr")
+    values = [[int(cell.get_attribute("data-value")) for cell in row.locator("td").all()[:3]] for row in rows.all()]
+    changed = [(each["before_bytes"], each["after_bytes"]) for each in document["columns"]]
+    assert values == [[before, after, after - before] for before, after in changed]
+    numbers = found.page.locator(".cards").first.inner_text()
+    for side in ("before", "after"):
+        assert f"{document['time'][side]['tokens_per_second_per_device']:,.0f}" in numbers
+    assert found.page.get_by_role("table", name="Settings that differ").locator("tbody tr").count() >= len(document["inputs"])
+    assert found.errors == []
+
+
 CUT = """() => [...document.querySelectorAll('body *')].filter((node) => {
   const framed = node.parentElement.closest('.scroll, nav, svg, .u-wrap') || node.closest('dialog, .skip, noscript, script');
   const box = node.getBoundingClientRect(), style = getComputedStyle(node), spare = style.overflowX === 'visible' ? 1 : 0;
@@ -76,7 +90,7 @@ KEYS = re.compile(r"[a-z0-9]+_[a-z0-9_]+")
 NAMES = "h1, h2, thead th, caption, dt, option, summary, .legend, .lead, .who, #memory tbody th, #step-time tbody th, #run tbody th"
 
 
-@pytest.mark.parametrize("name", ["plan", "one-rank", "megatron", "hostile", "search", "post-training"])
+@pytest.mark.parametrize("name", ["plan", "one-rank", "megatron", "hostile", "search", "comparison", "post-training"])
 def test_the_page_draws_without_errors_in_both_schemes_and_widths_and_cuts_nothing(opened, name):
     found = opened(name)
     page = found.page
@@ -87,7 +101,7 @@ def test_the_page_draws_without_errors_in_both_schemes_and_widths_and_cuts_nothi
         assert page.evaluate(CUT) == []
         assert page.evaluate("[...document.querySelectorAll('.scroll')].every((node) => node.getBoundingClientRect().right <= innerWidth)")
     assert page.locator("section h2").count() >= 3
-    assert page.locator("canvas").count() == (0 if name == "search" else 2)
+    assert page.locator("canvas").count() == (0 if name in ("search", "comparison") else 2)
     assert page.locator("#memory [role=img].bar span").count() >= page.locator("#memory tbody tr").count()
     assert [text for text in page.locator(NAMES).all_inner_texts() if KEYS.search(text)] == []
     assert "[object" not in page.locator("body").inner_text()

@@ -34,7 +34,7 @@ EXAMPLES = {
     "sign": ("megaplan sign plan.json --key key.pem", "megaplan check plan.json --signer public.pem"),
     "explain": ("megaplan explain MP203", "megaplan explain activations", "megaplan explain MFU", "megaplan explain list"),
     "export": ("megaplan export plan.json --to megatron -o launch.sh", "megaplan export plan.json --to chrome-trace -o step.json"),
-    "report": ("megaplan report plan.json -o report.html",),
+    "report": ("megaplan report plan.json -o report.html", "megaplan report old.json new.json -o comparison.html"),
     "schedule": ("megaplan schedule --kind 1f1b --pp 4 --microbatches 16",),
     "run": ("megaplan run spec.yaml --tokens 2T --mtbf 30000h --price 2.5", "megaplan run plan.json --tokens 300B --figures"),
     "costs": ("megaplan costs spec.yaml -o costs.json",),

@@ -1,4 +1,4 @@
-"""`megaplan report`: a spec's or a plan's estimate, or the result of a search, as one HTML page."""
+"""`megaplan report`: a spec's or a plan's estimate, two plans, or the result of a search, as one HTML page."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from megaplan.terminal import output
 
 def report(
     subject: SpecOrPlan,
+    other: Annotated[str | None, typer.Argument(metavar="[B]", help="A second plan, which the page compares with the first.")] = None,
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = "report.html",
     tokens: Annotated[str | None, typer.Option("--tokens", metavar="N", help="Tokens of the run, for its days and cost: 2T, 300B.")] = None,
@@ -19,7 +20,7 @@ def report(
     costs: CostsFile = None,
     overrides: Overrides = None,
 ) -> int:
-    """Write one HTML page: memory by rank and over time, timeline, layers, cuts; of a search's JSON, its layouts. It needs no network."""
+    """Write one HTML page: memory by rank and over time, timeline, layers, cuts; of two plans their difference, of a search its layouts."""
     from megaplan.api.estimate import estimate  # noqa: PLC0415  (a help text needs no model)
     from megaplan.api.estimate_json import estimate_document  # noqa: PLC0415
     from megaplan.api.load import load  # noqa: PLC0415
@@ -28,10 +29,23 @@ def report(
     from megaplan.report.document import report_document  # noqa: PLC0415
     from megaplan.report.page import report_html  # noqa: PLC0415
 
+    given = any(value is not None for value in (tokens, price, costs)) or bool(overrides)
+    if other is not None:
+        from megaplan.api.plans import diff  # noqa: PLC0415
+        from megaplan.report.comparison import comparison_report  # noqa: PLC0415
+
+        if given:
+            raise refuse("MP492", f"{subject} and {other} are compared as they are, with no option but --output", file=subject)
+        compared = diff(subject, other)
+        write_page(target, report_html(comparison_report(compared, subject, other)))
+        if target != STDOUT:
+            output.write(f"wrote {target}\n")
+        output.report(compared.diagnostics)
+        return 0
     if (result := _search_result(subject)) is not None:
         from megaplan.report.search import search_report  # noqa: PLC0415
 
-        if overrides or costs is not None or tokens is not None or price is not None:
+        if given:
             raise refuse("MP492", f"{subject} is the result of a search, which takes no option but --output", file=subject)
         write_page(target, report_html(search_report(result, subject)))
         if target != STDOUT:

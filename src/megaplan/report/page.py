@@ -30,6 +30,7 @@ SCRIPTS = (
     "layers",
     "time",
     "search",
+    "comparison",
     "main",
 )
 """Files of `page/`, in the order in which they run."""
@@ -50,7 +51,7 @@ def report_html(document: Mapping[str, Any]) -> str:
     """The HTML file.
 
     Args:
-        document: Data of the page, from `report_document` or `search_report`.
+        document: Data of the page, from `report_document`, `search_report` or `comparison_report`.
 
     Raises:
         MegaplanError: MP490, the file would be larger than a page may be.
@@ -73,6 +74,8 @@ def report_html(document: Mapping[str, Any]) -> str:
 
 
 def _subject(document: Mapping[str, Any]) -> str:
+    if document["kind"] == "comparison":
+        return f"{len(document['diff']['ranks']):,} changes of ranks"
     if document["kind"] == "search":
         return f"{len(document['search']['best']):,} rows"
     return f"{len(document['layers']):,} layers and {len(document['estimate']['ranks']):,} distinct ranks"

@@ -1,5 +1,5 @@
 // Which sections a kind of document has; another kind is another entry here.
-const PAGES = { plan: planPage, search: searchPage };
+const PAGES = { plan: planPage, search: searchPage, comparison: comparisonPage };
 
 function planPage() {
   const drawn = data.step.reason ? [[section('timeline', 'Timeline', el('p', {}, data.step.reason)), () => {}]] : [memoryOverTime(), timelineSection()];
