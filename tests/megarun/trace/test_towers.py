@@ -24,6 +24,7 @@ def images(vision: bool, projector: bool, encoder: Any = None, projection: Any =
 
 FOUR = {"kind": "1f1b", "num_microbatches": 4}
 INTERLEAVED = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {**FOUR, "kind": "interleaved_1f1b"}}
+ZERO_BUBBLE = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {**FOUR, "kind": "interleaved_zero_bubble"}}
 BF16 = {"precision": {"params": "bf16"}}
 
 
@@ -34,6 +35,7 @@ BF16 = {"precision": {"params": "bf16"}}
         pytest.param(images(False, True) | BF16 | {"mesh.pp": 2, "schedule": FOUR}, id="frozen-encoder-pp2"),
         pytest.param(images(True, False, WINDOWS) | {"recompute.towers": "selective"}, id="frozen-projector-selective"),
         pytest.param(images(True, True, WINDOWS, POOLED) | BF16 | {"recompute.towers": "full", "schedule": FOUR}, id="full"),
+        pytest.param(images(True, True) | ZERO_BUBBLE, id="peak-in-the-projector"),
         pytest.param(images(False, False) | {"lora": {"rank": 3, "alpha": 6.0}}, id="lora", marks=pytest.mark.slow),
         pytest.param(images(True, True) | INTERLEAVED, id="interleaved", marks=pytest.mark.slow),
         pytest.param(images(True, True) | {"sharding.mode": "ddp", "mesh.dp_shard": 2} | BF16, id="ddp", marks=pytest.mark.slow),

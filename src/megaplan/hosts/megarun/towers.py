@@ -184,7 +184,8 @@ def _projector(sizes: TowerSizes, dims: Dims, hidden: int) -> BlockReplay:
         if index < last:
             ops.append(Op(f"gelu.{index}", (made,), (read,), keeps=(made,)))
             shapes |= {made: (rows, width), read: (rows, width)}
-    tensors = residual(_rows(dims, {**shapes, "joined": (0,)}) | _statistics(dims, statistics) | _rows(dims, {OUTPUT: (rows, hidden)}))
+    joined = (rows, projection.widths[0])  # a view, whose gradient is a storage
+    tensors = residual(_rows(dims, {**shapes, "joined": joined}) | _statistics(dims, statistics) | _rows(dims, {OUTPUT: (rows, hidden)}))
     return BlockReplay(_replayed(tuple(ops)), tensors | _rows(dims, {INPUT: dims.residual}))
 
 
