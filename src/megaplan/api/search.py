@@ -22,7 +22,7 @@ from megaplan.exploration.space import DEFAULT_VARIED, FIXABLE, VARIED, Space
 from megaplan.exploration.values import Objective
 from megaplan.layout.build import build_layout
 from megaplan.results import Picture, Result, Row
-from megaplan.spec.pools import device_counts
+from megaplan.spec.pools import device_counts, uneven_pools
 from megaplan.spec.read import STDIN, display_name
 
 if TYPE_CHECKING:
@@ -255,6 +255,8 @@ def search(
     world = job.spec.mesh.world_size if devices is None else devices
     if world < 1 or top < 1:
         raise refuse("MP489", f"--devices {world}, --top {top}: both are at least 1", "--devices 8 --top 10")
+    for key, detail, hint in uneven_pools(job.spec, world, world):  # with as many stages only pools that leave none for `device`
+        raise refuse("MP509", detail, hint, "pools: []", key=key)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise refuse("MP489", f"--seconds {seconds:g}: a time limit is above 0", "--seconds 20", "--exhaust")
     space = Space(job.spec, world, _fixed(job, fix), vary)

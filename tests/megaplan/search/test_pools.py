@@ -125,6 +125,11 @@ def test_a_row_is_its_command_and_its_plan() -> None:
     assert "MP509: pools[0].count = 2, and a stage has 4 / 1 = 4 devices" in " ".join(text.split())
 
 
+def test_pools_of_all_devices_are_refused() -> None:
+    with pytest.raises(megaplan.MegaplanError, match="pools count 2 devices, the mesh has 2"):
+        megaplan.search(TINY, "pools=[{count: 2, device: {name: a100-80gb}}]", "mesh={pp: 2, dp_shard: 2}", devices=2)
+
+
 @pytest.mark.parametrize("kind", ["1f1b", "zbv", "interleaved_1f1b"])
 def test_equal_devices_are_one(kind: str) -> None:
     texts = ["schedule.num_microbatches=8", "mesh={pp: 2, dp_shard: 2}"]
