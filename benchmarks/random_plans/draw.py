@@ -81,7 +81,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     step = 2 if gpt else 1  # a layer of GPTModel is two of ours
     cuts = [step * cut for cut in random_cuts(cuts_of, num_layers // step, degrees.slots)]
     shape = Shape(hidden, degrees.mesh["tp"], letters, size, scope, megatron)
-    mesh = mesh_section(stream("mesh"), degrees, scope, experts="E" in letters)
+    mesh = mesh_section(stream("mesh"), degrees, experts="E" in letters, slices=scope is Scope.ANY or seed >= FIRST_RUN)
     bars = degrees.slots > 1 and not gpt and cuts_of.chance(0.12)
     if bars:
         bounds = [0, *cuts, num_layers]

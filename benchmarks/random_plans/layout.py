@@ -8,7 +8,7 @@ from math import lcm
 from typing import Any
 
 from megaplan.partition.values import equal_cuts
-from random_plans.choices import Draw, Scope, Size, divisors
+from random_plans.choices import Draw, Size, divisors
 
 MAX_WORLD_SIZE = 256
 SINGLE, LOOP, V_SHAPED = ("gpipe", "1f1b"), ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"), ("zbv", "dualpipev")
@@ -79,13 +79,13 @@ def _world(mesh: dict[str, int]) -> int:
     return mesh["pp"] * mesh["dp_replicate"] * mesh["dp_shard"] * mesh["cp"] * mesh["tp"]
 
 
-def mesh_section(draw: Draw, degrees: Degrees, scope: Scope, *, experts: bool) -> dict[str, Any]:
-    """`mesh`, with expert degrees where there are experts."""
+def mesh_section(draw: Draw, degrees: Degrees, *, experts: bool, slices: bool) -> dict[str, Any]:
+    """`mesh`, with expert degrees where there are experts, and with `slices` some that cut them."""
     mesh: dict[str, Any] = dict(degrees.mesh)
     lent = mesh["dp_shard"] * mesh["cp"] * mesh["tp"]
     if experts and lent > 1:
         mesh["ep"] = draw.choice([degree for degree in divisors(lent) if degree <= 16])
-        if scope is Scope.ANY and draw.chance(0.3):
+        if slices and draw.chance(0.3):
             mesh["etp"] = draw.choice(divisors(lent // mesh["ep"]))
     if degrees.vocab_parallel:
         mesh["vocab_parallel"] = True

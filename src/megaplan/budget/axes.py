@@ -75,7 +75,7 @@ AXES: dict[str, Axis] = {
         "expert tensor parallel",
         "The width of every routed expert.",
         "The number of experts a rank holds, and the rows: its ranks gather each other's.",
-        "Gathered rows in every E block.",
+        "Gathered rows in every E block, and the sums of what their slices give.",
     ),
     "recompute": Axis(
         "activation recompute: no split axis",

@@ -5,7 +5,7 @@ Counted, each wholly exposed, since megarun overlaps none of them with the layer
 - Tensor groups: a sharded block gathers its normed input and scatters the sum of its output in forward; backward does both in reverse and
   gathers the input once more, since gathered inputs are not kept. MLA gathers its narrow latents instead.
 - Context groups: attention gathers keys and values, again in backward, and scatters the sum of their gradients. Recompute gathers them too.
-- Expert groups: rows go out and come back, forward and backward.
+- Expert groups: rows go out and come back, forward and backward; ranks with slices of an expert gather them, and scatter their sums.
 
 Not counted: what happens once a step or beside the layers (gathering parameters and reducing gradients of FSDP2, the optimizer).
 
@@ -147,11 +147,15 @@ def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Tran
 
 
 def row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
-    """Rows of the rank's own tokens, to every rank that holds a slice of their experts, or those that the busiest of them receives."""
-    group = RankGroup(load.ep * load.etp, 1)
+    """Rows of the rank's own tokens, to the ranks with their experts, or those that the busiest of them receives.
+
+    The ranks with slices of an expert then gather each other's, and scatter the sums of their results.
+    """
     row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize
-    sent = load.num_tokens // load.tp * exchanges.rows * load.etp * row
+    sent = load.num_tokens // load.tp * exchanges.rows * row
     moe = spec.model.moe
     share = Fraction(1) if moe is None else moe.busiest_share(exchanges.skew, load.ep) * Fraction(moe.num_experts, moe.num_choices)
-    once = exchange_ns(rates, spec, group, sent * share.numerator // share.denominator)
+    moved = sent * share.numerator // share.denominator
+    once = exchange_ns(rates, spec, RankGroup(load.ep, load.etp), moved)
+    once += gather_ns(rates, spec, RankGroup(load.etp, 1), moved * load.etp)
     return Transfers(2 * once, 2 * once)

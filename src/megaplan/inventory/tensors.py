@@ -109,8 +109,10 @@ class ParamTensor(NamedTuple):
         """
         return rows_of_bank(part) if self.owner is Owner.EXPERT_PARALLEL else part
 
-    def cut_dim(self, tp: int) -> int | None:
-        """The dim along which TP shards the tensor's matrices themselves; None if every rank has whole matrices (head groups)."""
+    def cut_dim(self, tp: int, etp: int) -> int | None:
+        """The dim along which TP or ETP shards the tensor's matrices themselves; None if every rank has whole ones (head groups)."""
+        if self.owner is Owner.EXPERT_PARALLEL:
+            return None if etp == 1 or self.tp_dim is None else self.tp_dim - 1  # after the stack of experts
         if tp == 1 or self.owner is not Owner.TENSOR_PARALLEL:
             return None
         whole_groups = self.tp_dim == 0 and self.num_matrices > 1 and self.num_matrices % tp == 0
@@ -120,7 +122,7 @@ class ParamTensor(NamedTuple):
         """Matrices of a rank, in part or whole: its own experts of a bank, its own groups of heads, else all."""
         if self.owner is Owner.EXPERT_PARALLEL:
             return self.num_matrices // ep
-        if self.owner is Owner.TENSOR_PARALLEL and self.cut_dim(tp) is None:
+        if self.owner is Owner.TENSOR_PARALLEL and self.cut_dim(tp, 1) is None:
             return self.num_matrices // tp
         return self.num_matrices
 

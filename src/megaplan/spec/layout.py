@@ -70,6 +70,11 @@ class Mesh(OptionsSection):
         return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
+    def experts_travel(self) -> bool:
+        """True if rows go to other ranks' experts, or slices of them."""
+        return self.ep * self.etp > 1
+
+    @property
     def efsdp(self) -> int:
         """Shard degree of expert banks: dp_shard · cp · tp / (ep · etp)."""
         return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
@@ -82,7 +87,7 @@ class Sharding(OptionsSection):
         mode: `fsdp` shards them over dp_shard; under `ddp` every data rank has all of them, and gradients are all-reduced once a step.
         reshard_after_forward: Free gathered parameters after forward and gather them again in backward.
         reshard_size: Neighbouring ranks that keep parts of a layer's gathered parameters for its backward; null for stored shards alone.
-        prefetch: Layers that are gathered before one runs, in forward and in backward; null for one, in forward only with ep.
+        prefetch: Layers that are gathered before one runs, in forward and in backward; null for one, in forward only with ep or etp.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"mode", "reshard_size", "prefetch"})

@@ -140,7 +140,7 @@ def _parts(checked: Checked) -> Iterator[Diagnostic]:
     if size is None:
         return
     groups = {"mesh.dp_shard": spec.mesh.dp_shard} | (
-        {"efsdp" if spec.mesh.ep > 1 else "mesh.dp_shard": spec.mesh.efsdp} if spec.model.moe else {}
+        {"efsdp" if spec.mesh.experts_travel else "mesh.dp_shard": spec.mesh.efsdp} if spec.model.moe else {}
     )
     broken = [f"{name} = {degree}" for name, degree in groups.items() if degree % size]
     if not spec.sharding.reshard_after_forward or spec.sharding.copies:

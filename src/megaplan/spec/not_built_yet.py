@@ -25,10 +25,6 @@ _BUILT_DTYPES = (DType.FP32, DType.BF16)
 _USED_DTYPES = (*_BUILT_DTYPES, DType.FP16)
 
 
-def _above_one(axis: str) -> Found:
-    return lambda spec: getattr(spec.mesh, axis) if getattr(spec.mesh, axis) > 1 else None
-
-
 def _indexed_bias(spec: Spec) -> object | None:
     """A relation bias where layers choose keys: neither the choice nor its loss takes a bias."""
     attention = spec.model.attention
@@ -156,7 +152,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("model.towers", _towers, "null, or without these"),
     ("model.attention.sinks", _latent_sinks, "false, or without these"),
-    ("mesh.etp", _above_one("etp"), "1"),
     ("mesh.context_exchange", _latents, "heads, or without these"),
     ("precision.params", _params, "fp32, bf16 or, without a recipe, fp16"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("grads", "master", "moments", "reduce")),

@@ -132,8 +132,7 @@ def local_of(value: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
 def pieces_of_local(tensor: ParamTensor, local: Tensor, sizes: tuple[int, ...], offsets: tuple[int, ...], mesh: RankMesh) -> Pieces:
     """The pieces of a rank's local part of a tensor, of this shape and with these first indices after TP and EP."""
     if tensor.owner is Owner.EXPERT_PARALLEL:
-        first = mesh.expert_coordinate["ep"] * (tensor.shape[0] // mesh.expert_size("ep"))
-        return Pieces(local, tensor.shape, tuple(_bank_boxes(tensor, first, offsets[0], sizes[0])))
+        return Pieces(local, tensor.shape, tuple(_bank_boxes(tensor, mesh, offsets[0], sizes[0])))
     ranges: list[tuple[Range, ...]] = [(Range(0, 0, size),) for size in tensor.shape]
     if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None:
         ranges[tensor.tp_dim] = _tensor_ranges(tensor, mesh.coordinate["tp"], mesh.size("tp"))
@@ -144,18 +143,24 @@ def pieces_of_local(tensor: ParamTensor, local: Tensor, sizes: tuple[int, ...], 
     return Pieces(local, tensor.shape, tuple(product(*kept)))
 
 
-def _bank_boxes(tensor: ParamTensor, first: int, start: int, length: int) -> Iterator[tuple[Range, ...]]:
-    """The boxes of `length` rows from `start` of a bank whose first expert has the global number `first`.
+def _bank_boxes(tensor: ParamTensor, mesh: RankMesh, start: int, length: int) -> Iterator[tuple[Range, ...]]:
+    """The boxes of `length` rows from `start` of a rank's bank.
 
-    They are the tail of one expert, complete experts, and the head of another; each may be absent.
+    They are the tail of one expert, complete experts, and the head of another; each may be absent. ETP leaves a rank a slice of every
+    expert: some of its rows, or some of its columns.
     """
-    _, rows, *columns = tensor.shape
+    first, index = mesh.expert_coordinate["ep"] * (tensor.shape[0] // mesh.expert_size("ep")), mesh.expert_coordinate["etp"]
+    sliced = list(tensor.shape)
+    if tensor.tp_dim is not None:
+        sliced[tensor.tp_dim] //= mesh.expert_size("etp")
+    _, skipped, *columns = (Range(0, index * own if own != whole else 0, own) for own, whole in zip(sliced, tensor.shape, strict=True))
+    rows = skipped.length
     row, stop = start, start + length
     while row < stop:
         expert, inside = divmod(row, rows)
         count = (stop - row) // rows if inside == 0 else 0  # complete experts
         taken = min(rows - inside, stop - row) if count == 0 else rows
-        yield Range(row - start, first + expert, count or 1), Range(0, inside, taken), *(Range(0, 0, size) for size in columns)
+        yield Range(row - start, first + expert, count or 1), Range(0, skipped.full + inside, taken), *columns
         row += taken * (count or 1)
 
 

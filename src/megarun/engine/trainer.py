@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from megakernels import use_kernels, use_libraries
 from megaplan.families.moe import EXPERTS
-from megaplan.inventory.tensors import Inventory, Outside, Owner
+from megaplan.inventory.tensors import Inventory, Outside, Owner, ParamTensor
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import depth_blocks
 from megarun.data.batches import Batch
@@ -88,6 +88,11 @@ def router_modules(spec: Spec, inventory: Inventory) -> list[str]:
     return found
 
 
+def _is_copy(tensor: ParamTensor, mesh: RankMesh) -> bool:
+    """True for what another slice of the same experts has, too: the bias of their slices' sum."""
+    return tensor.owner is Owner.EXPERT_PARALLEL and tensor.tp_dim is None and mesh.expert_coordinate["etp"] > 0
+
+
 class Trainer:
     """A rank's stages, sharded and initialised, with their schedule and optimizers.
 
@@ -115,7 +120,7 @@ class Trainer:
         self._shared = SharedGradients(job.layout, mesh)
         self._runner = graphed(build_runner(self.stages, spec, mesh), spec, mesh.device)
         self._tp, self._cp = tensor_parallel(mesh), context_parallel(mesh)
-        self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp)
+        self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp, expert_parallel(spec, mesh).slices)
         self._routers = router_modules(spec, job.inventory)
         self._sums: list[list[float]] = []
         self.scales_losses, self._scale = spec.precision.scales_losses, 1.0
@@ -126,16 +131,18 @@ class Trainer:
         self._dense: list[tuple[str, nn.Parameter]] = []
         copies = spec.sharding.copies
         first, first_bank = (not copies or mesh.coordinate["dp_shard"] == 0), (not copies or mesh.expert_coordinate["efsdp"] == 0)
-        owners = {name: tensor.owner for name, tensor in job.inventory.tensors()}
+        tensors = dict(job.inventory.tensors())
         for stage, slot in zip(self.stages, job.slots(mesh.coordinate["pp"]), strict=True):
             for name, parameter in stage.named_parameters():
                 if not parameter.requires_grad:
                     continue
-                replicated = owners[name] is Owner.REPLICATED
-                dense = owners[name] is not Owner.EXPERT_PARALLEL
+                tensor = tensors[name]
+                replicated = tensor.owner is Owner.REPLICATED
+                dense = tensor.owner is not Owner.EXPERT_PARALLEL
                 counted = (
                     not (replicated and self._tp.index > 0) and (not dense or self._cp.index == 0) and (first if dense else first_bank)
                 )
+                counted = counted and not _is_copy(tensor, mesh)
                 copied = any(name.startswith(f"{block}.") for block in slot.copies) or not counted
                 if not copied:
                     self._owned.append(parameter)

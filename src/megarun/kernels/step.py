@@ -99,20 +99,26 @@ def find_launches(job: Job, rank: int, target: Target, found: Callable[[KernelLa
             for entered in (no_cycle_collection(), FakeTensorMode(allow_non_fake_inputs=True), Launches(target, found)):
                 stack.enter_context(entered)
             trainer = UnvaluedTrainer(job, mesh, stages)
-            for step, aligned in enumerate((True, False) if job.spec.mesh.ep > 1 else (True,)):
-                with _rows_received(aligned=aligned):
+            for step, aligned in enumerate((True, False) if job.spec.mesh.experts_travel else (True,)):
+                with _rows_received(mesh.expert_coordinate["etp"], aligned=aligned):
                     trainer.step(step, empty_batch(job, trainer))
 
 
 @contextmanager
-def _rows_received(*, aligned: bool) -> Iterator[None]:
-    """Let a rank receive a number of rows that is, or is not, a multiple of what the launcher specialises on: the router decides it."""
+def _rows_received(slice_index: int, *, aligned: bool) -> Iterator[None]:
+    """Let a rank receive a number of rows that is, or is not, a multiple of what the launcher specialises on: the router decides it.
+
+    They come from the first rank, or from another one of its ETP group.
+    """
     stated = StatedRouting.__call__
 
     def state(routing: StatedRouting, sent: Tensor, received: Tensor) -> Splits:
         splits = stated(routing, sent, received)
-        first, *others = splits.received
         more = -splits.num_received % MULTIPLE - (not aligned)
+        if splits.gathered:
+            other = 0 if slice_index else -1
+            return replace(splits, gathered=(*splits.gathered[:other], splits.gathered[other] + more, *splits.gathered[other:][1:]))
+        first, *others = splits.received
         return Splits(splits.sent, (first + more, *others))
 
     with replaced_attributes(StatedRouting, __call__=state):

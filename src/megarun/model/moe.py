@@ -1,7 +1,7 @@
 """E blocks: routed experts, which tokens choose or which choose tokens, and a shared expert on the same normed input.
 
-With EP a rank has some of the experts, and rows are sent to their experts and back (`megarun.parallel.groups.expert`). Router, dispatch and
-the shared expert always process the rank's local tokens.
+With EP a rank has some of the experts, with ETP a slice of each, and rows are sent to their experts and back
+(`megarun.parallel.groups.expert`). Router, dispatch and the shared expert always process the rank's local tokens.
 
 With `host.kernels: triton`, and in eight bits, the experts gather tokens, or received rows, inside, and no sorted copy is saved.
 """
@@ -36,6 +36,7 @@ from megarun.model.step_sums import EXPERT_BIAS, num_sums
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
 from megarun.parallel.groups.scaled_experts import Bank, BankScaling, multiply_bank
+from megarun.parallel.groups.slices import sliced_bias
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
@@ -48,11 +49,14 @@ class ExpertBank(nn.Module):
     Attributes:
         gathers: True if inputs and outputs are unsorted tokens instead of rows sorted by expert.
         scaling: Scaling of the bank's products in eight bits; None if they are not in eight bits. A bank with scaling gathers.
+        slices: Ranks with the slices of these experts: each has a part of the width F, and gives a part of every output's sum.
     """
 
-    def __init__(self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int, *, gathers: bool = False) -> None:
+    def __init__(
+        self, config: spec.MixtureOfExperts, hidden_size: int, num_experts: int, slices: TensorParallel = ALONE, *, gathers: bool = False
+    ) -> None:
         super().__init__()
-        width, self.gathers, self.num_experts = config.ffn_hidden_size, gathers, num_experts
+        width, self.gathers, self.num_experts, self.slices = slices.share(config.ffn_hidden_size), gathers, num_experts, slices
         self.activation, self.limit = config.activation, config.swiglu_limit
         self.scaling: BankScaling | None = None
         gated, biased = config.activation in GATED, config.bias
@@ -71,6 +75,7 @@ class ExpertBank(nn.Module):
         gate = None if self.gate_proj is None else self._stack(self.gate_proj)
         up, down = self._stack(self.up_proj), self._stack(self.down_proj)
         gate_bias, up_bias, down_bias = (self._values(bias) for bias in (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias))
+        down_bias = sliced_bias(self.slices, down_bias)
         if self.scaling is not None:
             bank = Bank(gate, up, down, gate_bias, up_bias, down_bias, self.activation, self.limit)
             return multiply_bank(self.scaling, x, weights, rows, counts, bank)
@@ -144,7 +149,7 @@ class ExpertBlock(Block):
         self.norm = RMSNorm(hidden_size, eps)
         self.router = Router(hidden_size, config.num_choices, bias=config.router_bias, correction=config.score_correction)
         width, latent = config.row_width(hidden_size), config.latent_size is not None
-        self.experts = ExpertBank(config, width, ep.share(config.num_experts), gathers=gathers)
+        self.experts = ExpertBank(config, width, ep.share(config.num_experts), ep.slices, gathers=gathers)
         self.latent_down = linear(hidden_size, width) if latent else None
         self.latent_up = linear(width, hidden_size) if latent else None
         shared_width = config.shared_ffn_hidden_size
@@ -165,7 +170,7 @@ class ExpertBlock(Block):
         self.record(probs, counts)
         del probs
         latent = tokens if self.latent_down is None else self.latent_down(tokens)
-        if self.ep.degree > 1 or config.takes_some:
+        if self.ep.travels or config.takes_some:
             combined = self.travel(latent, weights, rows, counts, limit)
         elif self.experts.gathers:
             combined = self.experts(latent, weights, rows, counts)
@@ -221,7 +226,7 @@ class ExpertBlock(Block):
         sent = dispatch(tokens, rows, self.slots, partial=some), dispatch(weights.view(-1, 1), rows, 1, partial=some)
         arrived, arrived_weights = self.ep.exchange(splits, *sent)
         del sent
-        if self.experts.gathers or self.ep.degree == 1:
+        if self.experts.gathers or not self.ep.travels:
             returned = self.ep.give_back(splits, self.experts(arrived, arrived_weights, order, totals))
         else:
             received = dispatch(arrived, order, 1)

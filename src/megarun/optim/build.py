@@ -45,7 +45,14 @@ class Optimizers:
     step then reaches the same peak as later steps, and a job that does not fit fails in its first step.
     """
 
-    def __init__(self, stages: Sequence[nn.Module], inventory: Inventory, spec: Spec, tp: TensorParallel = ALONE) -> None:
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        inventory: Inventory,
+        spec: Spec,
+        tp: TensorParallel = ALONE,
+        slices: TensorParallel = ALONE,
+    ) -> None:
         training, tensors = spec.training, dict(inventory.tensors())
         _refuse_late_parameters(stages, tensors)
         named = [(tensors[name], parameter) for stage in stages for name, parameter in _in_update_order(stage, inventory)]
@@ -62,7 +69,7 @@ class Optimizers:
             decays = sorted({decay for _, decay in others}, reverse=True)
             self._all.append(AdamW([([p for p, found in others if found == decay], decay) for decay in decays], rate))
         if matrices:
-            self._all.append(_muon(matrices, spec, self._matrix_base, tp))
+            self._all.append(_muon(matrices, spec, self._matrix_base, tp, slices))
         self._schedule, self._num_steps = training.rate_schedule, training.steps
         self._device = next((parameter.device for _, parameter in named), torch.device("cpu"))
 
@@ -126,7 +133,9 @@ def _in_update_order(stage: nn.Module, inventory: Inventory) -> list[tuple[str, 
     return [(name, parameters[name]) for name in names]
 
 
-def _muon(matrices: Sequence[tuple[ParamTensor, nn.Parameter]], spec: Spec, rate: float, tp: TensorParallel) -> Muon:
+def _muon(
+    matrices: Sequence[tuple[ParamTensor, nn.Parameter]], spec: Spec, rate: float, tp: TensorParallel, slices: TensorParallel
+) -> Muon:
     return Muon(
         [(p, t.local_matrices(tp.degree, spec.mesh.ep)) for t, p in matrices],
         lr=rate,
@@ -134,7 +143,8 @@ def _muon(matrices: Sequence[tuple[ParamTensor, nn.Parameter]], spec: Spec, rate
         moments_dtype=TORCH_DTYPES[spec.precision.moments],
         iteration_dtype=TORCH_DTYPES[spec.newton_schulz_dtype],
         num_steps=spec.optimizer.newton_schulz_steps,
-        cut={p: dim for t, p in matrices if (dim := t.cut_dim(tp.degree)) is not None},
+        cut={p: dim for t, p in matrices if (dim := t.cut_dim(tp.degree, slices.degree)) is not None},
         tp=tp,
+        slices=slices,
         banks=frozenset(p for t, p in matrices if t.owner is Owner.EXPERT_PARALLEL),
     )

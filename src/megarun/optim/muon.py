@@ -39,7 +39,7 @@ class RoundKey(NamedTuple):
         part: Shape of a rank's part of a matrix as the iteration has it: of the dims of a cut matrix the cut one is first.
         share_elements: A whole share of a tensor.
         rows: Rows of dim 0 if the ranks' shares differ, else 0.
-        cut: True if TP shards the matrices.
+        cut: True if TP or ETP shards the matrices.
         is_bank: True for expert banks.
         group: The ranks that share them; None if one rank has them whole, or each has whole matrices.
         place: This rank's place among them.
@@ -62,7 +62,7 @@ class Member(NamedTuple):
         parameter: The parameter.
         rows: Rows of one of its matrices, before TP gathers it.
         share_rows: Rows of a whole share of it, all dims but the last read as rows.
-        transposed: True if the iteration has a matrix transposed: TP shards its columns.
+        transposed: True if the iteration has a matrix transposed: TP or ETP shards its columns.
         scale: Factor of its update.
     """
 
@@ -98,7 +98,7 @@ class Muon(torch.optim.Optimizer):
 
     The update of a matrix [rows, cols] is scaled by 0.2 · sqrt(max(rows, cols)), which gives it the RMS of an AdamW update, so that both
     groups share one learning rate and decay (arXiv:2502.16982, equation 4). The momentum of a sharded parameter is sharded. A matrix that
-    TP shards is gathered over the TP group.
+    TP or ETP shards is gathered over that group.
 
     Args:
         params: (parameter, num_matrices) pairs; dims before the last, read as rows, are split into num_matrices equal matrices.
@@ -107,8 +107,9 @@ class Muon(torch.optim.Optimizer):
         moments_dtype: Dtype of the momentum.
         iteration_dtype: Dtype of Newton-Schulz and of exchanged updates.
         num_steps: Newton-Schulz steps.
-        cut: Dim along which TP shards a parameter's matrix, for the parameters that it shards.
+        cut: Dim along which TP, or ETP in a bank, shards a parameter's matrix, for the parameters that it shards.
         tp: The TP group.
+        slices: The ETP group.
         banks: Parameters of expert banks.
     """
 
@@ -123,9 +124,10 @@ class Muon(torch.optim.Optimizer):
         num_steps: int,
         cut: Mapping[Tensor, int] | None = None,
         tp: TensorParallel = ALONE,
+        slices: TensorParallel = ALONE,
         banks: Container[Tensor] = (),
     ) -> None:
-        self._cut, self._tp, self._counts, self._banks = dict(cut or {}), tp, dict(params), banks
+        self._cut, self._parts, self._counts, self._banks = dict(cut or {}), (tp, slices), dict(params), banks
         self.moments_dtype, self.iteration_dtype, self.num_steps = moments_dtype, iteration_dtype, num_steps
         self._deals: dict[tuple[RoundKey, int], Deal] = {}
         super().__init__(list(self._counts), {"lr": lr, "weight_decay": weight_decay})
@@ -183,7 +185,7 @@ class Muon(torch.optim.Optimizer):
         lengths = [of_matrix, columns]
         transposed = cut == 1
         if cut is not None:
-            lengths[cut] *= self._tp.degree
+            lengths[cut] *= self._parts[parameter in self._banks].degree
         dealt = matrix_round(count, lengths[0] * lengths[1], degree)
         if dealt.degree == 1:
             index, group = 0, None
@@ -235,11 +237,11 @@ class Muon(torch.optim.Optimizer):
 
     def _gathered(self, kind: RoundKey, parts: Tensor) -> Tensor:
         """Whole matrices."""
-        return self._tp.start_gather(parts).wait() if kind.cut else parts
+        return self._parts[kind.is_bank].start_gather(parts).wait() if kind.cut else parts
 
     def _own_part(self, kind: RoundKey, x: Tensor) -> Tensor:
         """This rank's parts of orthogonalised matrices."""
-        return x.narrow(1, self._tp.index * kind.part[0], kind.part[0]) if kind.cut else x
+        return x.narrow(1, self._parts[kind.is_bank].index * kind.part[0], kind.part[0]) if kind.cut else x
 
 
 class Deal:

@@ -33,6 +33,7 @@ ROUTED_OUTPUTS = {
     "megakernels.route_scored.default": (1, 4),
     "megakernels.route_scored_sigmoid.default": (1, 4),
     "megakernels.dispatch_plan.default": (0, 1),
+    "megakernels.capacity_plan.default": (0, 1),
     "megakernels.arrival_plan.default": (0, 1),
     "megakernels.dispatch.default": (0,),
     "megakernels.experts.default": (0,),
@@ -69,6 +70,8 @@ REDUCTION = "post_backward"
 COLLECTION = "collect"
 """The method of a group without FSDP2 that allocates gradients; its `fill` allocates copies."""
 SUM = "aten.add.Tensor"
+SLICES_SUM = "aten.sum.IntList_out"
+"""The sum of rows over slices of experts."""
 COPY, CAST = "aten.copy_.default", "aten._to_copy.default"
 """Operations in a reduction that fill its output on a one-rank mesh, or cast gradients."""
 
@@ -131,12 +134,18 @@ class Owners:
             self.live.record_transient(StorageRecord(inside, op, 0, place, (inside,), None, Kind.SCRATCH, "stated by the operation"))
         if self._group_step == REDUCTION and op == COPY:
             self.label(operands[0], Kind.GRADIENT)  # a reduction's output always is a gradient, also if it is added to another
-        if not op.startswith(COLLECTIVES) or self.live.phase not in COMPUTING:
+        if self.live.phase not in COMPUTING:
+            return
+        if op == SLICES_SUM:
+            self.label(operands, Kind.ROUTED)
+        if not op.startswith(COLLECTIVES):
             return
         if op.startswith("c10d.recv_"):
             self.label(operands, Kind.RECEIVE_BUFFER)
         elif op.startswith("c10d.alltoall_base_"):
             self.label(operands[:2], Kind.ROUTED)
+        elif op.startswith("c10d.broadcast_"):
+            self.label(operands[0], Kind.ROUTED)  # rows for the slices of experts
         elif op.startswith("c10d._reduce_scatter_base_"):
             if self._group_step is not None:  # a reduction of parameter gradients; TP's outputs are activations or their gradients
                 self.label(operands[0], Kind.GRADIENT)

@@ -131,8 +131,9 @@ def test_a_boundary_is_one_microbatch_s_stream(make_spec, per_node):
 
 @pytest.mark.parametrize(("ep", "etp"), [(1, 2), (2, 1), (2, 2), (4, 2)])
 def test_rows_go_to_every_slice_of_their_experts(make_spec, ep, etp):
-    """A rank's tokens, once for each expert chosen and once for each slice of it; out and back, forward and backward."""
+    """A rank's tokens, once for each expert chosen, then gathered by the ranks with its slices; out and back, forward and backward."""
     moe = {"num_experts": 16, "top_k": 4, "ffn_hidden_size": 1024, "shared_ffn_hidden_size": 0, "activation": "relu2"}
     spec = make_spec("E", model={"moe": moe}, mesh={"dp_shard": 8, "ep": ep, "etp": etp})
-    once = exchange_ns(rates_of(spec), spec, RankGroup(ep * etp, 1), TOKENS * 4 * etp * 4096 * ITEM)
+    rates, sent = rates_of(spec), TOKENS * 4 * 4096 * ITEM
+    once = exchange_ns(rates, spec, RankGroup(ep, etp), sent) + gather_ns(rates, spec, RankGroup(etp, 1), etp * sent)
     assert of_layer(spec) == Transfers(2 * once, 2 * once)

@@ -17,13 +17,13 @@ BUILT = [
     "precision.recipe={name: fp8_rowwise, families: [A, M, D]}", "precision.recipe={name: fp8_current}",
     "precision.recipe={name: fp8_current, families: [A], first_last_bf16: [0, 1]}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
+    "mesh.etp=2",
     "sharding.mode=ddp", "model.moe.bias=true", "model.moe.swiglu_limit=7.0", "model.mlp.activation=geglu", "model.attention.sinks=true",
     "model.moe.score=sigmoid", "model.moe.score_correction=true", "model.moe.capacity_factor=0.9",
     "model.moe.router_bias=true", "model.moe.latent_size=32",
     "precision.params=fp16", "precision.families={M: fp32, E: fp16}",
 ]  # fmt: skip
 NOT_BUILT = {
-    "mesh.etp=2": "mesh.etp = 2; megarun trains with 1",
     "precision.params=fp8": "precision.params = fp8; megarun trains with fp32, bf16 or, without a recipe, fp16",
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
     "precision.families={E: fp8}": (
@@ -109,10 +109,9 @@ def test_dtypes_that_torch_would_not_keep_are_noted(accepted: Accepted, override
 
 
 def test_all_of_it_is_one_note(accepted: Accepted) -> None:
-    overrides = ["mesh.etp=2", "precision.grads=fp16", "precision.families={M: fp8}"]
+    overrides = ["precision.grads=fp16", "precision.families={M: fp8}"]
     (found,) = megarun_refuses(accepted(overrides=overrides).spec)
     assert found.detail.splitlines() == [
-        "mesh.etp = 2; megarun trains with 1",
         "precision.grads = fp16; megarun trains with fp32 or bf16",
         "precision.families = M: fp8; megarun trains with fp32, bf16 or fp16, without a recipe or model.parallel_layers",
     ]

@@ -21,7 +21,6 @@ PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        ({"mesh.etp": 2, "mesh.dp_shard": 2}, "mesh.etp = 2"),
         (
             {"model.parallel_layers": [1], "mesh.pp": 2, "mesh.vpp": 2, "schedule": {"kind": "zbv", "num_microbatches": 4}},
             "model.parallel_layers = given, with schedule.kind = zbv",

@@ -21,6 +21,7 @@ from torch.distributed.tensor._redistribute import clear_redistribute_planner_ca
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from megakernels import unpacked
+from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
@@ -315,7 +316,7 @@ def _gathered(tensor: torch.Tensor) -> torch.Tensor:
 def _by_name(
     spec: Spec, inventory: Inventory, parameters: list[tuple[str, torch.nn.Parameter]], value: Any
 ) -> dict[str, list[torch.Tensor]]:
-    """Each tensor gathered over its shards, a bank as a stack, packed rows as a matrix; a name that two chunks of a rank hold has two."""
+    """Each tensor gathered over its shards, a bank as a stack (or slices), packed rows as a matrix; a name in two chunks has two."""
     found: dict[str, list[torch.Tensor]] = {}
     tensors = dict(inventory.tensors())
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -327,7 +328,9 @@ def _by_name(
         if spec.packing is not None and whole.dtype is torch.uint8:
             parts = spec.mesh.tp if tensors[name].tp_dim == 1 else 1
             whole = unpacked(whole, shapes[name][1] // parts, spec.packing, torch.float32)
-        found.setdefault(name, []).append(whole.reshape(-1, *shapes[name][1:]) if whole.dim() < len(shapes[name]) else whole)
+        if whole.dim() < len(shapes[name]):
+            whole = whole.reshape(-1, *local_shape(tensors[name], 1, 1, spec.mesh.etp)[1:])
+        found.setdefault(name, []).append(whole)
     return found
 
 

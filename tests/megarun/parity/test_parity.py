@@ -17,6 +17,7 @@ from low_precision_cells import LOW_PRECISION_CELLS
 from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
+from slice_cells import SLICE_CELLS
 from tower_cells import TOWER_CELLS
 
 from megaplan.schedules import KINDS
@@ -34,6 +35,7 @@ ALL_CELLS = (
     *COPIED_CELLS,
     *CONTROLS_CELLS,
     *DTYPE_CELLS,
+    *SLICE_CELLS,
     *TOWER_CELLS,
 )
 

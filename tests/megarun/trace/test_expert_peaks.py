@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from trace_checks import compare_passes
+from trace_checks import SCALARS_BYTES, compare_passes
 
 from megaplan.columns import Column, Phase
 from megaplan.inventory.tensors import Owner
@@ -116,3 +116,23 @@ def test_the_kernels_of_a_router_hold_the_gradient_of_its_logits(job_with: Any, 
     )
     found = compare_passes(job_with({"model": model, **sizes}))
     assert found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace >= 1024 * moe["num_experts"] * 4
+
+
+@pytest.mark.parametrize(
+    ("mesh", "more", "kernels"),
+    [
+        ({"dp_shard": 2, "etp": 2}, {"bias": True}, "triton"),
+        ({"dp_shard": 4, "ep": 2, "etp": 2}, {"routing_skew": 1.7}, "reference"),
+        ({"tp": 2, "dp_shard": 2, "ep": 2, "etp": 2}, {"capacity_factor": 1.5, "bias": True}, "triton"),
+    ],
+    ids=str,
+)
+def test_slices_of_experts_gather_rows_and_sum_parts(job_with: Any, mesh: dict[str, int], more: dict[str, Any], kernels: str) -> None:
+    """Rows of every rank with a slice, and what each sends of their sums: the last rank's peak, and Muon's on matrices that are cut."""
+    model = {**MODEL, "pattern": "E", "num_layers": 2, "moe": {**MODEL["moe"], **more}}  # type: ignore[dict-item]
+    del model["mlp"]
+    sizes = {"batch": {"micro_batch_size": 2, "seq_length": 128}, "schedule.num_microbatches": 2, "host.kernels": kernels}
+    job = job_with({"model": model, "precision": BF16, "optimizer.matrix": "muon", **sizes, "mesh": mesh})
+    found = compare_passes(job, job.spec.mesh.world_size - 1)
+    assert found.columns(Phase.FORWARD_BACKWARD)[Column.ROUTING].trace > 2 * (2 * 128 // job.spec.mesh.tp) * 2 * 2 * 128 * 2
+    assert abs(found.columns(Phase.OPTIMIZER)[Column.WORKSPACE].difference) <= SCALARS_BYTES

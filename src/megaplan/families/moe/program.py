@@ -2,8 +2,8 @@
 
 With ep = etp = 1 rows stay on the rank. Otherwise counts are exchanged first; then rows and their routing weights are sent in expert order,
 arrive by source rank, are sorted by local expert, pass through the experts, and return. Send buffers are not saved (the backward of an
-all-to-all needs none of them); the expert GEMMs save sorted rows, and weights as they arrived. ETP ranks have a slice of each expert and
-gather each other's rows.
+all-to-all needs none of them); the expert GEMMs save sorted rows, and weights as they arrived. ETP ranks have a slice of each expert: they
+gather each other's rows after the exchange, and sum the slices' results, which arrive rank by rank, before it runs back.
 
 With `host.kernels: triton`, and in eight bits, the experts read tokens, or rows that arrived, in place: they save those, and nothing
 is sorted. Scratch of the kernels is workspace.
@@ -39,6 +39,8 @@ INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
 ROUTER_BACKWARD = "router.inside_backward"
 ARRIVED = "arrived"
 """Rows from other ranks, and from this one, as the experts' exchange returns them."""
+SLICED_BIAS = "experts.down_bias"
+"""The bias of a bank's down-projections that one slice adds, and the others do not."""
 
 
 _STATISTICS = ("rstd", "expert_rstd", "router_rstd", "expert_post_rstd", "shared_post_rstd")
@@ -79,6 +81,23 @@ class ExpertMesh(NamedTuple):
     etp: int
 
 
+class Travel(NamedTuple):
+    """The way of rows to the experts of other ranks, and back.
+
+    Attributes:
+        exchanged: True if ranks have different experts.
+        gathered: True if ranks have slices of the same experts.
+    """
+
+    exchanged: bool
+    gathered: bool
+
+    @property
+    def far(self) -> bool:
+        """True if rows leave their rank."""
+        return self.exchanged or self.gathered
+
+
 def moe_selective(_moe: MixtureOfExperts, _variant: float | None) -> Selective:
     """Operations of an E block that selective recompute runs again."""
     return SELECTIVE
@@ -97,17 +116,16 @@ def capacity(moe: MixtureOfExperts, num_tokens: int) -> int | None:
 def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh, variant: float | None = None) -> int:
     """Rows computed by the busiest expert rank: those that all ep · etp sources send to its experts.
 
-    Dropless: N · k · etp rows on average (ep sources, 1 / ep of the experts), times the layer's skew if rows can move between ranks, at
-    most all rows that could choose a local expert. With a capacity: that of every local expert from every source.
+    Dropless: N · k rows on average (ep sources, 1 / ep of the experts), times the layer's skew if rows can move between ranks, at most all
+    rows that could choose a local expert; etp ranks gather as many each. With a capacity: that of every local expert from every source.
     """
-    local, sources = moe.num_experts // mesh.ep, mesh.ep * mesh.etp
-    limit = capacity(moe, num_tokens)
+    local, limit = moe.num_experts // mesh.ep, capacity(moe, num_tokens)
     if limit is not None:
-        return limit * local * sources
-    mean = moe.rows_of(num_tokens) * mesh.etp
+        return limit * local * mesh.ep * mesh.etp
+    mean = moe.rows_of(num_tokens)
     if mesh.ep == 1:
-        return mean
-    return min(ceil(mean * moe.skew_in(variant)), num_tokens * min(moe.top_k, local) * sources)
+        return mean * mesh.etp
+    return min(ceil(mean * moe.skew_in(variant)), num_tokens * min(moe.top_k, local) * mesh.ep) * mesh.etp
 
 
 def moe_program(
@@ -126,7 +144,8 @@ def moe_program(
         tensors |= mlp_storages(dims, shared, "shared.")
     if moe.has_router_losses:
         tensors |= _loss_storages(dims, moe)
-    return _program(_options(moe, kernels=dims.kernels), travels, padded, dims.tp > 1, gathers), residual(tensors)
+    far = Travel(mesh.ep > 1, mesh.etp > 1)
+    return _program(_options(moe, kernels=dims.kernels), far, padded, dims.tp > 1, gathers), residual(tensors)
 
 
 def _options(moe: MixtureOfExperts, *, kernels: bool) -> MoeOptions:
@@ -138,10 +157,10 @@ def _options(moe: MixtureOfExperts, *, kernels: bool) -> MoeOptions:
 
 
 @cache
-def _program(options: MoeOptions, travels: bool, padded: bool, sharded: bool, gathers: bool) -> BlockProgram:
+def _program(options: MoeOptions, way: Travel, padded: bool, sharded: bool, gathers: bool) -> BlockProgram:
     gated, shared, losses, bias = options.gated, options.shared, options.losses, options.bias
     scored = ("scored", "log_sums", "load") if losses else ("weights",)
-    routed = _travelling(gated, gathers, bias, far=travels) if travels or padded else _local(gated, gathers, bias)
+    routed = _travelling(gated, gathers, bias, way) if way.far or padded else _local(gated, gathers, bias)
     made, shared_made = "expanded" if options.latent else "combined", "shared_gated" if options.shared_gate else "shared"
     scoring, summed = "tokens", (made, shared_made)
     if options.own_norms:
@@ -253,19 +272,38 @@ def _local(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
     )
 
 
-def _travelling(gated: bool, gathers: bool, bias: bool, *, far: bool) -> tuple[Op, ...]:
-    """Rows that are copied for the experts, and go to other ranks if `far`."""
-    sent, weighing, returned = ("sent", "sent_weights", "returned") if far else (ARRIVED, "arrived_weights", "leaving")
+def _travelling(gated: bool, gathers: bool, bias: bool, way: Travel) -> tuple[Op, ...]:
+    """Rows that are copied for the experts, and go to other ranks if these have experts, or slices of them."""
+    sent, weighing, returned = ("sent", "sent_weights", "returned") if way.far else (ARRIVED, "arrived_weights", "leaving")
+    processed = _arrived(gated, gathers, bias) if gathers or not way.far else _sorted(gated, gathers, bias)
+    if way.gathered and bias:
+        processed = tuple(
+            op._replace(makes=(*op.makes, SLICED_BIAS), keeps=(*op.keeps, SLICED_BIAS)) if op.params else op for op in processed
+        )
     return (
-        Op("announce", ("counts",), ("arrived_counts",), grads=()),
+        Op("announce", ("counts",), ("arrived_counts", *(("own_counts",) if way.exchanged and way.gathered else ())), grads=()),
         Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
         Op("dispatch", ("tokens", "rows"), (sent,), keeps=("rows",), grads=("tokens",)),
         Op("dispatch weights", ("weights", "rows"), (weighing,), keeps=("rows",), grads=("weights",)),
-        *((Op("exchange", (sent, weighing), (ARRIVED, "arrived_weights")),) if far else ()),
-        *(_arrived(gated, gathers, bias) if gathers or not far else _sorted(gated, gathers, bias)),
-        *((Op("exchange back", ("leaving",), (returned,)),) if far else ()),
+        *_outwards(way),
+        *processed,
+        *_back(way),
         Op("combine", (returned, "rows"), ("combined",), keeps=("rows",), grads=(returned,), holds=("arrived_counts",)),
     )
+
+
+def _outwards(way: Travel) -> tuple[Op, ...]:
+    sent, arrived, crossed = ("sent", "sent_weights"), (ARRIVED, "arrived_weights"), ("crossed", "crossed_weights")
+    exchange, parts = Op("exchange", sent, crossed if way.gathered else arrived), ("gradient_parts",)
+    gather = Op("gather", crossed if way.exchanged else sent, arrived, fetches=parts, holds=sent if way.exchanged else ())
+    gather = gather._replace(before=(((), False),))  # the experts' gradients are reduced before parts of sums arrive
+    return *((exchange,) if way.exchanged else ()), *((gather,) if way.gathered else ())
+
+
+def _back(way: Travel) -> tuple[Op, ...]:
+    summed = Op("sum slices", ("leaving",), ("summed" if way.exchanged else "returned", "parts"))
+    exchange = Op("exchange back", ("summed" if way.gathered else "leaving",), ("returned",))
+    return *((summed,) if way.gathered else ()), *((exchange,) if way.exchanged else ())
 
 
 def _arrived(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
@@ -341,13 +379,18 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, tr
         return tensors
     sent = dict.fromkeys(("sent", "returned"), (chosen, hidden))
     weighing = {"sent_weights": (chosen,)}
-    far = dict.fromkeys((ARRIVED, "leaving"), (rows, hidden))
-    routed_far = {"order": (rows,), "arrived_counts": (mesh.ep * mesh.etp, local), "received_counts": (local,)}
+    far = dict.fromkeys((ARRIVED, "leaving", "parts", "gradient_parts"), (rows, hidden))
+    far |= dict.fromkeys(("crossed", "summed"), (rows // mesh.etp, hidden))
+    routed_far = {"order": (rows,), "own_counts": (mesh.ep, local), "received_counts": (local,)}
+    counts_column = Column.COMMUNICATION if mesh.etp > 1 else Column.ROUTING
+    weighing_far = {"arrived_weights": (rows,), "crossed_weights": (rows // mesh.etp,)}
     return {
         **tensors,
+        **storages(dims.dtype, Column.ACTIVATIONS, {SLICED_BIAS: (local, hidden)}),
         **storages(dims.dtype, Column.ROUTING, sent),
         **storages(dims.stat_dtype, Column.ROUTING, weighing),
         **storages(dims.dtype, Column.ROUTING, far, basis),
         **storages(DType.INT32, Column.ROUTING, routed_far, basis),
-        **storages(dims.stat_dtype, Column.ROUTING, {"arrived_weights": (rows,)}, basis),
+        **storages(DType.INT32, counts_column, {"arrived_counts": (mesh.ep * mesh.etp, local)}, basis),
+        **storages(dims.stat_dtype, Column.ROUTING, weighing_far, basis),
     }

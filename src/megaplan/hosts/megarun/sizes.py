@@ -374,5 +374,5 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         frozen=None if spec.lora is None else spec.lora.stored(precision.params),
         packing=spec.packing,
         kept_over=spec.sharding.kept_over,
-        gathers_ahead=spec.sharding.prefetch or int(mesh.ep > 1),
+        gathers_ahead=spec.sharding.prefetch or int(mesh.experts_travel),
     )

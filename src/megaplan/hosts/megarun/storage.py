@@ -298,14 +298,15 @@ def _matrix_scratch(
 
 
 def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, int, int, int]:
-    """The whole matrices of which a rank has parts: their number, elements, columns or the dim that TP does not shard, and its TP ranks.
+    """The whole matrices of which a rank has parts: their number, elements, columns or the dim that is not sharded, and the ranks of one.
 
-    `elements` are those of the rank's part of the tensor.
+    `elements` are those of the rank's part of the tensor. TP shards a matrix, or ETP one of a bank.
     """
-    count, cut, columns = tensor.local_matrices(sizes.tp, sizes.ep), tensor.cut_dim(sizes.tp), tensor.shape[-1]
+    count, cut, columns = tensor.local_matrices(sizes.tp, sizes.ep), tensor.cut_dim(sizes.tp, sizes.etp), tensor.shape[-1]
     if cut is None:
         return count, elements, columns, 1
-    return count, tensor.elements, columns if cut == 0 else tensor.elements // count // columns, sizes.tp
+    parts = sizes.etp if tensor.owner is EXPERT_PARALLEL else sizes.tp
+    return count, elements * parts, columns if cut == 0 else elements * parts // count // columns, parts
 
 
 def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:

@@ -58,7 +58,7 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     reuse_freed_activations(stage)
     _keep_bytes(stage)
     depth = spec.sharding.prefetch
-    if depth or spec.mesh.ep > 1:
+    if depth or spec.mesh.experts_travel:
         _gather_ahead(stage, depth or 1)
     if depth and reshard:
         _gather_behind(stage, depth)

@@ -1,4 +1,4 @@
-"""Expert parallelism: ownership of experts, row counts, and the all-to-all exchange of rows (R-58).
+"""Expert parallelism: ownership of experts, row counts, and the exchange of rows (R-58).
 
 The ranks of an EP group hold consecutive experts: with E experts on ep ranks, expert e is on rank e // (E / ep). Rows are sent sorted by
 expert, so the rows for one rank are contiguous, and a rank receives each source's rows in order, without padding:
@@ -7,7 +7,11 @@ expert, so the rows for one rank are contiguous, and a rank receives each source
 - the host reads how many rows each rank sends and receives, the only device synchronisation of a block;
 - rows and their routing weights are sent, and results returned after the experts with the reversed splits.
 
-The gradient of an all-to-all is the reverse all-to-all and needs neither input nor output, so nothing is saved.
+The ranks of an ETP group have a slice of each of the same experts. Rows that arrived at one of them are gathered by all, in the order of
+these ranks and of the sources, and the partial results of their slices are summed on the rank at which the row arrived.
+
+The gradient of an all-to-all is the reverse all-to-all, that of the gather is the sum and the other way round; none needs input or output,
+so nothing is saved.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from torch import Tensor
 from megaplan.families.moe.program import ExpertMesh, received_rows
 from megaplan.spec.models import MixtureOfExperts, Spec
 from megarun.parallel.groups.mesh import RankMesh
+from megarun.parallel.groups.slices import gathered_rows, summed_rows
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +38,17 @@ class Splits:
     Attributes:
         sent: Rows sent to each rank's experts.
         received: Rows received from each rank for this rank's experts.
+        gathered: Rows that arrived at each rank of the ETP group; empty if experts are whole.
     """
 
     sent: tuple[int, ...]
     received: tuple[int, ...]
+    gathered: tuple[int, ...] = ()
 
     @property
     def num_received(self) -> int:
         """Total rows of this rank's experts."""
-        return sum(self.received)
+        return sum(self.gathered or self.received)
 
 
 class Routing(Protocol):
@@ -55,7 +63,7 @@ class Routing(Protocol):
 
         Args:
             sent: int32 [ep, E / ep], rows for each rank's experts.
-            received: int32 [ep, E / ep], rows from each rank for this rank's experts.
+            received: int32 [etp · ep, E / ep], rows from each rank for this rank's experts, by the ETP rank at which they arrived.
         """
         ...
 
@@ -63,29 +71,36 @@ class Routing(Protocol):
 class MeasuredRouting:
     """Row counts of the router, read from the device (a synchronisation)."""
 
+    def __init__(self, slice_index: int = 0) -> None:
+        """Args: rank within the ETP group."""
+        self._slice = slice_index
+
     def in_layer(self, variant: float | None) -> MeasuredRouting:  # noqa: ARG002  counts are read
         """See `Routing`."""
         return self
 
     def __call__(self, sent: Tensor, received: Tensor) -> Splits:
         """See `Routing`."""
-        here, there = torch.stack([sent, received]).sum(2).tolist()
-        return Splits(tuple(here), tuple(there))
+        numbers, degree = torch.cat([sent, received]).sum(1).tolist(), len(sent)
+        here, *there = (tuple(numbers[first : first + degree]) for first in range(0, len(numbers), degree))
+        return Splits(here, there[self._slice], tuple(map(sum, there)) if len(there) > 1 else ())
 
 
 class StatedRouting:
     """Row counts stated by the spec, for fake tensors: this rank is the busiest of its group.
 
     It receives the layer's `moe.routing_skew` times the mean, equally from every rank including itself; the rows that it does not send to
-    itself are spread over the others.
+    itself are spread over the others. As many arrive at every rank of its ETP group.
     """
 
-    def __init__(self, moe: MixtureOfExperts, num_tokens: int, degree: int, index: int, variant: float | None = None) -> None:
-        """Args: `moe` section of the spec, tokens per rank and microbatch, ranks of the group, rank within it, variant of the layer."""
-        self._given = moe, num_tokens, degree, index
-        received = spread(received_rows(moe, num_tokens, ExpertMesh(degree, 1), variant), degree)
-        elsewhere = spread(moe.rows_of(num_tokens) - received[index], degree - 1)
-        self._splits = Splits((*elsewhere[:index], received[index], *elsewhere[index:]), received)
+    def __init__(self, moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh, index: int, variant: float | None = None) -> None:
+        """Args: `moe` section of the spec, tokens per rank and microbatch, degrees, rank within the EP group, variant of the layer."""
+        self._given = moe, num_tokens, mesh, index
+        arrived = received_rows(moe, num_tokens, ExpertMesh(mesh.ep, 1), variant)
+        received = spread(arrived, mesh.ep)
+        elsewhere = spread(moe.rows_of(num_tokens) - received[index], mesh.ep - 1)
+        gathered = (arrived,) * mesh.etp if mesh.etp > 1 else ()
+        self._splits = Splits((*elsewhere[:index], received[index], *elsewhere[index:]), received, gathered)
 
     def in_layer(self, variant: float | None) -> StatedRouting:
         """The counts in an E layer of a variant."""
@@ -105,12 +120,19 @@ class ExpertParallel:
         index: Rank within the group.
         group: Process group; None if the degree is one.
         routing: Source of the splits on the host.
+        slices: The ETP group: the ranks with the slices of this rank's experts.
     """
 
     degree: int
     index: int
     group: dist.ProcessGroup | None
     routing: Routing
+    slices: TensorParallel = ALONE
+
+    @property
+    def travels(self) -> bool:
+        """True if other ranks compute this rank's rows."""
+        return self.degree * self.slices.degree > 1
 
     def in_layer(self, variant: float | None) -> ExpertParallel:
         """The group in an E layer of a variant (`MixtureOfExperts.variant_of`)."""
@@ -132,25 +154,32 @@ class ExpertParallel:
             capacity: Rows that every expert has from every rank.
 
         Returns:
-            int32 [ep, E / ep], rows from each rank for each of this rank's experts; and the splits on the host.
+            int32 [etp · ep, E / ep], rows from each rank for each of this rank's experts; and the splits on the host.
         """
+        slices = self.slices.degree
         if capacity is not None:
             share = self.share(counts.shape[0])
             each = (share * capacity,) * self.degree
-            return counts.new_full((self.degree, share), capacity), Splits(each, each)
+            gathered = (sum(each),) * slices if slices > 1 else ()
+            return counts.new_full((slices * self.degree, share), capacity), Splits(each, each, gathered)
         sent = counts.view(self.degree, -1)
-        if self.degree == 1:
+        if not self.travels:
             return sent.clone(), self.routing(sent, sent)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
+        received = sent
+        if self.degree > 1:
+            received = torch.empty_like(sent)
+            dist.all_to_all_single(received, sent, group=self.group)
+        if slices > 1:
+            received = self.slices.start_gather(received.unsqueeze(0)).wait().squeeze(0)
         return received, self.routing(sent, received)
 
     def exchange(self, splits: Splits, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Send rows to their experts: [Σ sent, ...] each -> [Σ received, ...]."""
-        return _exchange(self, splits.sent, splits.received, *rows)
+        """Send rows to their experts: [Σ sent, ...] each -> [Σ received, ...], or [Σ gathered, ...]."""
+        return gathered_rows(self.slices, splits.gathered, *_exchange(self, splits.sent, splits.received, *rows))
 
     def give_back(self, splits: Splits, rows: Tensor) -> Tensor:
-        """Return rows to their source ranks: [Σ received, ...] -> [Σ sent, ...]."""
+        """Return rows to their source ranks, slices summed: [Σ received, ...], or [Σ gathered, ...] -> [Σ sent, ...]."""
+        rows = summed_rows(self.slices, splits.gathered, rows)
         return _exchange(self, splits.received, splits.sent, rows)[0]
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
@@ -165,20 +194,21 @@ LOCAL = ExpertParallel(1, 0, None, MeasuredRouting())
 
 
 def expert_parallel(spec: Spec, mesh: RankMesh, *, measured: bool = True) -> ExpertParallel:
-    """This rank's EP group.
+    """This rank's EP group, with its ETP group.
 
     Args:
         spec: Spec, which states row counts that are not measured.
         mesh: This rank's position in the mesh.
         measured: True if row counts are read from tensors.
     """
-    degree, moe = spec.mesh.ep, spec.model.moe
-    if moe is None or (degree == 1 and (measured or not moe.null_experts)):
+    degrees, moe = ExpertMesh(spec.mesh.ep, spec.mesh.etp), spec.model.moe
+    if moe is None or (degrees.ep * degrees.etp == 1 and (measured or not moe.null_experts)):
         return LOCAL
-    index = mesh.expert_coordinate["ep"] if degree > 1 else 0
+    index, slice_index = (mesh.expert_coordinate[axis] if degree > 1 else 0 for axis, degree in degrees._asdict().items())
     num_tokens = spec.batch.micro_batch_size * spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp)
-    routing: Routing = MeasuredRouting() if measured else StatedRouting(moe, num_tokens, degree, index)
-    return ExpertParallel(degree, index, mesh.experts["ep"].get_group() if degree > 1 else None, routing)
+    routing: Routing = MeasuredRouting(slice_index) if measured else StatedRouting(moe, num_tokens, degrees, index)
+    slices = TensorParallel(degrees.etp, slice_index, mesh.experts["etp"].get_group()) if degrees.etp > 1 else ALONE
+    return ExpertParallel(degrees.ep, index, mesh.experts["ep"].get_group() if degrees.ep > 1 else None, routing, slices)
 
 
 def spread(count: int, parts: int) -> tuple[int, ...]:

@@ -4,7 +4,8 @@ A part is a rank's share after TP and EP, before FSDP2 shards it over the data r
 
 - TP shards a tensor-parallel tensor along `tp_dim`. A fused projection is sharded part by part (`tp_parts`): rank r of 2 owns the r-th
   half of each of Mamba's z, x, B, C and dt rows, so that its rows belong to the same heads.
-- EP shards an expert bank along dim 0, its stack of experts; the part is stored as rows (`ParamTensor.stored_shape`).
+- EP shards an expert bank along dim 0, its stack of experts, and ETP along `tp_dim`, their width; the part is stored as rows
+  (`ParamTensor.stored_shape`).
 - All other tensors are replicated: every rank owns the full tensor.
 """
 
@@ -32,12 +33,13 @@ def local_part(tensor: ParamTensor, whole: Tensor, mesh: RankMesh) -> Tensor:
     if tensor.owner is Owner.TENSOR_PARALLEL:
         return tensor_part(tensor, whole, mesh.coordinate["tp"], mesh.size("tp"))
     if tensor.owner is Owner.EXPERT_PARALLEL:
-        return whole.chunk(mesh.expert_size("ep"))[mesh.expert_coordinate["ep"]]  # MP203 ensures that they divide
+        stack = whole.chunk(mesh.expert_size("ep"))[mesh.expert_coordinate["ep"]]  # MP203 ensures that they divide
+        return tensor_part(tensor, stack, mesh.expert_coordinate["etp"], mesh.expert_size("etp"))
     return whole
 
 
 def tensor_part(tensor: ParamTensor, whole: Tensor, index: int, degree: int) -> Tensor:
-    """Part `index` of `degree` of a tensor-parallel tensor."""
+    """Part `index` of `degree` along `tp_dim`, of TP or ETP."""
     dim = tensor.tp_dim
     if degree == 1 or dim is None:
         return whole
@@ -49,7 +51,7 @@ def tensor_part(tensor: ParamTensor, whole: Tensor, index: int, degree: int) -> 
 def _slice(tensor: ParamTensor, whole: Tensor, dim: int, index: int, degree: int) -> Tensor:
     size, left = divmod(whole.shape[dim], degree)
     if left:
-        raise ValueError(f"{tensor.name}: {whole.shape[dim]} along dim {dim} is not divisible by tp = {degree} (MP201)")
+        raise ValueError(f"{tensor.name}: {whole.shape[dim]} along dim {dim} is not divisible by {degree} ranks (MP201, MP206)")
     return whole.narrow(dim, index * size, size)
 
 

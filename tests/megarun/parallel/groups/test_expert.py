@@ -18,6 +18,7 @@ MESHES = {
     "ep takes tp and a part of dp_shard": {"dp_shard": 4, "tp": 2, "ep": 4},
     "tp without ep": {"dp_shard": 2, "tp": 2},
     "all": {"pp": 2, "dp_replicate": 2, "dp_shard": 2, "tp": 2, "ep": 2},
+    "slices": {"dp_shard": 4, "tp": 2, "ep": 2, "etp": 2},
 }
 
 
@@ -39,7 +40,7 @@ def test_groups_are_those_of_the_layout(spec_with: Any, degrees: dict[str, int])
     for rank in range(mesh.world_size):
         with lone_rank(rank, mesh.world_size):
             found = build_mesh(mesh, torch.device("cpu"))
-            for axis in ("efsdp", "ep"):
+            for axis in ("efsdp", "ep", "etp"):
                 (expected,) = [group for group in axis_groups(mesh, axis) if rank in group]
                 assert tuple(dist.get_process_group_ranks(found.experts[axis].get_group())) == expected
             (banks,) = [group for group in axis_groups(mesh, "efsdp") if rank in group]
@@ -64,7 +65,7 @@ def test_stated_splits_add_up(spec_with: Any, degree: int, skew: float) -> None:
     assert moe is not None
     num_tokens = 37
     for index in range(degree):
-        splits = StatedRouting(moe, num_tokens, degree, index)(torch.empty(0), torch.empty(0))
+        splits = StatedRouting(moe, num_tokens, ExpertMesh(degree, 1), index)(torch.empty(0), torch.empty(0))
         assert len(splits.sent) == len(splits.received) == degree
         assert min(*splits.sent, *splits.received) >= 0
         assert sum(splits.sent) == num_tokens * moe.top_k
@@ -82,6 +83,25 @@ def test_stated_routing_counts_the_tokens_of_a_rank(spec_with: Any) -> None:
         splits = ep.routing(torch.empty(0), torch.empty(0))
     assert (ep.degree, ep.index) == (4, 1)
     assert sum(splits.sent) == 2 * 24 // 2 * 2
+
+
+@pytest.mark.requirement("R-58")
+def test_rows_are_gathered_by_the_ranks_with_slices() -> None:
+    """Two ETP ranks of two EP ranks each: own rows are those that arrived at this slice, and its experts have those of both."""
+    sent = torch.tensor([[3, 0], [0, 2]], dtype=torch.int32)
+    received = torch.tensor([[3, 0], [0, 0], [1, 1], [0, 5]], dtype=torch.int32)
+    for index, own in enumerate(((3, 0), (2, 5))):
+        splits = MeasuredRouting(index)(sent, received)
+        assert (splits.sent, splits.received, splits.gathered, splits.num_received) == ((3, 2), own, (3, 7), 10)
+
+
+@pytest.mark.parametrize("mesh", [ExpertMesh(1, 2), ExpertMesh(4, 3)])
+def test_stated_rows_arrive_at_every_slice(spec_with: Any, mesh: ExpertMesh) -> None:
+    moe = Spec.model_validate(spec_with({"model.moe.routing_skew": 1.7})).model.moe
+    assert moe is not None
+    splits = StatedRouting(moe, 37, mesh, 0)(torch.empty(0), torch.empty(0))
+    assert splits.gathered == (sum(splits.received),) * mesh.etp
+    assert splits.num_received == received_rows(moe, 37, mesh)
 
 
 def test_spread_leaves_nothing_over() -> None:
