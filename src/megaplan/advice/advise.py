@@ -2,9 +2,10 @@
 
 Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Changes whose lower bound
 on memory exceeds the device are left out. Single edits are priced in the order of their bound on time until that of the next is above the
-step of the last that is shown, so that none that fits and costs less is left out. Larger changes are priced likely fits first, within a
-limit of work; if the command chooses cuts by the time of a step, that search is made only for those that are shown, and the others are
-priced under the cuts that it starts from, whose step is no shorter.
+step of the last that is shown, so that none that fits and costs less is left out. Those with several chunks on a rank in loop placement,
+whose search for cuts that fit is long where none do, come last and may spend the limit of work. Larger changes are priced likely fits
+first, within a limit of work; if the command chooses cuts by the time of a step, that search is made only for those that are shown, and
+the others are priced under the cuts that it starts from, whose step is no shorter.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import NamedTuple
 
 from megaplan.advice.changes import Edit, changed, growth, single_edits, texts, together
 from megaplan.advice.pricing import Price, Pricer, Work
-from megaplan.schedules import MAX_REPLAYED
+from megaplan.schedules import MAX_REPLAYED, placement
 from megaplan.spec.models import Spec
 
 MOST = 4
 """Number of changes that are shown."""
 WORK = 240_000
 """Work limit for all prices of one spec, in steps of about a microsecond."""
-SINGLES_WORK = 5_000_000
-"""Work limit for all single edits, which only schedules and stacks of thousands of steps or layers reach."""
+SINGLES_WORK = 800_000
+"""Work limit for all single edits, which chunks that do not fit and stacks of thousands of layers reach."""
 CLIMBS = 400_000
 """Work limit for cuts by the time of a step, for the changes that are shown."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
@@ -119,15 +120,19 @@ class Adviser:
         return found
 
     def _singles(self, candidates: Sequence[LegalChange]) -> list[Advice]:
-        """The fastest single edits that fit; if the work is spent before all are decided, only those that no other can undercut."""
+        """The fastest single edits that fit; if the work is spent before all are decided, only those that no other can undercut.
+
+        Edits with chunks in loop placement are an exception: those that the work does not reach are left out.
+        """
         found: list[tuple[int, Advice]] = []
         left = [candidate for candidate in candidates if candidate.floor_bytes <= self._usable_bytes]
-        left.sort(key=lambda each: (each.bound_ns, texts(self._spec, each.spec)))
+        left.sort(key=lambda each: (_loops(each.spec), each.bound_ns, texts(self._spec, each.spec)))
         for candidate in left:
             if len(found) == MOST and candidate.bound_ns > found[-1][0]:
-                break
+                continue
             if self._pricer.work.left <= 0:
-                found = [each for each in found if each[0] <= candidate.bound_ns] or found[:1]
+                if not _loops(candidate.spec):
+                    found = [each for each in found if each[0] <= candidate.bound_ns] or found[:1]
                 break
             price = self._priced(candidate)
             if price is not None and price.over_bytes <= 0:
@@ -214,6 +219,11 @@ class Adviser:
         lost = self._pricer.lost((self._spec, self._before.spans), (spec, price.spans))
         more = devices if devices != self._spec.mesh.world_size else None
         return Advice(texts(self._spec, spec), more, price, lost)
+
+
+def _loops(spec: Spec) -> bool:
+    """True if a rank has several chunks in loop placement."""
+    return spec.mesh.vpp > 1 and placement(spec.schedule.kind) == "loop"
 
 
 def _saving(useful: Sequence[Edit]) -> tuple[Edit, ...]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 RULES, BOUNDS = 300, 400
 """Work of checking a spec, and of its bounds, in steps of about a microsecond."""
+WORK_OF_MEAN = 20_000
+"""Work of the bound from means of the sums (`Stack.least_excess`), and one for each layer of each slot."""
 SPLITS_TRIED = 30
 """Splits that a search for cuts other than the best ones tries."""
 MAX_ACTIONS = 6_000
@@ -204,15 +206,18 @@ class Pricer:
         spans = spans_of(found.cuts, num_layers)
         over = max(memory.excesses(spans))
         search = SPLITS_TRIED * (memory.work + stack.partition_work * spec.mesh.vpp)
-        if over > 0 and num_slots > 1 and search <= self.work.left and (self.thorough or over * 4 < self.usable_bytes(spec)):
-            fitted = None if self.thorough else cuts_that_fit(stack, memory, found)
-            limited = replace(stack, sums=memory.sums(spans)) if self.thorough else stack
-            if self.thorough and limited.least_excess < max(1, self.useless_bytes - self.usable_bytes(spec)):
-                self.work.spent += search  # `climbed` then makes the command's search for a shorter step
-                spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured).cuts, num_layers) if by_step else self._spans(spec)
-            elif fitted is not None:
-                spans = spans_of(fitted.balance.cuts, num_layers)
-            over = max(memory.excesses(spans))
+        if over > 0 and num_slots > 1 and self.thorough:
+            limited = replace(stack, sums=memory.sums(spans))
+            self.work.spent += WORK_OF_MEAN + num_slots * num_layers
+            if limited.least_excess < max(1, self.useless_bytes - self.usable_bytes(spec)):
+                budgets = memory.num_budgets  # `climbed` then makes the command's search for a shorter step
+                spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory).cuts, num_layers)
+                partitions = 2 * (memory.num_budgets - budgets) if stack.where == "loop" else 1
+                self.work.spent += memory.work + partitions * stack.partition_work
+        elif over > 0 and num_slots > 1 and search <= self.work.left and over * 4 < self.usable_bytes(spec):
+            fitted = cuts_that_fit(stack, memory, found)
+            spans = spans if fitted is None else spans_of(fitted.balance.cuts, num_layers)
+        over = max(memory.excesses(spans))
         self.work.spent += memory.work
         return self._priced(spec, spans) if measured is not None else Price(spans, over + self.usable_bytes(spec), over)
 

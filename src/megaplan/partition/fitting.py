@@ -27,9 +27,9 @@ from megaplan.partition.values import Balance
 
 MAX_BUDGETS = 400
 """Largest number of splits that one search budgets."""
-MAX_WORK = 600_000
-"""Work limit of one search's partitions, by `Stack.partition_work`: about half a second; large with 1,000 layers or dozens of chunks."""
-MAX_STAGE_WORK = 200_000
+MAX_WORK = 300_000
+"""Work limit of one search's partitions, by `Stack.partition_work`: a quarter of a second, large with 1,000 layers or dozens of chunks."""
+MAX_STAGE_WORK = 100_000
 """Work limit of the stages that one search evaluates, by `Memory.work`; the search for the smallest overflow gets a third of it."""
 MAX_ROUNDS = 12
 """Largest number of rounds of tightening."""

@@ -27,6 +27,10 @@ Exclusion = tuple[tuple[int, Span], ...]
 """Spans of slots, (slot, span), which those slots' spans must not all contain at the same time."""
 
 
+MOST_OF_MEANS = 60_000
+"""Largest number of slots times layers for which a bound from means is computed: tenths of a second."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """Layer costs, placement and memory limits.
@@ -170,7 +174,9 @@ class Stack:
 
     @cached_property
     def least_excess(self) -> int:
-        """Lower bound on the largest excess over the sums at any cost, from means of all of them."""
+        """Lower bound on the largest excess over the sums at any cost, from means of all of them; very low if the stack is too deep."""
+        if self.num_slots * self.num_layers > MOST_OF_MEANS:
+            return -(1 << 62)
         from megaplan.partition.bounds import SlotSum, mean_bound  # noqa: PLC0415  (only where nothing fits)
 
         slots, sums = {rank: self.slots(rank) for rank in range(self.pp)}, []

@@ -44,13 +44,13 @@ class Weighted:
         return self.certify()
 
 
-def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: MeasuredCosts | None) -> Weighted:
-    """The best bottleneck cuts that fit; the closest to fitting if none do."""
+def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: MeasuredCosts | None, memory: Memory | None = None) -> Weighted:
+    """The best bottleneck cuts that fit; the closest to fitting if none do. `memory` has the spec's budgets that are known."""
     found = stack.best()
     assert found is not None, "without limits there is a split"
     num_layers = len(inventory.layers)
     free = Weighted(found.cuts, partial(certify, stack, spans_of(found.cuts, num_layers), found.value))
-    memory = Memory(spec, inventory, measured)
+    memory = memory or Memory(spec, inventory, measured)
     if max(memory.excesses(spans_of(found.cuts, num_layers))) <= 0:
         return free
     from megaplan.partition.fitting import Fitted, Overflow, best_fitting, min_overflow_bytes  # noqa: PLC0415
