@@ -109,7 +109,7 @@ def test_a_descent_ends_where_no_run_of_cuts_gains(where: Placement) -> None:
     for _ in range(60):
         stack, memory = random_stack(random, where)
         start = random.choice(every_split(stack))
-        cuts = _descend(stack, memory, tuple(first for first, _ in start[1:]), 10_000, _effort(memory, 10_000))
+        cuts = _descend(stack, memory, tuple(first for first, _ in start[1:]), 10_000, _effort(memory))
         reached, allowed = max(memory.excesses(spans_of(cuts, stack.num_layers))), stack.rules.allowed_cuts(stack.num_layers)
         assert reached <= max(memory.excesses(start))
         for index, cut in enumerate(cuts):
