@@ -22,8 +22,8 @@ MOST = 4
 """Number of changes that are shown."""
 WORK = 240_000
 """Work limit for all prices of one spec, in steps of about a microsecond."""
-SINGLES_WORK = 800_000
-"""Work limit for all single edits, which chunks that do not fit and stacks of thousands of layers reach."""
+SINGLES_WORK, LOOPS_WORK = 1_500_000, 500_000
+"""Work limits for all single edits without chunks in loop placement, which only deep stacks reach, and for those with such chunks."""
 CLIMBS = 400_000
 """Work limit for cuts by the time of a step, for the changes that are shown."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
@@ -124,15 +124,16 @@ class Adviser:
 
         Edits with chunks in loop placement are an exception: those that the work does not reach are left out.
         """
-        found: list[tuple[int, Advice]] = []
+        found, loops = list[tuple[int, Advice]](), False
         left = [candidate for candidate in candidates if candidate.floor_bytes <= self._usable_bytes]
         left.sort(key=lambda each: (_loops(each.spec), each.bound_ns, texts(self._spec, each.spec)))
         for candidate in left:
             if len(found) == MOST and candidate.bound_ns > found[-1][0]:
                 continue
+            if loops < _loops(candidate.spec):
+                loops, self._pricer.work = True, Work(LOOPS_WORK)
             if self._pricer.work.left <= 0:
-                if not _loops(candidate.spec):
-                    found = [each for each in found if each[0] <= candidate.bound_ns] or found[:1]
+                found = found if loops else [each for each in found if each[0] <= candidate.bound_ns] or found[:1]
                 break
             price = self._priced(candidate)
             if price is not None and price.over_bytes <= 0:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 RULES, BOUNDS = 300, 400
 """Work of checking a spec, and of its bounds, in steps of about a microsecond."""
-WORK_OF_MEAN = 20_000
-"""Work of the bound from means of the sums (`Stack.least_excess`), and one for each layer of each slot."""
+WORK_OF_MEAN = 20
+"""Work of the bound from means of the sums (`Stack.least_excess`) for each layer of each slot: nearly a hundred iterations."""
 SPLITS_TRIED = 30
 """Splits that a search for cuts other than the best ones tries."""
 MAX_ACTIONS = 6_000
@@ -208,7 +208,7 @@ class Pricer:
         search = SPLITS_TRIED * (memory.work + stack.partition_work * spec.mesh.vpp)
         if over > 0 and num_slots > 1 and self.thorough:
             limited = replace(stack, sums=memory.sums(spans))
-            self.work.spent += WORK_OF_MEAN + num_slots * num_layers
+            self.work.spent += WORK_OF_MEAN * num_slots * num_layers
             if limited.least_excess < max(1, self.useless_bytes - self.usable_bytes(spec)):
                 budgets = memory.num_budgets  # `climbed` then makes the command's search for a shorter step
                 spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory).cuts, num_layers)
