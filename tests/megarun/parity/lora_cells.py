@@ -49,7 +49,7 @@ LORA_CELLS = [
     Cell("nf4-dp2-reshard", {"dp_shard": 2}, spec=pattern("AD", 4) | NF4 | RESHARD),
     Cell("nf4-dp2-dp2-selective", {"dp_shard": 2, "dp_replicate": 2}, spec=pattern("AD", 4) | NF4 | SELECTIVE),
     Cell("nf4-tp2-dp2", T2 | {"dp_shard": 2}, spec=pattern("AD", 4) | NF4, ci=True),
-    Cell("nf4-tp2-latent", T2, spec=pattern("AD", 4, attention=MLA) | NF4),
+    Cell("nf4-tp2-latent", T2, spec=pattern("AD", 4, attention=MLA) | NF4, by_course=True),
     Cell("nf4-cp2-mamba", C2, spec=pattern("MD", 4) | NF4),
     Cell("int8-zbv", V2, "zbv", pattern("AD", 4) | INT8),
     Cell("int8-tp2-bias", T2, spec=pattern("AD", 4) | INT8 | {"model.attention.bias": True, "model.attention.output_bias": True}),
