@@ -43,8 +43,8 @@ def unpack_kernel(  # type: ignore[no-untyped-def]
         codes = tl.load(start + column // 2, mask=mask, other=0).to(tl.int32)
         value = value_of((codes >> (column % 2) * 4) & 15)
     else:
-        codes = tl.load(start + column, mask=mask, other=0)
-        value = codes.to(tl.int8, bitcast=True).to(tl.float32) * inverse
+        byte = tl.load(start + column, mask=mask, other=0)
+        value = byte.to(tl.int8, bitcast=True).to(tl.float32) * inverse
     block = tl.where(mask, column // BLOCK, 0)
     if NESTED:
         steps = tl.load(start + code_bytes + block).to(tl.int8, bitcast=True).to(tl.float32)
