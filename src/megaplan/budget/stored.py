@@ -216,9 +216,10 @@ class StoredState:
         if has_mtp:  # depths run before the head, and before the final norm unless they read its output; the layout lists both before them
             behind = ("head",) if normed else ("final_norm", "head")
             runs.sort(key=lambda name: (name in behind, name == "head"))
+        merges = PROJECTOR in runs
         owned, owns = [], slot.index == 0  # true if the stream so far is a storage of this chunk, not a receive buffer
         for name in runs:
-            owned.append(owns and not reads_other_input(name, has_mtp=has_mtp, normed=normed, merges=PROJECTOR in runs))
+            owned.append(owns and not reads_other_input(name, has_mtp=has_mtp, normed=normed, merges=merges))
             owns = owns or name != "relation_bias"
         return self._summed(slot, runs, owned, blocks, is_last=is_last, has_mtp=has_mtp)
 

@@ -161,6 +161,9 @@ def test_stages_of_every_kind_of_cut() -> None:
     assert imported(GPT + "--num-layers 3 " + at + "--account-for-loss-in-pipeline-split").model.pattern == "ADAD|AD"
     assert imported(GPT + "--num-layers 4 " + at + "--pipeline-model-parallel-layout Et|tttL").model.pattern == "AD|ADADAD"
     assert imported(GPT + "--num-layers 4 --num-experts 8 --moe-layer-freq ([0]*1+[1]*3)").model.pattern == "ADAEAEAE"
+    for wrong in ("0", "False"):
+        with pytest.raises(MegaplanError, match="a period from 1 to 4,096"):
+            imported(GPT + f"--num-layers 4 --num-experts 8 --moe-layer-freq {wrong}")
     pattern = "--hybrid-layer-pattern M+M- --kv-lora-rank 64"
     assert imported(GPT + pattern).model.attention.kind == "mla"  # type: ignore[union-attr]
     assert imported(GPT + "--hybrid-layer-pattern M-M*M- --decoder-first-pipeline-num-layers 2 " + at).model.pattern == "MD|MAMD"

@@ -40,7 +40,7 @@ def held(whole: torch.Tensor, ep: int, shards: int, monkeypatch: pytest.MonkeyPa
         for start in range(0, size * shards, size):
             local = rows[start : start + size].clone().as_subclass(Shard)
             local.device_mesh, local.placements = None, (tuple(local.shape), (min(start, len(rows)), 0))  # type: ignore[attr-defined]
-            mesh: Any = SimpleNamespace(expert_coordinate={"ep": index}, expert_size=lambda axis: {"ep": ep}[axis])
+            mesh: Any = SimpleNamespace(expert_coordinate={"ep": index, "etp": 0}, expert_size=lambda axis: {"ep": ep, "etp": 1}[axis])
             found.append(pieces_of(tensor, local, mesh))
     return found
 

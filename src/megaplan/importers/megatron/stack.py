@@ -113,7 +113,8 @@ def _with_module(launch: Arguments, pattern: HybridPattern) -> HybridPattern:
 def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
     layers = launch.whole("num_layers", most=MAX_LAYERS // 2)
     frequency = launch.value("moe_layer_freq")
-    if re.fullmatch(r"-?\d+", str(frequency)) and not 0 < int(str(frequency)[:20]) <= MAX_LAYERS:
+    period = re.fullmatch(r"-?\d+", str(frequency)) is not None
+    if isinstance(frequency, bool) or (period and not 0 < int(str(frequency)[:20]) <= MAX_LAYERS):
         launch.wrong("moe_layer_freq", frequency, f"a period from 1 to {MAX_LAYERS:,}, or a list of 0 and 1")
         frequency = 1
     kinds = layer_kinds(frequency, layers, launch.value("num_experts") is not None)

@@ -17,12 +17,12 @@ from megarun.parallel.groups.ownership import local_part
 pytestmark = pytest.mark.runtime
 
 
-def place(tp: int, index: int, ep: int = 1, expert_index: int = 0) -> Any:
+def place(tp: int, index: int, ep: int = 1, expert_index: int = 0, etp: int = 1, slice_index: int = 0) -> Any:
     return SimpleNamespace(
         coordinate={"tp": index},
         size=lambda axis: {"tp": tp}[axis],
-        expert_coordinate={"ep": expert_index},
-        expert_size=lambda axis: {"ep": ep}[axis],
+        expert_coordinate={"ep": expert_index, "etp": slice_index},
+        expert_size=lambda axis: {"ep": ep, "etp": etp}[axis],
     )
 
 
@@ -67,6 +67,21 @@ def test_ep_cuts_banks_by_expert_and_nothing_else(spec_with: Any) -> None:
     assert cut == {f"layers.2.experts.{matrix}_proj" for matrix in ("gate", "up", "down")}
 
 
+@pytest.mark.requirement("R-16")
+def test_etp_cuts_the_width_of_each_expert(spec_with: Any) -> None:
+    """The rows of up and gate, the columns of down, of the experts that the ranks of ep share."""
+    spec = Spec.model_validate(spec_with({"mesh": {"dp_shard": 4, "ep": 2, "etp": 2}}))
+    for name, tensor in build_inventory(spec).tensors():
+        if tensor.owner is not Owner.EXPERT_PARALLEL:
+            continue
+        assert tensor.tp_dim is not None
+        whole = torch.arange(tensor.elements).view(tensor.shape)
+        parts = [[local_part(tensor, whole, place(1, 0, 2, expert, 2, index)) for index in range(2)] for expert in range(2)]
+        assert {tuple(part.shape) for row in parts for part in row} == {local_shape(tensor, 1, 2, 2)}, name
+        assert torch.equal(torch.cat([torch.cat(row, tensor.tp_dim) for row in parts]), whole), name
+        assert tensor.tp_dim == (2 if name.endswith("down_proj") else 1), name
+
+
 @pytest.mark.requirement("R-17")
 def test_a_fused_projection_is_cut_part_by_part() -> None:
     """Rank 1 of 2 owns the second half of each part, not the second half of the whole."""
@@ -77,5 +92,5 @@ def test_a_fused_projection_is_cut_part_by_part() -> None:
 def test_what_does_not_divide_is_refused() -> None:
     """A part is never rounded."""
     tensor = ParamTensor("q_proj.weight", (6, 2), Owner.TENSOR_PARALLEL, Group.MATRIX, tp_dim=0)
-    with pytest.raises(ValueError, match=r"q_proj.weight: 6 along dim 0 is not divisible by tp = 4"):
+    with pytest.raises(ValueError, match=r"q_proj.weight: 6 along dim 0 is not divisible by 4 ranks"):
         local_part(tensor, torch.zeros(6, 2), place(4, 0))
