@@ -24,6 +24,7 @@ import megakernels._common.tiles  # imported before a test has kernels chosen: t
 from megakernels._common import device
 from megakernels.ops.indexed_attention.facts import difference_constants, select_constants
 from megakernels.ops.moe import grouped
+from megakernels.ops.packed_weight.facts import Packing
 
 pytestmark = pytest.mark.jobs
 
@@ -162,11 +163,18 @@ def run_experts_with_biases(draw: random.Random) -> None:
         megakernels.fp8_experts_backward(torch.zeros_like(x), *rest, *banks, scaling, **names)
 
 
+def run_packed_rows(draw: random.Random) -> None:
+    rows, columns = size(draw, 1, 40), size(draw, 1, 3000)
+    packing = Packing(draw.choice(["nf4", "int8"]), draw.choice([4, 20, 64]), draw.random() < 0.5)
+    packed = torch.zeros(rows, packing.row_bytes(columns), dtype=torch.uint8)
+    megakernels.unpacked(packed, columns, packing, draw.choice([torch.float32, torch.bfloat16, torch.float16]))
+
+
 EXTRA = {
     run.__name__: run
     for run in (
         *(run_fp8_linears, run_newton_schulz, run_updates, run_ngram_rows),
-        *(run_router, run_bent_attention, run_capped_attention, run_experts_with_biases),
+        *(run_router, run_bent_attention, run_capped_attention, run_experts_with_biases, run_packed_rows),
     )
 }
 RUNS: dict[str, Callable[[random.Random], None]] = {**{name: lambda draw, name=name: run_case(name, draw) for name in WIDE}, **EXTRA}
