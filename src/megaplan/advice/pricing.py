@@ -209,7 +209,8 @@ class Pricer:
         if over > 0 and num_slots > 1 and self.thorough:
             limited = replace(stack, sums=memory.sums(spans))
             self.work.spent += WORK_OF_MEAN * num_slots * num_layers
-            if limited.least_excess < max(1, self.useless_bytes - self.usable_bytes(spec)):
+            usable = self.usable_bytes(spec)  # what needs twice as much at least is hopeless, whatever its least peak
+            if limited.least_excess < max(1, min(usable, self.useless_bytes - usable)):
                 budgets = memory.num_budgets  # `climbed` then makes the command's search for a shorter step
                 spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory).cuts, num_layers)
                 partitions = 2 * (memory.num_budgets - budgets) if stack.where == "loop" else 1

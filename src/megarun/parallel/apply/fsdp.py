@@ -28,6 +28,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from megaplan.spec.models import Spec
@@ -46,6 +47,8 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     if spec.has_whole_state:
         WholeState(stage, spec, mesh)
         return
+    if not all(parameter.is_floating_point() for parameter in stage.parameters()):
+        _take_bytes()
     where, reshard, keepers = mesh.state_mesh, spec.sharding.reshard_after_forward, spec.shard_keepers
     for block in stage.wrapped():
         policy = _policy(spec, block)
@@ -93,6 +96,23 @@ def _keep_parts(module: Any, mesh: RankMesh, keepers: int, *, bank: bool) -> Non
         for parameter in group.fsdp_params:
             parameter.post_forward_mesh_info = info
             parameter._init_sharded_post_forward_param_metadata(torch.empty(parameter._orig_size, device="meta"))
+
+
+class _Modules:
+    """`torch.nn` for FSDP2 of torch 2.11, which makes each parameter with a gradient before it takes that away: bytes cannot have one."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(nn, name)
+
+    @staticmethod
+    def Parameter(data: torch.Tensor, requires_grad: bool | None = None) -> nn.Parameter:  # noqa: N802  (torch's name)
+        return nn.Parameter(data, data.is_floating_point() if requires_grad is None else requires_grad)
+
+
+def _take_bytes() -> None:
+    """Have FSDP2 take parameters of bytes: torch 2.12 does by itself."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+        vars(_fsdp_param)["nn"] = _Modules()
 
 
 def _keep_bytes(stage: Stage) -> None:
