@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +30,11 @@ def report(
     from megaplan.report.document import report_document  # noqa: PLC0415
     from megaplan.report.page import report_html  # noqa: PLC0415
 
+    def written(document: Mapping[str, Any]) -> None:
+        write_page(target, report_html(document))
+        if target != STDOUT:
+            output.write(f"wrote {target}\n")
+
     given = any(value is not None for value in (tokens, price, costs)) or bool(overrides)
     if other is not None:
         from megaplan.api.plans import diff  # noqa: PLC0415
@@ -37,9 +43,7 @@ def report(
         if given:
             raise refuse("MP492", f"{subject} and {other} are compared as they are, with no option but --output", file=subject)
         compared = diff(subject, other)
-        write_page(target, report_html(comparison_report(compared, subject, other)))
-        if target != STDOUT:
-            output.write(f"wrote {target}\n")
+        written(comparison_report(compared, subject, other))
         output.report(compared.diagnostics)
         return 0
     if (result := _search_result(subject)) is not None:
@@ -47,14 +51,10 @@ def report(
 
         if given:
             raise refuse("MP492", f"{subject} is the result of a search, which takes no option but --output", file=subject)
-        write_page(target, report_html(search_report(result, subject)))
-        if target != STDOUT:
-            output.write(f"wrote {target}\n")
+        written(search_report(result, subject))
         return 0
     found = estimate(load(subject, *(overrides or ()), *_run_keys(tokens, price), costs=costs))
-    write_page(target, report_html(report_document(found, estimate_document(found, found.ranks))))
-    if target != STDOUT:
-        output.write(f"wrote {target}\n")
+    written(report_document(found, estimate_document(found, found.ranks)))
     output.report(found.diagnostics)
     return 0
 

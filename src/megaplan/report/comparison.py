@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from megaplan.layout.ranks import runs_label
-from megaplan.report.document import FORMAT
+from megaplan.report.document import FORMAT, MAX_RANKS
 
 if TYPE_CHECKING:
     from megaplan.api.plans import Diff
-
-MAX_RANKS = 250
-"""Largest number of distinct changes of ranks on a page, largest peaks first."""
 
 
 def comparison_report(found: Diff, before: str, after: str) -> dict[str, Any]:
@@ -24,6 +21,7 @@ def comparison_report(found: Diff, before: str, after: str) -> dict[str, Any]:
 
     Returns:
         Plain values: `diff` has the document's keys, and a rank's change has the text and the first of its ranks in place of their list.
+        `left_out` counts changes of ranks that are not shown, those with the smallest peaks.
     """
     document = found.to_dict()
     changed = sorted(zip(found.changes.ranks, document["ranks"], strict=True), key=lambda each: -_peak(each[1]))[:MAX_RANKS]
@@ -35,6 +33,7 @@ def comparison_report(found: Diff, before: str, after: str) -> dict[str, Any]:
         "kind": "comparison",
         "name": " → ".join(dict.fromkeys(found.changes.names)),
         "files": {"before": before, "after": after},
+        "left_out": {"ranks": len(document["ranks"]) - len(ranks)},
         "diff": {**document, "ranks": sorted(ranks, key=lambda each: each["first"])},
     }
 

@@ -10,6 +10,7 @@ from test_search_page import data_of
 from megaplan import diff, split
 from megaplan.cli.main import run
 from megaplan.plan.make import write_plan
+from megaplan.report import comparison
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,6 +32,15 @@ def test_the_page_has_the_difference(tmp_path, capsys):
     assert {key: shown[key] for key in document if key != "ranks"} == {key: document[key] for key in document if key != "ranks"}
     assert [(each["before"], each["after"]) for each in shown["ranks"]] == [(each["before"], each["after"]) for each in document["ranks"]]
     assert [each["first"] for each in shown["ranks"]] == [each["ranks"][0] for each in document["ranks"]]
+
+
+def test_changes_that_are_left_out_are_counted(tmp_path, monkeypatch):
+    before, after = two_plans(tmp_path)
+    found = diff(before, after)
+    assert len(found.changes.ranks) > 1
+    monkeypatch.setattr(comparison, "MAX_RANKS", 1)
+    page = comparison.comparison_report(found, before, after)
+    assert (len(page["diff"]["ranks"]), page["left_out"]) == (1, {"ranks": len(found.changes.ranks) - 1})
 
 
 def test_two_plans_take_no_changes(tmp_path, capsys):

@@ -78,7 +78,8 @@ function changedRanks() {
     el('span', { class: `sum${found.fits ? '' : ' bad'}` }, `${gib(found.peak_bytes)} GiB${found.fits ? '' : ', over'}`)];
   };
   const columns = [{ title: 'Ranks', text: true, value: (row) => row.first, show: (row) => row.label }, ...pairColumns('Peak', of('peak_bytes'), size), ...pairColumns('Headroom', of('headroom_bytes'), size)];
-  return section('ranks', 'Memory by rank', el('div', { class: 'bars' }, ranks.map((rank) => SIDES.map((side) => bar(rank, side)))), el('p', { class: 'soft' }, 'Dashed lines: usable memory.'),
+  const left = data.left_out.ranks ? el('p', { class: 'bad' }, `${count(data.left_out.ranks)} more changes of ranks with smaller peaks are not shown; megaplan diff --json has them.`) : null;
+  return section('ranks', 'Memory by rank', left, el('div', { class: 'bars' }, ranks.map((rank) => SIDES.map((side) => bar(rank, side)))), el('p', { class: 'soft' }, 'Dashed lines: usable memory.'),
     table('Peak and headroom of ranks that hold other bytes', columns, ranks));
 }
 
