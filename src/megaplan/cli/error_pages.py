@@ -37,6 +37,7 @@ VALUES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
         "FAMILIES",
         lambda families: ", ".join(f"{letter} ({family.title})" for letter, family in families.items()),
     ),
+    "free_percent": ("megaplan.api.size", "FREE_PERCENT", "{}%".format),
     "max_depth": ("megaplan.spec.document", "MAX_DEPTH", str),
     "max_findings": ("megaplan.spec.document", "MAX_FINDINGS", str),
     "max_page_bytes": ("megaplan.report.page", "MAX_BYTES", "{:,}".format),

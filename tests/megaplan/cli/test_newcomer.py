@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from megaplan.api.size import FREE_PERCENT
 from megaplan.cli.main import run
 
 MODEL = {
@@ -93,3 +94,16 @@ def test_a_name_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
     kept.mkdir(parents=True)
     (kept / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     assert run(["estimate", "org/small", "--fetch", "--gpus", "2"]) == 0
+
+
+def test_a_layout_that_fills_the_gpus_comes_after_one_that_does_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model", "--gpus", "8", "--device", "h100-sxm", "--global-batch", "64"]
+    fastest = estimated(words, capsys)
+    peak = max(rank["peak_bytes"] for rank in fastest["ranks"])
+    reserve = fastest["device"]["capacity_bytes"] - fastest["device"]["usable_bytes"]
+    capacity = int((peak + reserve) * 1.01)  # the fastest layout still fits, and fills the device
+    tight = estimated([*words, "--set", f"device.capacity={capacity}"], capsys)
+    assert tight["fits"]
+    assert all(100 * rank["headroom_bytes"] >= FREE_PERCENT * capacity for rank in tight["ranks"])
+    assert max(rank["peak_bytes"] for rank in tight["ranks"]) < peak
+    assert not estimated([*words, "--set", f"device.capacity={reserve + peak // 100}"], capsys)["fits"]
