@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megaplan.api.load import FilePath, LoadedJob, Source, load_to_split, override_texts
+from megaplan.api.batch import one_by_one, open_batch
+from megaplan.api.load import FilePath, LoadedJob, Source, load, load_to_split, override_texts
 from megaplan.diagnostics import refuse
 from megaplan.exploration.engine import Explored, Progress, SearchTask, Stop, explore
 from megaplan.exploration.evaluate import Evaluator
@@ -195,6 +196,7 @@ def search(
     /,
     *changes: str,
     devices: int | None = None,
+    global_batch: int | None = None,
     fix: Sequence[str] | Mapping[str, Any] = (),
     vary: Sequence[str] = DEFAULT_VARIED,
     objective: Objective = "time",
@@ -217,6 +219,7 @@ def search(
         source: A spec: a path, a mapping, or a job that was loaded.
         *changes: `KEY=VALUE` texts for the spec.
         devices: Devices of a layout; the spec's if None.
+        global_batch: Sequences of a step; the spec's if None. A model's config states none, and has 4 for each device then.
         fix: Keys that keep a value: `["mesh.tp=8"]`, or a mapping.
         vary: Settings that may differ from the spec: any of `recompute`, `schedule`, `batch`, `precision` and `kernels`.
         objective: Objective by which rows are ordered; with the batch kept, tokens per second order rows as time does.
@@ -253,12 +256,10 @@ def search(
         detail = f"host.name = {job.spec.host.kind.name}: a search varies keys of other hosts; its estimates are of one layout at a time"
         raise refuse("MP489", detail, "megaplan estimate SPEC", "--set 'host={name: megarun}'")
     world = job.spec.mesh.world_size if devices is None else devices
-    if world < 1 or top < 1:
-        raise refuse("MP489", f"--devices {world}, --top {top}: both are at least 1", "--devices 8 --top 10")
-    for key, detail, hint in uneven_pools(job.spec, world, world):  # with as many stages only pools that leave none for `device`
-        raise refuse("MP509", detail, hint, "pools: []", key=key)
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise refuse("MP489", f"--seconds {seconds:g}: a time limit is above 0", "--seconds 20", "--exhaust")
+    _check_limits(job, world, top, seconds)
+    batch, notes = open_batch(job, world, global_batch)
+    if batch is not None:
+        job = replace(load(job, *one_by_one(job, batch)), read_diagnostics=notes)
     space = Space(job.spec, world, _fixed(job, fix), vary)
     task = SearchTask(space, objective, headroom_bytes, top, seconds)
     explored = explore(task, processes or os.cpu_count() or 1, report)
@@ -269,6 +270,20 @@ def search(
         *(job, world, objective, rows, explored.stopped, seconds, len(explored.bounds), explored.num_evaluated, bound),
         *(evaluator.side(space.base).clock.basis, explored, evaluator),
     )
+
+
+def _check_limits(job: LoadedJob, devices: int, top: int, seconds: float | None) -> None:
+    """Checks the numbers of a search.
+
+    Raises:
+        MegaplanError: MP489, a number is not positive; MP509, a pool has devices for no whole stage.
+    """
+    if devices < 1 or top < 1:
+        raise refuse("MP489", f"--devices {devices}, --top {top}: both are at least 1", "--devices 8 --top 10")
+    for key, detail, hint in uneven_pools(job.spec, devices, devices):  # with as many stages only pools that leave none for `device`
+        raise refuse("MP509", detail, hint, "pools: []", key=key)
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise refuse("MP489", f"--seconds {seconds:g}: a time limit is above 0", "--seconds 20", "--exhaust")
 
 
 def estimate_command(job: LoadedJob, row: LayoutRow) -> str:

@@ -35,6 +35,7 @@ def search_document(found: Any, written: Sequence[str]) -> dict[str, Any]:
             ],
         },
         "best": [_row(found, row, written[index] if written else None) for index, row in enumerate(found.rows)],
+        "diagnostics": [each.as_document() for each in found.job.read_diagnostics],
         "fewest": _fewest(found),
         "why_not": [
             {"class": one.name, "count": one.count, "reason": one.reason, "detail": one.detail, "example": one.example}

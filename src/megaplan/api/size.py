@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from megaplan.api.batch import assumed, batch_of, one_by_one
 from megaplan.api.load import FilePath, LoadedJob, Source, load
 from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Location, Severity
-from megaplan.scalars import MAX_MICROBATCHES
 from megaplan.spec.host import device_of
 from megaplan.spec.layout import Mesh
 
-SEQUENCES_PER_GPU = 4
-"""Sequences of the global batch for each GPU if nothing states the batch of an imported model."""
 _FIRST_LOOK = ("recompute", "batch")
 """Settings that a quick search varies in addition to the mesh."""
 _FIRST_LOOK_SECONDS = 4.0
@@ -113,12 +111,8 @@ def _microbatches(job: LoadedJob, size: JobSize, gpus: int) -> tuple[str, ...]:
 
 def _searched(job: LoadedJob, size: JobSize, gpus: int, costs: FilePath | None) -> LoadedJob:
     """The job with the layout of a quick search, or sharded over all GPUs if nothing fits."""
-    stated = size.global_batch if size.global_batch is not None else _stated(job)
-    batch = SEQUENCES_PER_GPU * gpus if stated is None else stated
-    if batch > MAX_MICROBATCHES:
-        raise refuse("MP495", f"global batch {batch}, and at most {MAX_MICROBATCHES:,} sequences are searched", file=job.name)
-    one = ("batch.micro_batch_size=1", f"schedule.num_microbatches={batch}", "schedule.steps_per_update=1")
-    chosen = _best(load(job, *one), gpus)
+    batch, stated = batch_of(job, gpus, size.global_batch)
+    chosen = _best(load(job, *one_by_one(job, batch)), gpus)
     if chosen is None:
         ranks = gpus if batch % gpus == 0 else 1
         chosen = (f"mesh.dp_shard={gpus}", "batch.micro_batch_size=1", f"schedule.num_microbatches={max(1, batch // ranks)}")
@@ -126,25 +120,24 @@ def _searched(job: LoadedJob, size: JobSize, gpus: int, costs: FilePath | None) 
     else:
         said = f"the layout is the best of a quick search over {gpus} GPUs, with {FREE_PERCENT}% of each free where a layout leaves that"
     found = load(job, *chosen) if costs is None else load(job, *chosen, costs=costs)
-    mark = "" if stated is not None else f"; global batch {batch}, {SEQUENCES_PER_GPU} sequences a GPU, until --global-batch sets it"
+    mark = "" if stated else f"; {assumed(batch)}"
     words = " ".join(f"--set {shlex.quote(text)}" for text in chosen if not _is_neutral(text))
-    hints = (f"megaplan search {job.name} --devices {gpus}", words)
-    note = diagnostic("MP824", f"{said}{mark}", Location(job.name), hints, Severity.NOTE)
+    note = diagnostic("MP824", f"{said}{mark}", Location(job.name), (_search_command(job, gpus, size), words), Severity.NOTE)
     return replace(found, read_diagnostics=(note, *found.read_diagnostics))
+
+
+def _search_command(job: LoadedJob, gpus: int, size: JobSize) -> str:
+    """The search over the layouts of the same job."""
+    given = (("--devices", gpus), ("--device", size.device), ("--global-batch", size.global_batch), ("--seq", size.seq_length))
+    texts = (text for text in job.changes if text not in size.changes)
+    words = [*(str(word) for pair in given if pair[1] is not None for word in pair), *(word for text in texts for word in ("--set", text))]
+    return shlex.join(["megaplan", "search", job.name, *words])
 
 
 def _is_neutral(text: str) -> bool:
     """True for a decision that a spec without the key has too."""
     key, _, value = text.partition("=")
     return (key.startswith("mesh.") and value in ("1", "false")) or text in ("recompute.default=none", "recompute.blocks={}")
-
-
-def _stated(job: LoadedJob) -> int | None:
-    """The global batch if the source or a change states a part of it."""
-    spec = job.spec
-    given = {"num_microbatches", "steps_per_update"} & spec.schedule.model_fields_set
-    keys = {text.partition("=")[0].strip() for text in job.changes}
-    return spec.global_batch_size if given or "batch.micro_batch_size" in keys else None
 
 
 def _best(job: LoadedJob, gpus: int) -> tuple[str, ...] | None:

@@ -53,7 +53,7 @@ VALUES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
         lambda recipes: _items(f"{name}: {', '.join(generations)}." for name, generations in recipes.items()),
     ),
     "schedules": ("megaplan.schedules.registry", "KINDS", ", ".join),
-    "sequences_per_gpu": ("megaplan.api.size", "SEQUENCES_PER_GPU", str),
+    "sequences_per_gpu": ("megaplan.api.batch", "SEQUENCES_PER_GPU", str),
     "used_percent": ("megaplan.budget.fit", "HEADROOM_PERCENT", lambda percent: f"{100 - percent}%"),
     "whole_refused": ("megaplan.families.registry", "FAMILIES", _whole_refused),
 }

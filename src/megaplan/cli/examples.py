@@ -19,6 +19,7 @@ EXAMPLES = {
     ),
     "search": (
         "megaplan search spec.yaml --devices 64",
+        "megaplan search config.json --devices 64 --device h100 --global-batch 512 --seq 4096",
         "megaplan search spec.yaml --devices 32,64,128 --device h100,b200 --price h100=2.5,b200=4",
         "megaplan search spec.yaml --devices 64 --fix mesh.tp=8 --exhaust -o best",
         "megaplan search spec.yaml --devices 64 --host megatron -o launches",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from megaplan.cli import completion
-from megaplan.cli.options import AsJson, DeviceFile, Overrides, SpecFile
+from megaplan.cli.options import AsJson, DeviceFile, GlobalBatch, Overrides, SeqLength, SpecFile
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import INTERRUPTED
 
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from megaplan.exploration.engine import Progress
 
 NOTHING_FITS = 1
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME[,NAME]",
+        help="Device, like h100; the spec's if not given. Several are compared.",
+        autocompletion=completion.devices,
+    ),
+]
 
 
 class SearchObjective(StrEnum):
@@ -36,15 +45,9 @@ def search(
     devices: Annotated[
         str | None, typer.Option("--devices", metavar="N[,N]", help="Number of devices; the spec's if not given. Several are compared.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME[,NAME]",
-            help="Device, like h100; the spec's if not given. Several are compared.",
-            autocompletion=completion.devices,
-        ),
-    ] = None,
+    device: Devices = None,
+    global_batch: GlobalBatch = None,
+    seq: SeqLength = None,
     price: Annotated[
         str | None, typer.Option("--price", metavar="PRICE", help="Price of a device hour: 2.5, or by device: h100=2.5,b200=4.")
     ] = None,
@@ -79,17 +82,20 @@ def search(
     The first answer takes seconds. It is improved until a time limit, until it is within 1 % of a bound of all layouts, or the proof.
     """
     from megaplan.api.search import search as searched  # noqa: PLC0415
-    from megaplan.cli.search_sizes import sizes_of, with_host  # noqa: PLC0415
+    from megaplan.cli.search_sizes import batch_of_sizes, sizes_of, with_host  # noqa: PLC0415
 
     free = _free_bytes(headroom)
     words = [word.strip() for word in vary.split(",") if word.strip()]
     sizes = sizes_of(devices, device, price)
-    changes = with_host(spec, overrides or (), host)
+    given = [*(overrides or ()), *(() if seq is None else (f"batch.seq_length={seq}",))]
+    batch, notes = batch_of_sizes(spec, given, sizes, global_batch)
+    changes = with_host(spec, given, host)
 
     def one(size: Size) -> Search:
         return searched(
             *(spec, *changes, *size.changes),
             devices=size.devices,
+            global_batch=batch,
             fix=fix or (),
             vary=words,
             objective=objective.value,
@@ -104,6 +110,7 @@ def search(
     results = [one(size) for size in sizes]
     _clear_progress()
     _write(sizes, results, folder, as_json=as_json)
+    output.report(notes)
     if any(found.stopped == "interrupt" for found in results):
         return INTERRUPTED
     return 0 if any(found.rows for found in results) else NOTHING_FITS

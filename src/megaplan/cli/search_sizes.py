@@ -13,6 +13,7 @@ from megaplan.units import format_gib, format_ns
 
 if TYPE_CHECKING:
     from megaplan.api.search import Search
+    from megaplan.errors import Diagnostic
 
 FORMAT = "megaplan.searches/1"
 MEGATRON = (
@@ -84,6 +85,21 @@ def _prices(text: str | None) -> dict[str, float]:
                 "MP489", f"--price {part.strip()!r} is no price of a device hour", "--price 2.5", "--price h100=2.5,b200=4"
             ) from None
     return found
+
+
+def batch_of_sizes(
+    source: str, changes: Sequence[str], sizes: Sequence[Size], given: int | None
+) -> tuple[int | None, tuple[Diagnostic, ...]]:
+    """The global batch of every size, that of the most devices where a model's config leaves it open; and the notes of reading.
+
+    Raises:
+        MegaplanError: Those of `megaplan.load`; MP495, the batch is larger than a search takes.
+    """
+    from megaplan.api.batch import open_batch  # noqa: PLC0415
+    from megaplan.api.load import load_to_split  # noqa: PLC0415
+
+    job = load_to_split(source, (*changes, *sizes[0].changes), None)
+    return open_batch(job, max(size.devices or job.spec.mesh.world_size for size in sizes), given)
 
 
 def with_host(source: str, overrides: Sequence[str], host: str | None) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
 """A job from a model, a number of GPUs and a device; a project's settings; the hub."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
+import megaplan
 from megaplan.api.size import FREE_PERCENT
 from megaplan.cli.main import run
 
@@ -37,7 +39,11 @@ def test_a_model_on_gpus_has_a_layout_of_a_search(folder: Path, capsys: pytest.C
     shown = json.dumps(found)
     assert '"h100-sxm"' in shown
     note = next(item for item in found["diagnostics"] if item["code"] == "MP824")
-    assert note["hints"][0] == "megaplan search model/config.json --devices 8"
+    assert note["hints"][0] == "megaplan search model/config.json --devices 8 --device H100 --global-batch 64 --seq 2048"
+    searched = run([*shlex.split(note["hints"][0])[1:], "--vary", "recompute,batch", "--json"])
+    rows = json.loads(capsys.readouterr().out)["best"]
+    assert searched == 0
+    assert max(row["tokens_per_second_per_device"] for row in rows) >= 0.99 * found["time"]["tokens_per_second_per_device"]
     assert run(["estimate", "model", "--gpus", "8"]) == 0
     printed = capsys.readouterr()
     assert "8 ranks" in printed.out
@@ -107,3 +113,21 @@ def test_a_layout_that_fills_the_gpus_comes_after_one_that_does_not(folder: Path
     assert all(100 * rank["headroom_bytes"] >= FREE_PERCENT * capacity for rank in tight["ranks"])
     assert max(rank["peak_bytes"] for rank in tight["ranks"]) < peak
     assert not estimated([*words, "--set", f"device.capacity={reserve + peak // 100}"], capsys)["fits"]
+
+
+def test_a_search_over_layouts_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["--vary", "recompute", "--seconds", "2", "--processes", "1"]
+    assert run(["search", "model", "--devices", "2,8", *quick]) == 0
+    printed = capsys.readouterr()
+    assert "32 sequences a step" in printed.out  # 4 sequences for each of 8 GPUs, on 2 as well
+    assert "note[MP821]" in printed.err
+    assert "hint: --global-batch 32 --seq 4096\n" in printed.err
+    assert run(["search", "model", "--devices", "8", "--global-batch", "16", "--seq", "512", *quick]) == 0
+    printed = capsys.readouterr()
+    assert "16 sequences a step" in printed.out
+    assert "MP821" not in printed.err
+    assert "batch.seq_length=512" in printed.out
+    found = megaplan.search("model", devices=2, vary=["recompute"], processes=1, seconds=2)
+    assert found.job.spec.global_batch_size == 8
+    assert [each.code for each in found.job.read_diagnostics] == ["MP821"]
+    assert megaplan.search("model", "schedule.num_microbatches=6", devices=2, vary=[], processes=1).job.spec.global_batch_size == 6
