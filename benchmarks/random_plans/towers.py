@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from megaplan.spec.towers import Encoder, Projection, grid_fault
 from random_plans.choices import Draw
 
 COUNTED_SHARE, STATED_SHARE = 0.03, 0.12
@@ -62,6 +63,10 @@ def add_stated(draw: Draw, sections: dict[str, Any]) -> None:
     if draw.chance(0.4) and most >= 2 * tokens:
         batch["images"] = 2
     draw.maybe(sections.setdefault("recompute", {}), 0.5, towers=lambda: draw.choice(["none", "selective", "full"]))
+    grids = [[rows, patches // rows] for rows in range(1, patches + 1) if patches % rows == 0]
+    grids = [grid for grid in grids if not grid_fault(Encoder(**encoder, grid=grid), Projection(**projection))]
+    if grids and draw.chance(0.8):
+        encoder["grid"] = draw.choice(grids)
 
 
 def add_trained(draw: Draw, sections: dict[str, Any]) -> None:
@@ -71,4 +76,5 @@ def add_trained(draw: Draw, sections: dict[str, Any]) -> None:
     add_stated(draw, sections)
     vision = sections["model"].get("towers", {}).get("vision", {})
     vision.pop("parameters", None)
-    vision.get("encoder", {}).pop("rotary", None)
+    if "grid" not in vision.get("encoder", {}):
+        vision.get("encoder", {}).pop("rotary", None)

@@ -31,7 +31,7 @@ from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_gra
 from megaplan.hosts.megarun.sizes import Sizes, local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
-from megaplan.hosts.megarun.towers import stream_bytes
+from megaplan.hosts.megarun.towers import stream_bytes, tower_rotary_bytes
 from megaplan.hosts.values import BlockVariant
 from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.ranks import Layout, Slot
@@ -162,6 +162,7 @@ class Evaluation:
         self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
         self.rotary_scratch_bytes, self.every_stage_bytes = rotary_scratch_bytes(spec), every_stage_bytes(spec)
+        self.tower_rotary_bytes, self.tower_rotary_scratch_bytes = tower_rotary_bytes(spec)
         self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
         self.replays, self.replays_update, self.graph_bytes = replays_graphs(spec), replays_update(spec), graph_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon

@@ -7,6 +7,7 @@ parameters, and the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isqrt
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -88,6 +89,12 @@ def _grid(reader: ConfigReader) -> int:
     return (image[0] // patch[0]) * (image[1] // patch[1])
 
 
+def _rotated(patches: int) -> dict[str, Any]:
+    """Rotary embedding by rows and columns of a square image, or of an image whose grid nothing says."""
+    side = isqrt(patches)
+    return {"rotary": True} | ({"grid": [side, side]} if side**2 == patches else {})
+
+
 def _stack(reader: ConfigReader, patches: int, *, width: str = "hidden_size", **fields: Any) -> dict[str, Any]:
     """The fields of a stack: LayerNorms, biases and gelu unless others are given."""
     size, prefix = reader.whole(width), "num_attention_heads" in reader.facts.fields
@@ -134,12 +141,12 @@ def siglip2(reader: ConfigReader) -> Found:
 def paddleocr(reader: ConfigReader) -> Found:
     """paddleocr_vl_vision: siglip's body with rotary embedding."""
     grid = _grid(reader)
-    return Found(0, _stack(reader, grid, positions=grid, rotary=True))
+    return Found(0, _stack(reader, grid, positions=grid, **_rotated(grid)))
 
 
 def unplaced(reader: ConfigReader) -> Found:
     """video_llama_3_vision: siglip's body with rotary embedding and without learned positions."""
-    return Found(0, _stack(reader, UNSIZED, rotary=True))
+    return Found(0, _stack(reader, UNSIZED, **_rotated(UNSIZED)))
 
 
 def clip(reader: ConfigReader) -> Found:
@@ -208,7 +215,7 @@ def kimi_k25(reader: ConfigReader) -> Found:
 def _qwen(reader: ConfigReader, patches: int = UNSIZED, **fields: Any) -> dict[str, Any]:
     """A stack with rotary embedding over patches of some frames, which a merger's norm ends."""
     values = _patches(reader, depth=reader.whole("temporal_patch_size"), channels="in_channels")
-    return _stack(reader, patches, **({"rotary": True, "last_norm": False, "patch_values": values} | fields))
+    return _stack(reader, patches, **(_rotated(patches) | {"last_norm": False, "patch_values": values} | fields))
 
 
 def merged(reader: ConfigReader) -> int:

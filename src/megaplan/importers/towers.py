@@ -15,7 +15,7 @@ from megaplan.importers.reader import ConfigReader
 from megaplan.importers.sound import EVERY_ENCODER
 from megaplan.inventory.towers import encoder_size, projection_tensors
 from megaplan.spec.document import SourceMap
-from megaplan.spec.towers import Encoder, Projection
+from megaplan.spec.towers import Encoder, Projection, grid_fault
 
 TEXT, VISION, AUDIO = "text_config", "vision_config", "audio_config"
 NAMES = {VISION: "vision", AUDIO: "audio"}
@@ -376,7 +376,13 @@ def _written(found: Mapping[str, Found], hidden: int) -> tuple[dict[str, Any], s
         elif not patches or (encoder.rotary and encoder.head_dim % 2):
             why = f"{encoder.patches:,} patches with heads of {encoder.head_dim}, where a token takes {step}"
         else:
-            sections = {"vision": {"encoder": {**stated, "patches": patches}}, "projector": {"projection": dict(projector.stated)}}
+            sections = {"vision": {"encoder": _placed(stated | {"patches": patches}, projection)}}
+            sections["projector"] = {"projection": dict(projector.stated)}
     more = {name: part.more + (0 if name in sections else sizes[name]) for name, part in found.items()}
     counted = {name: {"parameters": size} for name, size in more.items() if size}
     return {name: counted.get(name, {}) | sections.get(name, {}) for name in found if name in counted or name in sections}, why
+
+
+def _placed(stated: dict[str, Any], projection: Projection) -> dict[str, Any]:
+    """The fields of an encoder, without a grid that its rotary embedding cannot use."""
+    return {key: value for key, value in stated.items() if key != "grid" or not grid_fault(Encoder(**stated), projection)}

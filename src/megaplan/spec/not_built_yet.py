@@ -131,7 +131,7 @@ def _towers(spec: Spec) -> object | None:
         return None
     reasons = {
         "parameters that are counted": towers.stated is None or bool(towers.counted),
-        "vision.encoder.rotary": towers.stated is not None and towers.stated[0].rotary,
+        "vision.encoder.rotary, without a grid": towers.stated is not None and towers.stated[0].rotary and towers.stated[0].grid is None,
         **{f"mesh.{axis} = {degree}": degree > 1 for axis in ("tp", "cp") for degree in (getattr(spec.mesh, axis),)},
         "model.features": spec.model.features != Features(),
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import rising
 from megaplan.spec.context import Checked
-from megaplan.spec.towers import Encoder, Projection, Towers
+from megaplan.spec.towers import Encoder, Projection, Towers, grid_fault
 
 VISION, PROJECTOR = "model.towers.vision.encoder", "model.towers.projector.projection"
 
@@ -32,6 +32,9 @@ def tower_rules(checked: Checked, towers: Towers) -> Iterator[Diagnostic]:
     yield from _widths(checked, *stated)
     yield from _layers(checked, stated[0])
     yield from _places(checked, *stated)
+    if fault := grid_fault(*stated):
+        detail = f"grid = {' by '.join(map(str, stated[0].grid or ()))}, and {fault}"
+        yield checked.error("MP226", detail, f"{VISION}.grid", "grid: null")
 
 
 def unused_images(checked: Checked) -> Iterator[Diagnostic]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import isqrt
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -27,6 +29,8 @@ class Encoder(OptionsSection):
         mlp_bias: Bias on the projections of the MLP.
         qk_norm: RMSNorm over each query and key head.
         rotary: Queries and keys have rotary embedding.
+        grid: Rows and columns of an image's patches, for rotary embedding: a patch's row turns one half of a head's pairs, its column the
+            other; null where they are not stated.
         window_patches: Patches of a window, in which a layer attends; null for the whole image.
         full_layers: Layers of the encoder without the window, rising.
         patch_values: Values of a patch, which one linear projects: channels · frames · height · width.
@@ -37,7 +41,7 @@ class Encoder(OptionsSection):
         last_norm: A norm after the last layer.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"num_kv_heads", "window_patches", "full_layers", "first_norm"})
+    options: ClassVar[frozenset[str]] = frozenset({"num_kv_heads", "grid", "window_patches", "full_layers", "first_norm"})
 
     num_layers: LayerCount
     hidden_size: PositiveInt
@@ -52,6 +56,7 @@ class Encoder(OptionsSection):
     mlp_bias: StrictBool = True
     qk_norm: StrictBool = False
     rotary: StrictBool = False
+    grid: tuple[PositiveInt, PositiveInt] | None = None
     window_patches: PositiveInt | None = None
     full_layers: tuple[NaturalInt, ...] = ()
     patch_values: PositiveInt
@@ -64,6 +69,17 @@ class Encoder(OptionsSection):
     def window(self, layer: int) -> int | None:
         """Patches to which a layer's queries attend; None for all of the image."""
         return None if layer in self.full_layers else self.window_patches
+
+    def tiles(self, patches_per_token: int) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of the tiles of the grid whose patches are next to each other: a window, and in it the patches of a token.
+
+        They are squares, or runs in a row if the number of their patches is no square.
+        """
+        found = []
+        for patches in (self.window_patches or self.patches, patches_per_token):
+            side = isqrt(patches)
+            found.append((side, side) if side**2 == patches else (1, patches))
+        return tuple(found[self.window_patches is None :])
 
 
 class Projection(OptionsSection):
@@ -91,6 +107,22 @@ class Projection(OptionsSection):
     def patches_per_token(self) -> int:
         """Patches that become one token of the stream of text."""
         return self.pooled_patches * self.joined_patches
+
+
+def grid_fault(encoder: Encoder, projection: Projection) -> str:
+    """The reason that rotary embedding cannot use the grid of an encoder's patches; "" if there is none."""
+    if encoder.grid is None:
+        return ""
+    rows, columns = encoder.grid
+    if not encoder.rotary:
+        return "rotary is false: nothing reads it"
+    if rows * columns != encoder.patches:
+        return f"these are {rows * columns:,} patches, and patches = {encoder.patches:,}"
+    if encoder.head_dim % 4:
+        return f"head_dim = {encoder.head_dim}: rows turn one half of its pairs, columns the other"
+    outward = (*reversed(encoder.tiles(projection.patches_per_token)), encoder.grid)
+    parted = ((each, outer) for each, outer in pairwise(outward) if outer[0] % each[0] or outer[1] % each[1])
+    return ", ".join(f"tiles of {each[0]} by {each[1]} patches do not fill {outer[0]} by {outer[1]}" for each, outer in parted)
 
 
 class Tower(Section):

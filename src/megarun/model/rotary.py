@@ -53,8 +53,8 @@ def rotary_table(positions: Tensor, width: int, theta: float, device: torch.devi
     """Angles position · frequency, computed in fp64 and kept in fp32; frequency theta^(−2i/R), i < R/2, before any scaling.
 
     Args:
-        positions: Positions of this rank's tokens, [T].
-        width: Number of rotated dims R; even unless no layer uses the table.
+        positions: Positions of this rank's tokens, [T]; or of patches on n axes [T, n], each of which turns R / 2 of the pairs in turn.
+        width: Number of dims R that an axis rotates; even unless no layer uses the table.
         theta: Base of the geometric series of frequencies.
         device: Device of the table.
         scaling: Change of the frequencies for a longer context.
@@ -62,7 +62,7 @@ def rotary_table(positions: Tensor, width: int, theta: float, device: torch.devi
     Source: arXiv:2104.09864, section 3.2.2.
     """
     frequencies = rotary_frequencies(width, theta, device, scaling)
-    angles = positions.to(device, torch.float64)[:, None] * frequencies
+    angles = (positions.to(device, torch.float64)[..., None] * frequencies).flatten(1)
     del positions  # no other reference exists
     factor = scaling.table_factor if isinstance(scaling, YarnScaling) else 1.0
     return Rotary(angles.cos().mul_(factor).float(), angles.sin().mul_(factor).float())

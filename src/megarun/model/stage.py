@@ -95,7 +95,9 @@ class Stage(nn.Module):
             center_norms(self)
 
     def add_rotary(self, device: torch.device) -> None:
-        """Create the rotary tables on `device` if the stage has attention: fp32 buffers, not in checkpoints."""
+        """Create the rotary tables on `device` if the stage has attention: fp32 buffers, not in checkpoints; an encoder's first."""
+        if self.vision is not None:
+            self.vision.add_rotary(device)
         if self.attention is not None:
             width, theta, scaling = rotary_width(self.attention), self.attention.rope_theta, self.attention.rope_scaling
             self.add_table("rope", width, theta, device, scaling)

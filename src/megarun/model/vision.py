@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -23,10 +23,28 @@ from megarun.model.attention import GroupedQueryAttention
 from megarun.model.mlp import DenseBlock
 from megarun.model.norm import Block, linear, stream_norm
 from megarun.model.relation import Relations
-from megarun.model.rotary import Rotary
+from megarun.model.rotary import Rotary, rotary_table
 
 UNROTATED = Rotary(*torch.empty(2, 0))
 """No table: no layer rotates its heads."""
+ROTARY_BASE = 10_000.0
+"""Base of the angles of patches' rows and columns."""
+
+
+def patch_places(encoder: spec.Encoder, patches_per_token: int) -> list[tuple[int, int]]:
+    """Row and column of each patch of an image in the order of the encoder: windows, in them tokens, in them patches, each row by row.
+
+    Source: arXiv:2409.12191, section 2.1, and the code published with it.
+    """
+    grid = encoder.grid
+    if grid is None:
+        raise ValueError("rotary embedding of patches without a grid, which megarun.job.support should have refused (MP790)")
+    tiles = encoder.tiles(patches_per_token)
+
+    def order(place: tuple[int, int]) -> list[int]:
+        return [at // size for tile in (*tiles, (1, 1)) for at, size in zip(place, tile, strict=True)]
+
+    return sorted(product(range(grid[0]), range(grid[1])), key=order)
 
 
 class PatchEmbedding(nn.Module):
@@ -90,7 +108,10 @@ class VisionEncoder(nn.Module):
     Source: arXiv:2010.11929.
     """
 
-    def __init__(self, encoder: spec.Encoder, eps: float, *, trained: bool) -> None:
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    def __init__(self, encoder: spec.Encoder, eps: float, patches_per_token: int, *, trained: bool) -> None:
         super().__init__()
         norm = partial(stream_norm, encoder.norm, encoder.hidden_size, eps)
         self.trained = trained
@@ -99,6 +120,20 @@ class VisionEncoder(nn.Module):
         self.layers = nn.ModuleDict({str(index): encoder_layer(encoder, index, eps) for index in range(encoder.num_layers)})
         self.last_norm = norm() if encoder.last_norm else None
         self.requires_grad_(trained)
+        self.encoder, self.patches_per_token = encoder, patches_per_token
+
+    def add_rotary(self, device: torch.device) -> None:
+        """Create the rotary table of the patches' places on `device` if the encoder has one: fp32 buffers, not in checkpoints."""
+        if self.encoder.rotary:
+            places = patch_places(self.encoder, self.patches_per_token)
+            table = rotary_table(torch.tensor(places), self.encoder.head_dim // 2, ROTARY_BASE, device)
+            self.register_buffer("rope_cos", table.cos, persistent=False)
+            self.register_buffer("rope_sin", table.sin, persistent=False)
+
+    @property
+    def rotary(self) -> Rotary:
+        """The table; an empty one if no layer rotates its heads."""
+        return Rotary(self.rope_cos, self.rope_sin) if self.encoder.rotary else UNROTATED
 
     def forward(self, patches: Tensor) -> Tensor:
         """Values of the patches [images, P, V] -> features [images, P, W]."""
@@ -108,7 +143,7 @@ class VisionEncoder(nn.Module):
                 x = self.first_norm(x)
             for layer in self.layers.values():
                 for block in layer.children():  # in this frame, as in a stage: another name for the stream would hold it
-                    x = block(x, UNROTATED)
+                    x = block(x, self.rotary)
             if self.last_norm is not None:
                 x = self.last_norm(x)
             out: Tensor = x
@@ -170,7 +205,7 @@ def build_images(config: spec.Spec, blocks: Collection[str]) -> tuple[VisionEnco
         return None, None
     trained, eps = trained_parts(config), config.model.norm_eps
     projector = Projector(stated[1], eps, trained=trained.projector, in_graph=any(trained))
-    return VisionEncoder(stated[0], eps, trained=trained.vision), projector
+    return VisionEncoder(stated[0], eps, stated[1].patches_per_token, trained=trained.vision), projector
 
 
 class _Merge(torch.autograd.Function):

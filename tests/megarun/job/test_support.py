@@ -32,7 +32,7 @@ PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
         ({"model.towers": TOWERS, "mesh.tp": 2}, "model.towers = given, with mesh.tp = 2"),
         ({"model.towers": TOWERS, "mesh.cp": 2}, "model.towers = given, with mesh.cp = 2"),
         ({"model.towers": {"vision": {"parameters": 7}}}, "model.towers = given, with parameters that are counted"),
-        ({"model.towers": ROTARY}, "model.towers = given, with vision.encoder.rotary"),
+        ({"model.towers": ROTARY}, "model.towers = given, with vision.encoder.rotary, without a grid"),
         (
             {"model.towers": TOWERS, "model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 8}}},
             "model.towers = given, with model.features",

@@ -15,7 +15,7 @@ from megaplan.spec.models import Spec
 from megarun.engine.build import build_stage, differences, materialise
 from megarun.engine.initialise import initialise
 from megarun.model.stage import Stage
-from megarun.model.vision import merged
+from megarun.model.vision import merged, patch_places
 
 pytestmark = pytest.mark.runtime
 WIDTH, PATCHES, HEADS, WIDE = 24, 8, 4, 6
@@ -24,6 +24,7 @@ ENCODER: dict[str, Any] = {
     **{"patch_values": 5, "patches": PATCHES, "positions": 9, "first_norm": True},
 }
 PROJECTION = {"widths": [48, 36, 32], "joined_patches": 2, "norm": "layernorm"}
+LONG = {"batch.seq_length": 32}
 
 
 def spec_of(spec_with: Any, *, encoder: Any = None, projection: Any = None, trained: Any = (True, True), **more: Any) -> Spec:
@@ -42,8 +43,16 @@ def stage_of(spec: Spec) -> Stage:
     return stage.double()
 
 
-def exact(stage: Stage, x: Tensor, *, window: int | None, gated: bool) -> Tensor:
-    """The definition of an encoder with LayerNorm, or of one with RMSNorm, query and key norms and swiglu."""
+def turned(heads: Tensor) -> Tensor:
+    """Heads [images, P, H, 8] of patches of the grid 2 by 4, whose tokens are two patches of a row: row and column turn two pairs each."""
+    places = torch.tensor([(row, column) for row in range(2) for column in range(4)], dtype=torch.float64)
+    angles = torch.cat([places[:, :1] * torch.tensor([1, 1e-2]), places[:, 1:] * torch.tensor([1, 1e-2])], 1)[:, None]
+    first, second = heads.chunk(2, -1)
+    return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1)
+
+
+def exact(stage: Stage, x: Tensor, *, window: int | None, gated: bool, wide: int = WIDE) -> Tensor:
+    """The definition of an encoder with LayerNorm, or of one with RMSNorm, query and key norms and swiglu; heads of 8 are rotated."""
     named, eps = dict(stage.vision.named_parameters()), 1e-5
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -59,7 +68,9 @@ def exact(stage: Stage, x: Tensor, *, window: int | None, gated: bool) -> Tensor
     for index in range(2):
         place, own = f"layers.{index}.attention", PATCHES if window is None or index == 1 else window
         normed = norm(x, f"{place}.norm")
-        q, k, v = (product(normed, f"{place}.{each}_proj").unflatten(-1, (-1, WIDE)) for each in "qkv")
+        q, k, v = (product(normed, f"{place}.{each}_proj").unflatten(-1, (-1, wide)) for each in "qkv")
+        if wide == 8:
+            q, k = turned(q), turned(k)
         if gated:
             q, k = (rms_norm(each, (WIDE,), named[f"{place}.{name}_norm.weight"], eps) for each, name in ((q, "q"), (k, "k")))
         q, k, v = (each.unflatten(1, (-1, own)).transpose(2, 3) for each in (q, k, v))
@@ -87,6 +98,24 @@ def test_an_encoder_is_its_definition(spec_with: Any, gated: bool, window: int |
     pairs = zip(*(torch.autograd.grad(each, parameters, cotangent) for each in (found, expected)), strict=True)
     for gradient, value in pairs:
         torch.testing.assert_close(gradient, value, rtol=1e-9, atol=1e-11)
+
+
+def test_rotary_embedding_turns_by_row_and_column(spec_with: Any) -> None:
+    stage = stage_of(spec_of(spec_with, encoder={"rotary": True, "grid": [2, 4], "head_dim": 8}))
+    stage.vision.rope_cos, stage.vision.rope_sin = (each.double() for each in stage.vision.rotary[:2])
+    patches = torch.randn(3, PATCHES, 5, dtype=torch.float64)
+    torch.testing.assert_close(stage.vision(patches), exact(stage, patches, window=None, gated=False, wide=8), rtol=1e-6, atol=1e-7)
+
+
+def test_patches_are_in_the_order_of_windows_and_their_tokens(spec_with: Any) -> None:
+    """Windows of 4 by 4 patches in rows, in each tokens of 2 by 2 patches in rows."""
+    more = {"rotary": True, "grid": [4, 8], "head_dim": 8, "patches": 32, "positions": None, "window_patches": 16}
+    encoder = spec_of(spec_with, encoder=more, projection={"widths": [96, 32], "joined_patches": 4}, **LONG).model.towers.stated[0]
+    places = patch_places(encoder, 4)
+    assert places[:8] == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
+    assert places[8] == (2, 0)
+    assert {column for _, column in places[:16]} == {0, 1, 2, 3}
+    assert sorted(places) == [(row, column) for row in range(4) for column in range(8)]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ def images(*, vision: bool = True, projector: bool = True, encoder: Any = None, 
 
 TWO = {"batch": {"micro_batch_size": 2, "seq_length": 16, "images": 2}}
 WINDOWED = {"window_patches": 4, "full_layers": [1], "norm": "rmsnorm", "activation": "swiglu", "qk_norm": True, "positions": None}
+ROTARY = {"rotary": True, "grid": [2, 4], "head_dim": 8, "positions": None}
 POOLED = {"widths": [24, 32], "joined_patches": 1, "pooled_patches": 4, "norm": "rmsnorm"}
 DENSE = pattern("AD", 4)
 FULL_RESHARD, BOTH = RESHARD | {"recompute": {"default": "selective", "towers": "full"}}, {"dp_replicate": 2, "dp_shard": 2}
@@ -41,5 +42,7 @@ TOWER_CELLS = [
     Cell("towers-packed-dp2", {"dp_shard": 2}, spec=DENSE | images() | TWO | FEW_WORDS),
     Cell("towers-experts-ep2", E2, spec=pattern("AE", 4) | images(vision=False)),
     Cell("towers-ddp-pp2-dp2", {"pp": 2, "dp_replicate": 2}, spec=DENSE | images() | DDP),
+    Cell("towers-rotary-pp2", {"pp": 2}, spec=DENSE | images(encoder=ROTARY), ci=True),
+    Cell("towers-rotary-windows-dp2-full", {"dp_shard": 2}, spec=DENSE | images(encoder=WINDOWED | ROTARY) | TWO | FULL, by_course=True),
     Cell("towers-frozen-lora-pp2-dp2", {"pp": 2, "dp_shard": 2}, spec=DENSE | images() | {"lora": {"rank": 3, "alpha": 6.0}}),
 ]

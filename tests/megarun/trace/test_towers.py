@@ -12,6 +12,7 @@ ENCODER: dict[str, Any] = {
 }
 WINDOWS = {"window_patches": 8, "full_layers": [2], "qk_norm": True, "num_kv_heads": 2, "activation": "swiglu", "positions": 16}
 PROJECTION = {"widths": [80, 36, 32], "joined_patches": 2, "norm": "rmsnorm"}
+ROTARY, SMALL_WINDOWS = {"rotary": True, "grid": [4, 4]}, WINDOWS | {"window_patches": 4}
 POOLED = {"widths": [80, 32], "joined_patches": 2, "pooled_patches": 2, "norm": "rmsnorm", "norms_joined": True}
 
 
@@ -36,6 +37,15 @@ BF16 = {"precision": {"params": "bf16"}}
         pytest.param(images(True, False, WINDOWS) | {"recompute.towers": "selective"}, id="frozen-projector-selective"),
         pytest.param(images(True, True, WINDOWS, POOLED) | BF16 | {"recompute.towers": "full", "schedule": FOUR}, id="full"),
         pytest.param(images(True, True) | ZERO_BUBBLE, id="peak-in-the-projector"),
+        pytest.param(
+            images(True, True, WINDOWS | ROTARY | {"window_patches": 4}) | {"recompute.towers": "selective"}, id="rotary-selective"
+        ),
+        pytest.param(
+            images(False, True, ROTARY | {"patches": 256, "grid": [8, 32], "positions": None}, POOLED | {"pooled_patches": 16})
+            | BF16
+            | {"mesh.pp": 2, "schedule": FOUR},
+            id="rotary-frozen-pp2",
+        ),
         pytest.param(images(False, False) | {"lora": {"rank": 3, "alpha": 6.0}}, id="lora", marks=pytest.mark.slow),
         pytest.param(images(True, True) | INTERLEAVED, id="interleaved", marks=pytest.mark.slow),
         pytest.param(images(True, True) | {"sharding.mode": "ddp", "mesh.dp_shard": 2} | BF16, id="ddp", marks=pytest.mark.slow),

@@ -23,7 +23,7 @@ from megaplan.families.residual import StreamNorm, norm_op
 from megaplan.families.streams import COLLAPSED, collapse_ops, stream_shapes
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.hosts.megarun.towers import tower_input_bytes
+from megaplan.hosts.megarun.towers import FP64_BYTES, tower_input_bytes
 from megaplan.inventory.tensors import Outside
 from megaplan.spec.models import Features, LatentAttention, Ngram, Spec
 from megaplan.spec.pattern import depth_families
@@ -82,10 +82,6 @@ def _window_frequencies(spec: Spec) -> int:
     if attention is None or attention.window_rope_theta is None:
         return 0
     return -(-(attention.window_rotary_dim or attention.rotary_width) // 2)
-
-
-FP64_BYTES = 8
-"""Bytes of an fp64 value, the dtype of angles while computed and of a step's sums, which no tensor of a spec has."""
 
 
 def step_sum_bytes(spec: Spec) -> dict[str, int]:

@@ -24,6 +24,8 @@ from megaplan.inventory.towers import FIRST_NORM, LAST_NORM, PATCHES, PROJECTOR,
 from megaplan.spec.models import Spec
 from megaplan.spec.towers import Encoder, Projection
 
+FP64_BYTES = 8
+"""Bytes of an fp64 value, the dtype of angles while computed and of a step's sums, which no tensor of a spec has."""
 NOTHING = "nothing"
 """Source of the gradient of a part that no gradient reaches."""
 
@@ -71,6 +73,18 @@ def tower_input_bytes(spec: Spec) -> int:
         return 0
     values = sizes.images * sizes.encoder.patches * sizes.encoder.patch_values * spec.precision.activations.bytes
     return values + sizes.rows * DType.INT64.bytes
+
+
+def tower_rotary_bytes(spec: Spec) -> tuple[int, int]:
+    """Cos and sin of the places of an image's patches, fp32 [P, D / 2] each, and what computing them in fp64 holds besides.
+
+    That is angles and sines, and the frequencies, which rows and columns share; 0 without rotary embedding.
+    """
+    sizes = tower_sizes(spec)
+    if sizes is None or not sizes.encoder.rotary:
+        return 0, 0
+    angles, pairs = sizes.encoder.patches * (sizes.encoder.head_dim // 2), sizes.encoder.head_dim // 2
+    return 2 * angles * DType.FP32.bytes, (2 * angles + pairs // 2) * FP64_BYTES
 
 
 def stream_bytes(spec: Spec, dims: Dims, name: str) -> int:
