@@ -46,9 +46,10 @@ def hosts(incomplete: str) -> list[str]:
 
 def topics(incomplete: str) -> list[str]:
     """Topics of `megaplan explain`."""
+    from megaplan.cli.key_topics import spec_keys  # noqa: PLC0415
     from megaplan.cli.topics import topic_names  # noqa: PLC0415
 
-    return [name for name in topic_names() if name.lower().startswith(incomplete.lower())]
+    return [name for name in (*topic_names(), *spec_keys()) if name.lower().startswith(incomplete.lower())]
 
 
 def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[str]:

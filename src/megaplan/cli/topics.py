@@ -1,12 +1,14 @@
-"""Topics of `explain`: diagnostic codes, budget columns, mesh axes, the cost model's formulas, and terms of the glossary."""
+"""Topics of `explain`: diagnostic codes, budget columns, mesh axes, the cost model's formulas, terms of the glossary, and keys."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from megaplan.budget.axes import AXES
 from megaplan.budget.formulas import FORMULAS
 from megaplan.cli.error_pages import page_lines
+from megaplan.cli.key_topics import key_lines, keys_named, spec_keys
 from megaplan.cli.lora_topics import LORA
 from megaplan.cli.low_precision_topics import LOW_PRECISION
 from megaplan.cli.problems import unknown_name
@@ -14,7 +16,7 @@ from megaplan.cli.terms import terms
 from megaplan.columns import Column
 from megaplan.cost.formulas import FORMULAS as LAYER_COSTS
 from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS
-from megaplan.diagnostics import codes
+from megaplan.diagnostics import codes, refuse
 from megaplan.hosts.registry import HOSTS
 from megaplan.post_training.columns import COLUMNS as POST_TRAINING
 from megaplan.terminal.output import StyledLine
@@ -24,31 +26,64 @@ COSTS = LAYER_COSTS | STEP_TERMS
 OF_HOSTS: dict[str, tuple[str, ...]] = {name: host.topic.value for name, host in HOSTS.items() if host.topic is not None}
 OF_POST_TRAINING = {name: (text,) for name, text in POST_TRAINING.items() if name not in FORMULAS}
 TEXTS = LOW_PRECISION | LORA | OF_HOSTS | OF_POST_TRAINING
-_SPELLINGS = {"sequence_parallel": "sp"}
+_SYNONYMS = {
+    name: topic
+    for topic, names in (
+        ("recompute", "activation_checkpointing gradient_checkpointing checkpointing remat ac"),
+        ("dp_shard", "fsdp fsdp2 zero zero1 zero2 zero3 dp data_parallel"),
+        ("dp_replicate", "hsdp"),
+        ("sharding.mode", "ddp"),
+        ("tp", "tensor_parallel"),
+        ("sp", "sequence_parallel"),
+        ("pp", "pipeline_parallel"),
+        ("vpp", "virtual_pipeline interleaving"),
+        ("cp", "context_parallel"),
+        ("ep", "expert_parallel"),
+        ("cuda_graphs", "cuda_graph graphs"),
+        ("kv_cache", "kv"),
+        ("reserved", "reserved_memory"),
+        ("allocated", "allocated_memory"),
+        ("flops_per_token", "flops"),
+        ("MP501", "oom"),
+    )
+    for name in names.split()
+}
+"""Names of other frameworks and texts, and the topic of each."""
 
 
 def topic_lines(topic: str) -> Iterator[StyledLine]:
     """Lines as (text, style) that explain `topic`; `list` lists all topics.
 
     Raises:
-        MegaplanError: MP483, with the nearest names.
+        MegaplanError: MP483, with the topics that have the name in theirs, or the nearest.
     """
-    code, name = topic.strip().upper(), topic.strip().lower().replace("-", "_").removeprefix("mesh.").removesuffix("_bytes")
-    name = _SPELLINGS.get(name, name)
+    plain = re.sub(r"[\s-]+", "_", topic.strip().lower())
+    name = plain.removesuffix("_bytes").removeprefix("mesh.").removesuffix("ism").removeprefix("zero_")
+    name = _SYNONYMS.get(name if name in _SYNONYMS else plain.replace("_", ""), name)
     if name == "list":
         return _list()
-    if code in codes():
-        return page_lines(code)
+    if known := _known(name, topic.strip()):
+        return known
+    if keys := keys_named(plain) or keys_named(name):
+        return _plain([line for key in keys for line in key_lines(key)])
+    names = (*topic_names(), *spec_keys())
+    if holds := [each for each in names if plain in each.lower()]:
+        raise refuse("MP483", f"{topic!r} is unknown", *(f"megaplan explain {each}" for each in (*holds[:3], "list")))
+    raise unknown_name("MP483", topic, names, "megaplan explain {}")
+
+
+def _known(name: str, topic: str) -> Iterator[StyledLine] | None:
+    """The lines of a code, a column, an axis, a cost, a text or a term; None for another name."""
+    if name.upper() in codes():
+        return page_lines(name.upper())
     if name in FORMULAS:
         return _plain([name, *_indented(column_lines(name))])
-    if name in AXES:
-        return _axis(name)
-    if name in COSTS:
-        return _cost(name)
+    if name in AXES or name in COSTS:
+        return _axis(name) if name in AXES else _cost(name)
     if name in TEXTS or name in terms():
-        title, texts = (name, TEXTS[name]) if name in TEXTS else (topic.strip(), (terms()[name],))
+        title, texts = (name, TEXTS[name]) if name in TEXTS else (topic, (terms()[name],))
         return _plain([title, *(f"  {line}" for text in texts for line in wrap(text, width=76))])
-    raise unknown_name("MP483", topic, topic_names(), "megaplan explain {}")
+    return None
 
 
 def topic_names() -> list[str]:
@@ -79,6 +114,7 @@ def _list() -> Iterator[StyledLine]:
         ("post-training", OF_POST_TRAINING),
         ("codes", codes()),
         ("terms", terms()),
+        ("keys of a spec", (key for key in spec_keys() if "." not in key)),
     ):
         yield title, "bold"
         yield from _plain(wrap("  " + ", ".join(names), indent="  "))

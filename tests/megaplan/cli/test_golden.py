@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from megaplan.budget.axes import AXES
+from megaplan.cli.key_topics import spec_keys
+from megaplan.cli.topics import topic_lines
 from megaplan.columns import Column
 from megaplan.diagnostics import codes
 
@@ -61,7 +63,7 @@ CASES = {
     "explain-code": ("explain", "MP203"),
     "explain-column": ("explain", "activations"),
     "explain-axis": ("explain", "ep"),
-    "explain-unknown": ("explain", "activation"),
+    "explain-unknown": ("explain", "dispatcher"),
     "new-unknown": ("new", "nam56"),
     "usage": ("estimate", "--bogus"),
     "spec-as-plan": ("show", "plans/tiny-hybrid.yaml"),
@@ -109,3 +111,38 @@ def test_everything_that_has_a_name_can_be_explained(megaplan):
         ran = megaplan("explain", topic)
         assert ran.status == 0, topic
         assert len(ran.out.splitlines()) > 3, topic
+
+
+def test_every_key_of_a_spec_can_be_explained():
+    for key in spec_keys():
+        lines = [text for text, _ in topic_lines(key)]
+        assert len(lines) > 1, key
+    told = "\n".join(text for text, _ in topic_lines("sharding.prefetch"))
+    assert "values: 1 to 64, or null" in told
+    assert "default: null" in told
+    assert "keys: mode, prefetch" in "\n".join(text for text, _ in topic_lines("sharding"))
+    assert [text for text, _ in topic_lines("prefetch")] == [text for text, _ in topic_lines("sharding.prefetch")]
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("ZeRO-3", "dp_shard: "),
+        ("fsdp2", "dp_shard: "),
+        ("activation checkpointing", "recompute: "),
+        ("Tensor Parallelism", "tp: "),
+        ("CUDA graphs", "host.cuda_graphs"),
+        ("ddp", "sharding.mode"),
+        ("OOM", "MP501"),
+        ("reserved memory", "reserved memory"),
+    ],
+)
+def test_names_of_other_frameworks_have_their_topic(name, first):
+    text, _ = next(iter(topic_lines(name)))
+    assert text.startswith(first)
+
+
+def test_a_part_of_a_name_leads_to_the_names_that_have_it(megaplan):
+    ran = megaplan("explain", "dispatcher")
+    assert ran.status == 2
+    assert "hint: megaplan explain host.moe_dispatcher\n" in ran.err
