@@ -68,6 +68,7 @@ SPEC: dict[str, Any] = {
         "attention": {"kind": "gqa", "num_heads": 10, "num_kv_heads": 10, "head_dim": 64},
         "mlp": {"ffn_hidden_size": 2240},
     },
+    "sharding": {"reshard_after_forward": False},
     "batch": {"micro_batch_size": 2, "seq_length": 1024},
     "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
     "optimizer": {"matrix": "adamw"},

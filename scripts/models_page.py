@@ -56,7 +56,7 @@ MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "meta-llama/Llama-3.1-8B": ({"model_type": "llama", **_sizes(4096, 14336, 32, 32, 8, 128256)}, ("mesh.dp_shard=8",)),
     "meta-llama/Llama-3.1-70B": (
         {"model_type": "llama", **_sizes(8192, 28672, 80, 64, 8, 128256)},
-        ("mesh.dp_shard=32", "sharding.reshard_after_forward=true"),
+        ("mesh.dp_shard=32",),
     ),
     "mistralai/Mistral-7B-v0.1": ({"model_type": "mistral", **_sizes(4096, 14336, 32, 32, 8, 32000)}, ("mesh.dp_shard=8",)),
     "mistralai/Mixtral-8x7B-v0.1": ({"model_type": "mixtral", **_sizes(4096, 14336, 32, 32, 8, 32000)}, ("mesh.dp_shard=16", "mesh.ep=8")),

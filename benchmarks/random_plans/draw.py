@@ -57,13 +57,21 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         job = torchtitan_document(stream("torchtitan spec"), f"random-{seed}")
         if seed >= FIRST_RUN:
             add_state_dtypes(stream("torchtitan dtypes"), job)
+        _state_resharding(seed, stream("resharding"), job)
         return job
     document = _of_blocks(seed, scope, size, stream)
+    _state_resharding(seed, stream("resharding"), document)
     if seed >= FIRST_RUN and document.get("host", {}).get("name") != "megatron":
         add_used_dtypes(stream("used dtypes"), document)
         add_blocks(stream("scales of blocks"), document)
         add_base(stream("base"), document)
     return document
+
+
+def _state_resharding(seed: int, draw: Draw, document: dict[str, Any]) -> None:
+    """State `sharding.reshard_after_forward` as false in pinned plans, which are older than its default, and in half of the later ones."""
+    if document.get("host", {}).get("name") != "megatron" and (seed < FIRST_RUN or draw.chance(0.5)):
+        document["sharding"] = {"reshard_after_forward": False} | document.get("sharding", {})
 
 
 def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw]) -> dict[str, Any]:

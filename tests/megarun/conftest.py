@@ -35,6 +35,7 @@ BASE: dict[str, Any] = {
         "recurrent": {"kind": "m2rnn", "num_heads": 3, "key_dim": 4, "value_dim": 4, "save_every": 8},
         "mlp": {"ffn_hidden_size": 40},
     },
+    "sharding": {"reshard_after_forward": False},
     "batch": {"micro_batch_size": 2, "seq_length": 24},
     "host": {"kernels": "reference"},
     "precision": FP32,

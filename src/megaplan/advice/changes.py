@@ -237,4 +237,4 @@ def _with(spec: Spec, values: dict[str, Any]) -> Spec:
     update: dict[str, Any] = {name: getattr(spec, name).model_copy(update=changes) for name, changes in sections.items()}
     if "host" in sections:  # defaults of its other keys may follow from it
         update["host"] = type(spec.host).model_validate(spec.host.model_dump(exclude_unset=True) | sections["host"])
-    return spec.model_copy(update=update)
+    return spec.model_copy(update=update).with_own_resharding()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -80,12 +80,17 @@ class Mesh(OptionsSection):
         return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    """Drop the default of a key that has none of its own: it follows from other sections (`Spec.with_own_resharding`)."""
+    del schema["default"]
+
+
 class Sharding(OptionsSection):
     """Parameters, gradients and optimizer state on data ranks.
 
     Attributes:
         mode: `fsdp` shards them over dp_shard; under `ddp` every data rank has all of them, and gradients are all-reduced once a step.
-        reshard_after_forward: Free gathered parameters after forward and gather them again in backward.
+        reshard_after_forward: Free gathered parameters after forward, gather them for backward; FSDP2's default: true if sharded, pp 1.
         reshard_size: Neighbouring ranks that keep parts of a layer's gathered parameters for its backward; null for stored shards alone.
         prefetch: Layers that are gathered before one runs, in forward and in backward; null for one, in forward only with ep or etp.
     """
@@ -93,7 +98,7 @@ class Sharding(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset({"mode", "reshard_size", "prefetch"})
 
     mode: Literal["fsdp", "ddp"] = "fsdp"
-    reshard_after_forward: StrictBool = False
+    reshard_after_forward: Annotated[StrictBool, Field(json_schema_extra=_without_default)] = False
     reshard_size: Annotated[int, Field(ge=2)] | None = None
     prefetch: Annotated[int, Field(ge=1, le=64)] | None = None
 
@@ -106,6 +111,13 @@ class Sharding(OptionsSection):
     def kept_over(self) -> int:
         """`reshard_size`, if parameters are freed after forward; else 0."""
         return (self.reshard_size or 0) if self.reshard_after_forward else 0
+
+    def with_own_resharding(self, *, frees: bool) -> Sharding:
+        """The section with this value of `reshard_after_forward` if it is not given; it still counts as not given."""
+        key = "reshard_after_forward"
+        if key in self.model_fields_set or frees == self.reshard_after_forward:
+            return self
+        return Sharding.model_construct(self.model_fields_set, **(dict(self) | {key: frees}))
 
 
 def keepers_of(size: int, degree: int) -> int:

@@ -5,9 +5,9 @@ Cross-field rules (degrees that must divide, letters that need sections) live in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from megakernels.ops.packed_weight.facts import Packing
 from megaplan.dtypes import DType
@@ -24,13 +24,11 @@ from megaplan.low_precision import EMULATED, TRAINED
 from megaplan.scalars import (
     MAX_LAYERS,
     Activation,
-    Degree,
     FloatType,
     MomentType,
     NaturalInt,
     OptionsSection,
     ParamType,
-    PositiveInt,
     RecomputePolicy,
     ScheduleKind,
     Section,
@@ -54,6 +52,7 @@ from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding, keepers
 from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.run import Run
+from megaplan.spec.serving import Serving
 from megaplan.spec.towers import Encoder, Projection, Projector, Tower, Towers, VisionTower
 from megaplan.spec.training import BadSteps, ConstantRate, CosineRate, Data, LossSpike, RateSchedule, StableRate, Training
 from megaplan.units import short_count
@@ -238,34 +237,6 @@ class SplitSection(Section):
     together: tuple[tuple[NaturalInt, NaturalInt], ...] = ()
 
 
-class Serving(OptionsSection):
-    """An inference pool priced separately from training, never added to it.
-
-    Attributes:
-        batch_size: Sequences served concurrently, by each tensor group.
-        context_length: Tokens of each sequence, prompt and answer.
-        kv_dtype: Dtype of the key-value cache.
-        cache: One contiguous region per sequence, or pages.
-        block_size: Tokens of a page.
-        tp: Ranks of a tensor group; null for `mesh.tp`.
-        pp: Stages, of equal numbers of layers; null for `mesh.pp`.
-        ep: Ranks over which the experts are distributed; null for `mesh.ep`.
-        shared_prefix: Tokens at the beginning of every sequence whose pages all sequences share.
-    """
-
-    options = frozenset({"tp", "pp", "ep", "shared_prefix"})
-
-    batch_size: PositiveInt
-    context_length: PositiveInt
-    kv_dtype: ParamType = DType.BF16
-    cache: Literal["contiguous", "paged"] = "contiguous"
-    block_size: PositiveInt = 256
-    tp: Degree | None = None
-    pp: Degree | None = None
-    ep: Degree | None = None
-    shared_prefix: NaturalInt = 0
-
-
 class Spec(OptionsSection):
     """A whole spec file.
 
@@ -314,6 +285,16 @@ class Spec(OptionsSection):
     lora: Lora | None = None
     run: Run | None = None
     post_training: PostTraining | None = None
+
+    @model_validator(mode="after")
+    def _with_defaults(self) -> Self:
+        return self.with_own_resharding()
+
+    def with_own_resharding(self) -> Self:
+        """The spec with `sharding.reshard_after_forward`, if it is not given, as FSDP2 has it: true where one pipeline rank shards."""
+        shares = max(self.shard_degrees[: 1 + (self.model.moe is not None)]) > 1
+        sharding = self.sharding.with_own_resharding(frees=shares and not self.mesh.is_pipelined and self.host.kind.reshards)
+        return self if sharding is self.sharding else self.model_copy(update={"sharding": sharding})
 
     def policy(self, layer: int, letter: str) -> RecomputePolicy:
         """The recompute policy of layer `layer` (global index), which has this letter; the last layer is never recomputed (R-67)."""

@@ -50,6 +50,7 @@ def problem(seed: int) -> tuple[Space, int]:
             "name": f"small-{seed}",
             "model": model,
             "mesh": {"dp_shard": 4},
+            "sharding": {"reshard_after_forward": False},
             "schedule": {"num_microbatches": draw.choice((2, 4, 6))},
             "batch": {"micro_batch_size": draw.choice((1, 2)), "seq_length": draw.choice((64, 128))},
             "device": {"name": "h200", "per_node": draw.choice((4, 8))},

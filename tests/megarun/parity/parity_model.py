@@ -23,6 +23,7 @@ BASE: dict[str, Any] = {
         },
         "short_convolution": {"conv_kernel": 4, "bias": True},
     },
+    "sharding": {"reshard_after_forward": False},
     "batch": {"micro_batch_size": 2, "seq_length": 16},
     "host": {"kernels": "reference"},
     "precision": dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32"),
