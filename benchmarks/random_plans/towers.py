@@ -67,11 +67,14 @@ def add_stated(draw: Draw, sections: dict[str, Any]) -> None:
     grids = [grid for grid in grids if not grid_fault(Encoder(**encoder, grid=grid), Projection(**projection))]
     if grids and draw.chance(0.8):
         encoder["grid"] = draw.choice(grids)
+    tp = sections["mesh"].get("tp", 1)
+    if not any(count % tp for count in (heads, encoder.get("num_kv_heads", heads), encoder["ffn_hidden_size"], tokens)):
+        draw.maybe(sections["mesh"], 0.6, towers="split")
 
 
 def add_trained(draw: Draw, sections: dict[str, Any]) -> None:
     """An encoder as `add_stated` draws it, of those that megarun builds."""
-    if any(sections["mesh"].get(axis, 1) > 1 for axis in ("tp", "cp")) or sections["model"].get("features"):
+    if sections["model"].get("features"):
         return
     add_stated(draw, sections)
     vision = sections["model"].get("towers", {}).get("vision", {})

@@ -334,9 +334,9 @@ def _around(spec: Spec) -> tuple[bool, int, tuple[str, ...]]:
     return spec.mesh.world_size > fabric_size(spec.device), spec.precision.grads.bytes, spec.host.libraries
 
 
-def _images(spec: Spec) -> tuple[int, str]:
+def _images(spec: Spec) -> tuple[int, str, str]:
     """Settings of a stated encoder outside the model."""
-    return spec.batch.images, spec.recompute.towers
+    return spec.batch.images, spec.recompute.towers, spec.mesh.towers
 
 
 def kept(known: dict[K, V]) -> dict[K, V]:

@@ -42,6 +42,7 @@ from megaplan.cost.transfers import (
     block_transfers,
     boundary_ns,
     layer_transfers,
+    tower_transfers,
     vocabulary_transfers,
 )
 from megaplan.dtypes import DType
@@ -190,10 +191,11 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | Non
 def _tower_times(spec: Spec, rates: Rates, *, fused: bool, seen: Seen | None) -> Iterator[LayerTime]:
     """Times of the blocks of a stated encoder and of its projection."""
     dtype = spec.precision.params
-    for part in tower_works(spec, dtype):
-        timer = _Timer(spec, rates, dtype, fused=fused, seen=seen)
+    for part in tower_works(spec, dtype, spec.mesh.tower_tp):
+        timer, waits = _Timer(spec, rates, dtype, fused=fused, seen=seen), tower_transfers(rates, spec, part)
         timer.load = part.load
-        yield from [timer.time(part.ops) + timer.again(_repeated(part.ops, part.policy, part.reruns))] * part.times
+        again = timer.again(_repeated(part.ops, part.policy, part.reruns)) + LayerTime(input_ns=waits.repeated_ns(part.policy))
+        yield from [timer.time(part.ops) + _waiting(waits) + again] * part.times
 
 
 def layer_time(

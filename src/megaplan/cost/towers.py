@@ -1,4 +1,4 @@
-"""The work of a stated encoder and its projection, by the operations of the attention and the dense family, on a rank that runs it."""
+"""The work of a stated encoder and its projection, by the operations of the attention and the dense family."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class TowerWorks(NamedTuple):
         times: Number of times that they run.
         elements: Elements of the parameters that they read.
         trained: Elements of those with gradients.
+        width: Width of what the ranks that share the patches gather before it and scatter after; 0 for nothing.
+        gathered: Width of what they gather after it, of all its rows; 0 for nothing.
     """
 
     load: Workload
@@ -39,10 +41,17 @@ class TowerWorks(NamedTuple):
     times: int
     elements: int
     trained: int
+    width: int = 0
+    gathered: int = 0
+
+    @property
+    def has_backward(self) -> bool:
+        """True if a gradient reaches it."""
+        return any(op.work.input_grad or op.work.weight_grad for op in self.ops)
 
 
-def tower_works(spec: Spec, dtype: DType) -> Iterator[TowerWorks]:
-    """The parts of a stated encoder, which every rank of a tensor and context group runs whole; none without one."""
+def tower_works(spec: Spec, dtype: DType, tp: int = 1) -> Iterator[TowerWorks]:
+    """The parts of a stated encoder on one of `tp` ranks that share it; none without one."""
     towers = spec.model.towers
     stated = None if towers is None else towers.stated
     if towers is None or stated is None:
@@ -50,14 +59,14 @@ def tower_works(spec: Spec, dtype: DType) -> Iterator[TowerWorks]:
     (encoder, projection), alone = stated, spec.lora is None
     vision, projector = towers.trains("vision") and alone, towers.trains("projector") and alone
     images = spec.batch.micro_batch_size * spec.batch.images
-    load = Workload(encoder.patches, images * encoder.patches, dtype.of_products.bytes)
+    load = Workload(encoder.patches, images * encoder.patches, dtype.of_products.bytes, tp)
     path, width = ResidualPath(encoder.norm), encoder.hidden_size
 
-    def part(load: Workload, ops: Works, count: int = 1, reruns: frozenset[str] = frozenset()) -> TowerWorks:
+    def part(load: Workload, ops: Works, count: int = 1, reruns: frozenset[str] = frozenset(), shared: int = 0) -> TowerWorks:
         elements = sum(op.weights for op in ops)
         if not vision:
-            return TowerWorks(load, tuple(map(unreached_work, ops)), reruns, "none", count, elements, 0)
-        return TowerWorks(load, ops, reruns, spec.recompute.towers, count, elements, elements)
+            return TowerWorks(load, tuple(map(unreached_work, ops)), reruns, "none", count, elements, 0, shared)
+        return TowerWorks(load, ops, reruns, spec.recompute.towers, count, elements, elements, shared)
 
     yield part(load, (*map(_from_input, _embedded(encoder, load)),))
     for window in sorted({encoder.window(layer) or 0 for layer in range(encoder.num_layers)}):
@@ -65,7 +74,7 @@ def tower_works(spec: Spec, dtype: DType) -> Iterator[TowerWorks]:
         own = load._replace(seq_length=window or encoder.patches)
         for each in encoder_blocks(encoder).values():
             ops = work_of(path, own, each.family.work(own, each.section, width, each.variant), width)
-            yield part(own, ops, count, each.family.selective(each.section, each.variant).reruns)
+            yield part(own, ops, count, each.family.selective(each.section, each.variant).reruns, width)
     rows = load._replace(num_tokens=load.num_tokens // projection.patches_per_token)
     works = _projected(projection, rows, width)
     if not projector:
@@ -73,7 +82,7 @@ def tower_works(spec: Spec, dtype: DType) -> Iterator[TowerWorks]:
     elif not vision:
         works = (_from_input(works[0]), *works[1:])
     elements = sum(op.weights for op in works)
-    yield TowerWorks(rows, works, frozenset(), "none", 1, elements, elements * projector)
+    yield TowerWorks(rows, works, frozenset(), "none", 1, elements, elements * projector, gathered=projection.widths[-1])
 
 
 def _from_input(op: OpWork) -> OpWork:
@@ -85,17 +94,17 @@ def _embedded(encoder: Encoder, load: Workload) -> Works:
     width = encoder.hidden_size
     norms = encoder.first_norm + encoder.last_norm
     return (
-        linear_work(load, "patches", PART, encoder.patch_values, width),
-        *((norm_work(load, "norms", PART, width, times=norms),) if norms else ()),
+        linear_work(load, "patches", PART, encoder.patch_values, width, own_tokens=True),
+        *((norm_work(load, "norms", PART, width, times=norms, own_tokens=True),) if norms else ()),
     )
 
 
 def _projected(projection: Projection, load: Workload, width: int) -> Works:
-    norm = norm_work(load, "norm", PART, width, times=projection.joined_patches)
+    norm = norm_work(load, "norm", PART, width, times=projection.joined_patches, own_tokens=True)
     return (
         *((norm,) if projection.norm is not None else ()),
         *(
-            linear_work(load, f"linears.{index}", PART, inner, outer)
+            linear_work(load, f"linears.{index}", PART, inner, outer, own_tokens=True)
             for index, (inner, outer) in enumerate(zip(projection.widths, projection.widths[1:], strict=False))
         ),
     )

@@ -23,6 +23,7 @@ from fractions import Fraction
 
 from megaplan.blocks.work import Workload
 from megaplan.cost.rates import Rates
+from megaplan.cost.towers import TowerWorks
 from megaplan.families.family import Exchanges
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block
@@ -130,12 +131,23 @@ def context_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Excha
     return Transfers(once, 2 * once, once, once)
 
 
-def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None) -> Transfers:
-    """A sharded block's: the input is `gathered_width` wide, hidden if not given; the output is hidden."""
+def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None, width: int | None = None) -> Transfers:
+    """A sharded block's: the output is `width` wide, hidden if not given; the input `gathered_width`, as the output if not given."""
     group, row = RankGroup(spec.mesh.tp, 1), load.num_tokens * load.itemsize
-    gather = gather_ns(rates, spec, group, row * (gathered_width or spec.model.hidden_size))
-    scatter = gather_ns(rates, spec, group, row * spec.model.hidden_size)
+    width = width or spec.model.hidden_size
+    gather, scatter = (gather_ns(rates, spec, group, row * each) for each in (gathered_width or width, width))
     return Transfers(gather + scatter, 2 * gather + scatter, gather)
+
+
+def tower_transfers(rates: Rates, spec: Spec, part: TowerWorks) -> Transfers:
+    """A part of an encoder that the ranks of a tensor group share: its blocks' streams, or at the end the projection's rows."""
+    found = Transfers()
+    if part.load.tp > 1 and part.width:
+        found = tensor_transfers(rates, spec, part.load, width=part.width)
+    elif part.load.tp > 1 and part.gathered:
+        once = gather_ns(rates, spec, RankGroup(spec.mesh.tp, 1), part.load.num_tokens * part.load.itemsize * part.gathered)
+        found = Transfers(once, once)
+    return found if part.has_backward else Transfers(found.forward_ns)
 
 
 def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Transfers, Transfers]:

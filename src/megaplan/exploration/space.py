@@ -159,6 +159,7 @@ class Space:
             None,
             **{name: getattr(layout, name) for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")},
             vocab_parallel=policy.vocab_parallel,
+            towers=base.mesh.towers,
         )
         changes: dict[str, Any] = {
             "mesh": mesh,

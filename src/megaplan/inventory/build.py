@@ -31,14 +31,22 @@ def build_inventory(spec: Spec) -> Inventory:
         MegaplanError: The pattern does not parse.
         ValueError: A letter or feature lacks its section (an unchecked spec).
     """
-    return inventory_of(spec.model, vocab_parallel=spec.mesh.vocab_parallel, lora=spec.lora)
+    mesh = spec.mesh
+    return inventory_of(spec.model, vocab_parallel=mesh.vocab_parallel, split_towers=mesh.towers == "split", lora=spec.lora)
 
 
 @lru_cache(maxsize=32)
-def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None) -> Inventory:
-    """Every parameter tensor of a model; `vocab_parallel` is true if TP shards embedding and head along the vocabulary."""
+def inventory_of(model: Model, *, vocab_parallel: bool, split_towers: bool = False, lora: Lora | None = None) -> Inventory:
+    """Every parameter tensor of a model.
+
+    Args:
+        model: The model.
+        vocab_parallel: True if TP shards embedding and head along the vocabulary.
+        split_towers: True if TP shards a stated encoder's heads and widths.
+        lora: Adapters.
+    """
     if lora is not None:
-        return _adapted(inventory_of(model, vocab_parallel=vocab_parallel), lora)
+        return _adapted(inventory_of(model, vocab_parallel=vocab_parallel, split_towers=split_towers), lora)
     letters = parse_pattern(model.pattern, model.num_layers).layers
     plain, others = model.residual_path, model.own_paths
     made: dict[tuple[str, Any, ResidualPath], Block] = {}
@@ -53,7 +61,7 @@ def inventory_of(model: Model, *, vocab_parallel: bool, lora: Lora | None = None
             tensors = tensors_of(make[2], family.tensors(section, model.hidden_size, make[1]), model.hidden_size)
             block = made[make] = make_block(letter, tensors, make[1])
         layers.append(block)
-    outside = _outside_blocks(model, vocab_parallel=vocab_parallel)
+    outside = _outside_blocks(model, vocab_parallel=vocab_parallel, split_towers=split_towers)
     if model.zero_centered_norm:
         centered = {id(block): _centered(block) for block in made.values()}
         layers = [centered[id(block)] for block in layers]
@@ -86,13 +94,13 @@ def _centered(block: Block) -> Block:
     return make_block(block.family, tuple(tensors), block.variant)
 
 
-def _outside_blocks(model: Model, *, vocab_parallel: bool) -> tuple[tuple[str, Block], ...]:
+def _outside_blocks(model: Model, *, vocab_parallel: bool, split_towers: bool) -> tuple[tuple[str, Block], ...]:
     hidden, vocab, features = model.hidden_size, model.vocab_size, model.features
     embedding = vocabulary_block(Outside.EMBEDDING, vocab, hidden, vocab_parallel=vocab_parallel, positions=model.learned_positions)
     if model.embedding_norm and (normed := norm_tensors(model.norm, hidden)):
         embedding = make_block(Outside.EMBEDDING, (*embedding.tensors, *normed))
     towers = model.towers
-    blocks = [*(() if towers is None else stated_blocks(towers)), ("embedding", embedding)]
+    blocks = [*(() if towers is None else stated_blocks(towers, split=split_towers)), ("embedding", embedding)]
     blocks += [(name, side_block(features, name, hidden)) for name in features.sides]
     if towers is not None and towers.counted:
         blocks.append(("towers", counted_block(towers)))

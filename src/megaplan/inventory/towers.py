@@ -1,6 +1,6 @@
 """Parameters of a multimodal model's encoder, of its projection into the stream of text, and of parts that are counted.
 
-A layer of the encoder is two blocks, of the attention and the dense family. Every rank has them whole: no axis of the model shards them.
+A layer of the encoder is two blocks, of the attention and the dense family. Every rank has them whole, unless `mesh.towers` splits them.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def block_of(encoder: Encoder, name: str) -> EncoderBlock | None:
     return encoder_blocks(encoder).get(name.rpartition(".")[2])
 
 
-def stated_blocks(towers: Towers) -> tuple[tuple[str, Block], ...]:
-    """Blocks of a stated encoder and of its projection in execution order, with their names; none without."""
+def stated_blocks(towers: Towers, *, split: bool = False) -> tuple[tuple[str, Block], ...]:
+    """Blocks of a stated encoder and of its projection in execution order, with their names; none without. TP shards them if `split`."""
     stated = towers.stated
     if stated is None:
         return ()
     encoder, projection = stated
     trained = {part: towers.trains(part) for part in ("vision", PROJECTOR)}
-    kinds = _kinds(encoder, trained=trained["vision"])
+    kinds = _kinds(encoder, trained=trained["vision"], split=split)
     return (
         (PATCHES, kinds["patches"]),
         *([(FIRST_NORM, kinds["norm"])] if encoder.first_norm else []),
@@ -84,13 +84,13 @@ def stated_blocks(towers: Towers) -> tuple[tuple[str, Block], ...]:
     )
 
 
-def _kinds(encoder: Encoder, *, trained: bool = False) -> dict[str, Block]:
+def _kinds(encoder: Encoder, *, trained: bool = False, split: bool = False) -> dict[str, Block]:
     """The kinds of blocks of an encoder: patches, norm, and those of a layer."""
     path, width = ResidualPath(encoder.norm), encoder.hidden_size
     found: dict[str, Iterable[ParamTensor]] = {"patches": _patches(encoder), "norm": norm_tensors(encoder.norm, width, prefix="")}
     for name, each in encoder_blocks(encoder).items():
         found[name] = tensors_of(path, each.family.tensors(each.section, width, each.variant), width)
-    return {name: _block(Outside.VISION, tensors, trained=trained) for name, tensors in found.items()}
+    return {name: _block(Outside.VISION, tensors, trained=trained, split=split) for name, tensors in found.items()}
 
 
 def encoder_size(encoder: Encoder) -> int:
@@ -100,12 +100,9 @@ def encoder_size(encoder: Encoder) -> int:
     return sizes["patches"] + sizes["norm"] * (encoder.first_norm + encoder.last_norm) + layers
 
 
-def _block(part: Outside, tensors: Iterable[ParamTensor], *, trained: bool) -> Block:
-    return make_block(part, tuple(_whole(tensor, trained=trained) for tensor in tensors))
-
-
-def _whole(tensor: ParamTensor, *, trained: bool) -> ParamTensor:
-    return tensor._replace(owner=Owner.REPLICATED, tp_dim=None, tp_parts=(), group=tensor.group if trained else Group.FROZEN)
+def _block(part: Outside, tensors: Iterable[ParamTensor], *, trained: bool, split: bool = False) -> Block:
+    found = (tensor if split else tensor._replace(owner=Owner.REPLICATED, tp_dim=None, tp_parts=()) for tensor in tensors)
+    return make_block(part, tuple(tensor if trained else tensor._replace(group=Group.FROZEN) for tensor in found))
 
 
 def _patches(encoder: Encoder) -> list[ParamTensor]:

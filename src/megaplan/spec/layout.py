@@ -23,9 +23,10 @@ class Mesh(OptionsSection):
         etp: Ranks over which each expert is sharded.
         vocab_parallel: Shard embedding, head and loss over the vocabulary on the tp axis.
         context_exchange: Tensors of latent attention that the ranks of cp gather: keys and values of all heads, or latents to expand.
+        towers: Parts of a stated encoder on the ranks of tp: each has and runs it whole, or a share of heads, widths and patches.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"context_exchange"})
+    options: ClassVar[frozenset[str]] = frozenset({"context_exchange", "towers"})
 
     pp: Degree = 1
     vpp: Degree = 1
@@ -37,11 +38,22 @@ class Mesh(OptionsSection):
     etp: Degree = 1
     vocab_parallel: StrictBool = False
     context_exchange: Literal["heads", "latents"] = "heads"
+    towers: Literal["whole", "split"] = "whole"
 
     @property
     def gathers_latents(self) -> bool:
         """True if a context group gathers the latents of latent attention."""
         return self.context_exchange == "latents" and self.cp > 1
+
+    @property
+    def tower_tp(self) -> int:
+        """Ranks that share an encoder's heads, widths and patches."""
+        return self.tp if self.towers == "split" else 1
+
+    @property
+    def cuts_streams(self) -> bool:
+        """True if a rank has a part of the positions of the stream of text."""
+        return self.tp * self.cp > 1
 
     @property
     def degrees_text(self) -> str:

@@ -41,6 +41,12 @@ def sharded_by_tp(spec: Spec) -> dict[str, int]:
         counts["features.mtp.ffn_hidden_size"] = model.features.mtp.ffn_hidden_size
     if spec.mesh.vocab_parallel:
         counts["vocab_size"] = model.vocab_size
+    stated = None if model.towers is None else model.towers.stated
+    if spec.mesh.towers == "split" and stated is not None:
+        encoder, projection = stated
+        names = ("num_heads", *(("num_kv_heads",) if encoder.num_kv_heads else ()), "ffn_hidden_size")
+        counts |= {f"towers.vision.encoder.{name}": getattr(encoder, name) for name in names}
+        counts["tokens of an image"] = encoder.patches // projection.patches_per_token
     return counts
 
 

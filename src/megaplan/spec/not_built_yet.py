@@ -132,7 +132,6 @@ def _towers(spec: Spec) -> object | None:
     reasons = {
         "parameters that are counted": towers.stated is None or bool(towers.counted),
         "vision.encoder.rotary, without a grid": towers.stated is not None and towers.stated[0].rotary and towers.stated[0].grid is None,
-        **{f"mesh.{axis} = {degree}": degree > 1 for axis in ("tp", "cp") for degree in (getattr(spec.mesh, axis),)},
         "model.features": spec.model.features != Features(),
     }
     found = [reason for reason, holds in reasons.items() if holds]

@@ -40,7 +40,11 @@ def tower_rules(checked: Checked, towers: Towers) -> Iterator[Diagnostic]:
 def unused_images(checked: Checked) -> Iterator[Diagnostic]:
     """Settings that only a stated encoder reads."""
     spec = checked.spec
-    for key, value, default in (("batch.images", spec.batch.images, 1), ("recompute.towers", spec.recompute.towers, "none")):
+    for key, value, default in (
+        ("batch.images", spec.batch.images, 1),
+        ("recompute.towers", spec.recompute.towers, "none"),
+        ("mesh.towers", spec.mesh.towers, "whole"),
+    ):
         if value != default:
             detail = f"{key} = {value}, and no encoder is stated: nothing reads it"
             yield checked.error("MP226", detail, key, f"--set {key}={default}")

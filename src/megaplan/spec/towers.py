@@ -173,7 +173,8 @@ class Towers(Section):
     """Encoders of a multimodal model, on the first stage.
 
     Of a counted part, shards are counted, and activations, gathered copies and FLOPs are not. A stated encoder and its projection
-    belong to the group of the stage's own parameters; every rank of a tensor or context group has and runs them whole.
+    belong to the group of the stage's own parameters; every rank of a context group has and runs them whole, and so has every rank of a
+    tensor group, unless `mesh.towers` is split.
 
     Attributes:
         vision: Encoder of images and videos.

@@ -96,8 +96,8 @@ class Batch(NamedTuple):
         structure: Classes of local tokens, uint8 [rows, t], on the first stage of a model that embeds them.
         platform: Platforms of local tokens, as `structure`.
         classes: Classes of all tokens of the rows, uint8 [rows, T], on every rank of a model with a relation bias.
-        patches: Patches of the rows' images [rows · images, patches, values], on the first stage of a model with an encoder.
-        places: Places of the images' tokens in the stream of a microbatch, int64 [rows · image tokens of a row], with `patches`.
+        patches: The rank's patches of the rows' images [rows · images, patches, values], on the first stage of a model with an encoder.
+        places: Places of the images' tokens in the rank's stream of a microbatch, int64 [rows · image tokens of a row], with `patches`.
         following: On the last stage of a model with multi-token prediction, the labels of each depth, shaped like `labels`: the tokens
             2, 3, … positions after.
         following_before: If the depths add n-grams, `before` of the tokens that each of them embeds: those 1, 2, … positions after.
@@ -241,7 +241,8 @@ class Batches:
         device, dtype = self._mesh.device, TORCH_DTYPES[self._spec.precision.activations]
         rows = self._mine(step * prod(self._shape) + np.arange(prod(self._shape))).flatten().tolist()
         patches = made_up_patches(self._images, self._seed, rows, self._spec.batch.images)
-        return patches.to(device, dtype), image_places(self._spec, len(rows)).to(device)
+        patches = patches.chunk(self._images.tp, 1)[self._mesh.coordinate["tp"] % self._images.tp]
+        return patches.to(device, dtype).contiguous(), image_places(self._spec, len(rows), self._share).to(device)
 
     def _before(self, rows: Tensor, starts: Tensor | None, ahead: int) -> Tensor:
         """Tokens before those that are `ahead` positions after local ones: int64 [n, most before, t]."""

@@ -34,10 +34,18 @@ def num_labels(spec: Spec) -> int:
     return spec.global_batch_size * (spec.batch.seq_length - covered)
 
 
-def image_places(spec: Spec, num_rows: int) -> Tensor:
-    """Place of each image token in the stream of its microbatch [micro_batch_size · T], int64 [num_rows · image tokens of a row]."""
-    row = torch.arange(num_rows).remainder(spec.batch.micro_batch_size) * spec.batch.seq_length
-    return (row[:, None] + torch.from_numpy(covered_positions(spec))).flatten()
+def image_places(spec: Spec, num_rows: int, own: Tensor) -> Tensor:
+    """Place of each image token in the rank's stream of its microbatch, int64 [num_rows · image tokens of a row].
+
+    Args:
+        spec: The spec.
+        num_rows: Rows.
+        own: The rank's positions of a row [t]; the place of a token at another one is the number of them all, micro_batch_size · t.
+    """
+    rows, length = spec.batch.micro_batch_size, len(own)
+    found = torch.full((rows, spec.batch.seq_length), rows * length)
+    found[:, own] = torch.arange(rows * length).view(rows, length)
+    return found[:, torch.from_numpy(covered_positions(spec))].flatten().repeat(num_rows // rows)
 
 
 def made_up_patches(sizes: TowerSizes, seed: int, rows: Iterable[int], images: int) -> Tensor:

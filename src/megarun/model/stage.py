@@ -63,7 +63,8 @@ class Stage(nn.Module):
         self.index, self.embeds, self.frozen = slot.index, slot.index == 0, config.lora is not None
         self.predicts = "final_norm" in slot.blocks
         self.joins_loss = model.joins_loss(kernels=config.host.uses_triton)
-        self.vision, self.projector = build_images(config, slot.blocks)
+        self.vision, self.projector = build_images(config, slot.blocks, tp)
+        self.cuts_streams = config.mesh.cuts_streams
         if "embedding" in slot.blocks:
             sliced = self.slices_words
             self.embedding = SlicedEmbedding(num_words, model.hidden_size, tp) if sliced else nn.Embedding(num_words, model.hidden_size)
@@ -173,8 +174,8 @@ class Stage(nn.Module):
             following_structure: If depths add classes, `structure` of these tokens.
             following_platform: If depths add platforms, `platform` of these tokens.
             classes: uint8 [B, T], classes of all positions; for stages with a relation bias.
-            patches: Values of the patches of all images [images, patches, values]; for stages with an encoder.
-            places: int64, where each row of the projection goes in the stream [B · t]; with `patches`.
+            patches: Values of the rank's patches of all images [images, patches, values]; for stages with an encoder.
+            places: int64, where each row of the projection goes in the stream [B · t], or B · t for another rank's; with `patches`.
         """
         if self.embeds:
             x = self.embed(x, before, structure, platform, patches=patches, places=places)
@@ -227,7 +228,7 @@ class Stage(nn.Module):
         x = x if self.multiplier == 1 else x * self.multiplier
         x = self.embedding.get_submodule("norm")(x) if self.norms_words else x
         if rows is not None and places is not None:
-            x = merged(x, rows, places)
+            x = merged(x, rows, places, spare=self.cuts_streams)
             del rows  # in the stream
         return self.add_sides(x, tokens, *sides)
 

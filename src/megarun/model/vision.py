@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from megakernels import attention, gelu
 from megaplan.families.residual import ResidualPath
@@ -24,6 +26,7 @@ from megarun.model.mlp import DenseBlock
 from megarun.model.norm import Block, linear, stream_norm
 from megarun.model.relation import Relations
 from megarun.model.rotary import Rotary, rotary_table
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 UNROTATED = Rotary(*torch.empty(2, 0))
 """No table: no layer rotates its heads."""
@@ -50,23 +53,24 @@ def patch_places(encoder: spec.Encoder, patches_per_token: int) -> list[tuple[in
 class PatchEmbedding(nn.Module):
     """A linear of each patch's values and, if the encoder has one, a learned embedding of its position."""
 
-    def __init__(self, encoder: spec.Encoder) -> None:
+    def __init__(self, encoder: spec.Encoder, index: int) -> None:
         super().__init__()
-        self.proj = linear(encoder.patch_values, encoder.hidden_size, encoder.patch_bias)
+        self.proj, self.index = linear(encoder.patch_values, encoder.hidden_size, encoder.patch_bias), index
         rows = encoder.positions
         self.positions = None if rows is None else nn.Parameter(torch.empty(rows, encoder.hidden_size))
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Values of the patches [images, P, V] -> their features [images, P, W]."""
+        """Values of the rank's patches [images, p, V] -> their features [images, p, W]."""
         features: Tensor = self.proj(patches)
-        return features if self.positions is None else features + self.positions[: features.shape[1]]
+        first, count = self.index * patches.shape[1], patches.shape[1]
+        return features if self.positions is None else features + self.positions[first : first + count]
 
 
 class EncoderAttention(GroupedQueryAttention):
     """Softmax attention of every patch to all patches of its image, or of its window."""
 
-    def __init__(self, config: spec.GroupedQueryAttention, width: int, eps: float, window: int | None) -> None:
-        super().__init__(config, width, eps, 0)
+    def __init__(self, config: spec.GroupedQueryAttention, width: int, eps: float, window: int | None, tp: TensorParallel) -> None:
+        super().__init__(config, width, eps, 0, tp)
         self.num_patches = window
 
     def core(
@@ -78,10 +82,9 @@ class EncoderAttention(GroupedQueryAttention):
         relations: Relations | None = None,  # noqa: ARG002
         gate: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        """Heads [images, P, Hq, D], [images, P, Hkv, D] twice -> [images, P, W]: attention and its output projection."""
+        """Heads [images, P, Hq, D], [images, P, Hkv, D] twice -> [images, p, W]: attention and its output projection."""
         attend = partial(_attention_within, q, k, v, self.scale, self.num_patches or q.shape[1])
-        out: Tensor = self.o_proj(attend().flatten(2))
-        return out
+        return self.o_proj.reduce(self.o_proj(attend().flatten(2)))
 
 
 def _attention_within(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
@@ -90,12 +93,12 @@ def _attention_within(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int
     return attention(queries, keys, values, scale, causal=False).view(*q.shape[:3], -1)
 
 
-def encoder_layer(encoder: spec.Encoder, index: int, eps: float) -> nn.ModuleDict:
+def encoder_layer(encoder: spec.Encoder, index: int, eps: float, tp: TensorParallel) -> nn.ModuleDict:
     """Attention, then an MLP."""
     blocks, width = encoder_blocks(encoder), encoder.hidden_size
     made: dict[str, Block] = {
-        "attention": EncoderAttention(blocks["attention"].section, width, eps, encoder.window(index)),
-        "mlp": DenseBlock(width, blocks["mlp"].section, eps),
+        "attention": EncoderAttention(blocks["attention"].section, width, eps, encoder.window(index), tp),
+        "mlp": DenseBlock(width, blocks["mlp"].section, eps, tp),
     }
     for block in made.values():
         block.place_norms(ResidualPath(encoder.norm), width, eps)
@@ -103,7 +106,7 @@ def encoder_layer(encoder: spec.Encoder, index: int, eps: float) -> nn.ModuleDic
 
 
 class VisionEncoder(nn.Module):
-    """A stack over the patches of an image.
+    """A stack over the patches of an image; ranks that share it have p = P / tp patches each, in turn, between its blocks.
 
     Source: arXiv:2010.11929.
     """
@@ -111,13 +114,13 @@ class VisionEncoder(nn.Module):
     rope_cos: Tensor
     rope_sin: Tensor
 
-    def __init__(self, encoder: spec.Encoder, eps: float, patches_per_token: int, *, trained: bool) -> None:
+    def __init__(self, encoder: spec.Encoder, eps: float, patches_per_token: int, tp: TensorParallel = ALONE, *, trained: bool) -> None:
         super().__init__()
         norm = partial(stream_norm, encoder.norm, encoder.hidden_size, eps)
         self.trained = trained
-        self.patches = PatchEmbedding(encoder)
+        self.patches = PatchEmbedding(encoder, tp.index)
         self.first_norm = norm() if encoder.first_norm else None
-        self.layers = nn.ModuleDict({str(index): encoder_layer(encoder, index, eps) for index in range(encoder.num_layers)})
+        self.layers = nn.ModuleDict({str(index): encoder_layer(encoder, index, eps, tp) for index in range(encoder.num_layers)})
         self.last_norm = norm() if encoder.last_norm else None
         self.requires_grad_(trained)
         self.encoder, self.patches_per_token = encoder, patches_per_token
@@ -136,7 +139,7 @@ class VisionEncoder(nn.Module):
         return Rotary(self.rope_cos, self.rope_sin) if self.encoder.rotary else UNROTATED
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Values of the patches [images, P, V] -> features [images, P, W]."""
+        """Values of the rank's patches [images, p, V] -> features [images, p, W]."""
         with _graph(self.trained):
             x = self.patches(patches)
             if self.first_norm is not None:
@@ -164,8 +167,9 @@ class VisionEncoder(nn.Module):
 class Projector(nn.Module):
     """Linears from features into the stream of text, with gelu between them."""
 
-    def __init__(self, projection: spec.Projection, eps: float, *, trained: bool, in_graph: bool) -> None:
+    def __init__(self, projection: spec.Projection, eps: float, tp: TensorParallel = ALONE, *, trained: bool, in_graph: bool) -> None:
         super().__init__()
+        self.tp = tp
         widths, self.projection, self.in_graph = projection.widths, projection, in_graph
         width = widths[0] // (1 if projection.norms_joined else projection.joined_patches)
         self.norm = None if projection.norm is None else stream_norm(projection.norm, width, eps)
@@ -173,9 +177,9 @@ class Projector(nn.Module):
         self.requires_grad_(trained)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features [images, P, W] -> rows of the stream of text [images · P / patches a token, h]."""
+        """Features of the rank's patches [images, p, W] -> rows of the stream of text of all [images · P / patches a token, h]."""
         with _graph(self.in_graph):
-            return self.project(features)
+            return self.tp.gather(torch.unflatten(self.project(features), 0, (len(features), -1))).flatten(0, 1)
 
     def project(self, x: Tensor) -> Tensor:
         """See `forward`."""
@@ -198,41 +202,44 @@ def _graph(wanted: bool) -> AbstractContextManager[Any]:
     return nullcontext() if wanted else torch.no_grad()
 
 
-def build_images(config: spec.Spec, blocks: Collection[str]) -> tuple[VisionEncoder | None, Projector | None]:
+def build_images(config: spec.Spec, blocks: Collection[str], tp: TensorParallel) -> tuple[VisionEncoder | None, Projector | None]:
     """The encoder and the projection of a stage that has these blocks."""
     stated = None if config.model.towers is None else config.model.towers.stated
     if stated is None or PROJECTOR not in blocks:
         return None, None
     trained, eps = trained_parts(config), config.model.norm_eps
-    projector = Projector(stated[1], eps, trained=trained.projector, in_graph=any(trained))
-    return VisionEncoder(stated[0], eps, stated[1].patches_per_token, trained=trained.vision), projector
+    shared = replace(tp, may_wait=False) if config.mesh.tower_tp > 1 else ALONE  # outside the layers weight gradients are never deferred
+    projector = Projector(stated[1], eps, shared, trained=trained.projector, in_graph=any(trained))
+    return VisionEncoder(stated[0], eps, stated[1].patches_per_token, shared, trained=trained.vision), projector
 
 
 class _Merge(torch.autograd.Function):
     """The stream with rows in some places: a new storage; backward makes the gradient of both."""
 
     @staticmethod
-    def forward(ctx: Any, stream: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    def forward(ctx: Any, stream: Tensor, rows: Tensor, places: Tensor, spare: bool) -> Tensor:
         """[B, t, h], [n, h], int64 [n] -> [B, t, h]."""
         ctx.save_for_backward(places)
-        out = stream.clone()
-        out.flatten(0, 1).index_copy_(0, places, rows)
-        return out
+        ctx.spare = spare
+        out = _copied(stream, spare).index_copy_(0, places, rows)
+        return (out[:-1].clone() if spare else out).view_as(stream)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         """The stream's, zero in these places, and the rows'."""
         (places,) = ctx.saved_tensors
-        of_stream = of_rows = None
-        if ctx.needs_input_grad[0]:
-            of_stream = gradient.clone()
-            of_stream.flatten(0, 1).index_fill_(0, places, 0)
-        if ctx.needs_input_grad[1]:
-            of_rows = gradient.flatten(0, 1).index_select(0, places)
-        return of_stream, of_rows, None
+        of_stream = _copied(gradient, ctx.spare)
+        of_rows = of_stream.index_select(0, places) if ctx.needs_input_grad[1] else None
+        of_stream.index_fill_(0, places, 0)
+        return (of_stream[:-1] if ctx.spare else of_stream).view_as(gradient), of_rows, None, None
 
 
-def merged(stream: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-    """The stream [B, t, h] with rows [n, h] in `places`, int64 [n], of its B · t positions."""
-    found: Tensor = _Merge.apply(stream, rows, places)  # type: ignore[no-untyped-call]
+def _copied(stream: Tensor, spare: bool) -> Tensor:
+    """A copy of a stream [B, t, h] as [B · t, h]; with `spare` it has one more position, of zeros."""
+    return pad(stream.flatten(0, 1), (0, 0, 0, 1)) if spare else stream.flatten(0, 1).clone()
+
+
+def merged(stream: Tensor, rows: Tensor, places: Tensor, *, spare: bool = False) -> Tensor:
+    """The stream [B, t, h] with rows [n, h] in `places`, int64 [n], of its B · t positions; with `spare` B · t is a place of none."""
+    found: Tensor = _Merge.apply(stream, rows, places, spare)  # type: ignore[no-untyped-call]
     return found

@@ -213,7 +213,7 @@ def empty_batch(job: Job, trainer: Trainer) -> Batch:
     if embeds and images is not None:
         count, encoder = rows * spec.schedule.microbatches_per_update * spec.batch.images, images.encoder
         dtype = TORCH_DTYPES[spec.precision.activations]
-        patches = torch.zeros((count, encoder.patches, encoder.patch_values), dtype=dtype, device=device)
+        patches = torch.zeros((count, images.own_patches, encoder.patch_values), dtype=dtype, device=device)
         places = torch.zeros(count * images.tokens, dtype=torch.int64, device=device)
     return Batch(
         zeros(embeds, length),

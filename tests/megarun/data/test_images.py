@@ -22,8 +22,8 @@ def spec_of(spec_with: Any, microbatches: int, **more: Any) -> Spec:
     return Spec.model_validate(spec_with({**model, "batch": batch, "schedule.num_microbatches": microbatches, **more}))
 
 
-def place(data_rank: int, num_data_ranks: int, stage: int = 0, num_stages: int = 1) -> Any:
-    coordinate = {"pp": stage, "cp": 0, "tp": 0}
+def place(data_rank: int, num_data_ranks: int, stage: int = 0, num_stages: int = 1, tp: int = 0) -> Any:
+    coordinate = {"pp": stage, "cp": 0, "tp": tp}
     device = torch.device("cpu")
     return SimpleNamespace(
         coordinate=coordinate, device=device, data_rank=data_rank, num_data_ranks=num_data_ranks, size=lambda _: num_stages
@@ -43,6 +43,18 @@ def test_data_ranks_have_the_images_of_one_process(spec_with: Any, worker: Any) 
                 assert torch.equal(found.patches, expected.patches)
                 assert torch.equal(found.places, expected.places)
                 assert found.keyword_inputs().keys() == expected.keyword_inputs().keys() >= {"patches", "places"}
+
+
+def test_a_tensor_rank_has_its_patches_and_places(spec_with: Any, worker: Any) -> None:
+    """Image 0 at positions 0 to 3, image 1 at 6 to 9 of 12; the place of another rank's row is behind the two rows of six positions."""
+    towers = {**TOWERS, "vision": {"encoder": {**ENCODER, "patches": 8}}}
+    more = {"model.towers": towers, "batch.seq_length": 12, "mesh": {"tp": 2, "towers": "split"}}
+    one = Batches(worker.CountingRows(61), spec_of(spec_with, 1, **{**more, "mesh": {}}), place(0, 1)).at(0)
+    found = [Batches(worker.CountingRows(61), spec_of(spec_with, 1, **more), place(0, 1, tp=rank)).at(0) for rank in range(2)]
+    assert torch.equal(torch.cat([batch.patches for batch in found], 1), one.patches)
+    own, other = [0, 1, 2, 3], [12] * 4
+    assert found[0].places.tolist() == [*own, *other, *(each + 6 for each in own), *other]
+    assert found[1].places.tolist() == [*other, *own, *other, *(each + 6 for each in own)]
 
 
 def test_images_are_a_function_of_the_step(spec_with: Any, worker: Any) -> None:

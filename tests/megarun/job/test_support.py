@@ -29,8 +29,6 @@ PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
             {"model.parallel_layers": [1], "recompute": {"blocks": {"A": "full"}}},
             "model.parallel_layers = given, with whole-block recompute of the layer before",
         ),
-        ({"model.towers": TOWERS, "mesh.tp": 2}, "model.towers = given, with mesh.tp = 2"),
-        ({"model.towers": TOWERS, "mesh.cp": 2}, "model.towers = given, with mesh.cp = 2"),
         ({"model.towers": {"vision": {"parameters": 7}}}, "model.towers = given, with parameters that are counted"),
         ({"model.towers": ROTARY}, "model.towers = given, with vision.encoder.rotary, without a grid"),
         (

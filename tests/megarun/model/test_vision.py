@@ -159,6 +159,18 @@ def test_rows_take_places_of_the_stream() -> None:
     assert torch.equal(of_stream.flatten(0, 1), cotangent.flatten(0, 1) * left)
 
 
+def test_rows_of_other_ranks_go_nowhere() -> None:
+    """Rows whose place is behind the stream have the gradient zero, and the stream keeps what it has."""
+    stream, rows = torch.randn(2, 4, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    places = torch.tensor([8, 5, 8, 6])
+    out = merged(stream, rows, places, spare=True)
+    cotangent = torch.randn_like(out)
+    assert torch.equal(out, merged(stream, rows[1::2], places[1::2]))
+    found = torch.autograd.grad(out, (stream, rows), cotangent)
+    expected = torch.autograd.grad(merged(stream, rows[1::2], places[1::2]), (stream, rows), cotangent)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("trained", [(True, True), (False, True), (True, False), (False, False)])
 def test_only_trained_parts_have_gradients(spec_with: Any, trained: tuple[bool, bool]) -> None:
     """A frozen encoder has no graph; a frozen projection behind a trained encoder passes gradients on."""

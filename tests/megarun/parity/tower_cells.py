@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from parity_cells import BF16, E2, FEW_WORDS, RESHARD, TIED, V2, Cell, pattern
+from parity_cells import BF16, E2, FEW_WORDS, RESHARD, T2, TIED, V2, Cell, pattern
 
 ENCODER: dict[str, Any] = {
     **{"num_layers": 2, "hidden_size": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "ffn_hidden_size": 20},
@@ -19,6 +19,7 @@ def images(*, vision: bool = True, projector: bool = True, encoder: Any = None, 
 
 TWO = {"batch": {"micro_batch_size": 2, "seq_length": 16, "images": 2}}
 WINDOWED = {"window_patches": 4, "full_layers": [1], "norm": "rmsnorm", "activation": "swiglu", "qk_norm": True, "positions": None}
+SMALL, S2 = {"widths": [48, 32]}, T2 | {"towers": "split"}
 ROTARY = {"rotary": True, "grid": [2, 4], "head_dim": 8, "positions": None}
 POOLED = {"widths": [24, 32], "joined_patches": 1, "pooled_patches": 4, "norm": "rmsnorm"}
 DENSE = pattern("AD", 4)
@@ -44,5 +45,15 @@ TOWER_CELLS = [
     Cell("towers-ddp-pp2-dp2", {"pp": 2, "dp_replicate": 2}, spec=DENSE | images() | DDP),
     Cell("towers-rotary-pp2", {"pp": 2}, spec=DENSE | images(encoder=ROTARY), ci=True),
     Cell("towers-rotary-windows-dp2-full", {"dp_shard": 2}, spec=DENSE | images(encoder=WINDOWED | ROTARY) | TWO | FULL, by_course=True),
+    Cell("towers-tp2-steps2", T2, spec=DENSE | images() | TWO, updates_after=2),
+    Cell("towers-split-tp2", S2, spec=DENSE | images() | TWO, ci=True),
+    Cell("towers-split-tp2-pp2-one-image", S2 | {"pp": 2}, spec=DENSE | images(encoder={"first_norm": False})),
+    Cell("towers-split-tp2-frozen-encoder", S2, spec=DENSE | images(vision=False) | TWO),
+    Cell("towers-split-tp2-dp2-frozen-projector-full", S2 | {"dp_shard": 2}, spec=DENSE | images(projector=False, encoder=WINDOWED) | FULL),
+    Cell("towers-split-tp2-rotary-selective-words", S2 | {"vocab_parallel": True}, spec=DENSE | images(encoder=ROTARY) | SELECTIVE),
+    Cell("towers-split-tp2-zbv-pp2", S2 | V2, "zbv", DENSE | images(projection=SMALL) | TWO),
+    Cell("towers-cp2", {"cp": 2}, spec=DENSE | images() | TWO, ci=True),
+    Cell("towers-split-cp2-tp2-packed", S2 | {"cp": 2}, spec=DENSE | images(encoder=ROTARY) | FEW_WORDS),
+    Cell("towers-cp2-pp2-frozen-encoder", {"cp": 2, "pp": 2}, spec=DENSE | images(vision=False) | TWO),
     Cell("towers-frozen-lora-pp2-dp2", {"pp": 2, "dp_shard": 2}, spec=DENSE | images() | {"lora": {"rank": 3, "alpha": 6.0}}),
 ]

@@ -23,6 +23,8 @@ def images(vision: bool, projector: bool, encoder: Any = None, projection: Any =
     return {"model.pattern": "AD", "model.num_layers": 4, "model.towers": towers, "batch": batch}
 
 
+FOURS = {"widths": [80, 32], "joined_patches": 2}
+SPLIT = {"mesh": {"tp": 2, "towers": "split"}}
 FOUR = {"kind": "1f1b", "num_microbatches": 4}
 INTERLEAVED = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {**FOUR, "kind": "interleaved_1f1b"}}
 ZERO_BUBBLE = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {**FOUR, "kind": "interleaved_zero_bubble"}}
@@ -46,6 +48,13 @@ BF16 = {"precision": {"params": "bf16"}}
             | {"mesh.pp": 2, "schedule": FOUR},
             id="rotary-frozen-pp2",
         ),
+        pytest.param(images(True, True) | {"mesh": {"tp": 2}}, id="tp2"),
+        pytest.param(images(True, True, projection=FOURS) | SPLIT | {"mesh.pp": 2, "schedule": FOUR}, id="split-tp2-pp2"),
+        pytest.param(images(False, True, WINDOWS) | SPLIT | BF16, id="split-tp2-frozen-encoder"),
+        pytest.param(images(True, False, ROTARY | SMALL_WINDOWS, POOLED) | SPLIT | {"recompute.towers": "full"}, id="split-tp2-full"),
+        pytest.param(images(True, True) | SPLIT | {"recompute.towers": "selective", "mesh.cp": 2}, id="split-tp2-cp2-selective"),
+        pytest.param(images(False, False) | SPLIT | {"lora": {"rank": 3, "alpha": 6.0}}, id="split-tp2-lora"),
+        pytest.param(images(True, True) | {"mesh": {"cp": 2}} | BF16, id="cp2"),
         pytest.param(images(False, False) | {"lora": {"rank": 3, "alpha": 6.0}}, id="lora", marks=pytest.mark.slow),
         pytest.param(images(True, True) | INTERLEAVED, id="interleaved", marks=pytest.mark.slow),
         pytest.param(images(True, True) | {"sharding.mode": "ddp", "mesh.dp_shard": 2} | BF16, id="ddp", marks=pytest.mark.slow),

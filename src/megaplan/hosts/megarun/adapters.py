@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache, lru_cache, partial
 from math import prod
 
-from megaplan.blocks.ops import BlockProgram, Dims, Flow, Op
+from megaplan.blocks.ops import OUTPUT, BlockProgram, Dims, Flow, Op
 from megaplan.blocks.storages import INSIDE_BACKWARD, Shapes, storages
 from megaplan.columns import Column
 from megaplan.hosts.megarun.low_precision import EXPERTS
@@ -89,10 +89,14 @@ def frozen_part(part: BlockReplay, *, embeds: bool) -> BlockReplay:
 def _frozen(run: Replay, *, embeds: bool) -> Replay:
     ops, program = tuple(adapted_op(op, frozenset()) for op in run.program.graph.ops), run.program
     if embeds:
-        ops = tuple(op if op.flow is Flow.ADD else op._replace(keeps=(), grads=(), fetches=()) for op in ops)
+        ops = tuple(op if op.flow is Flow.ADD and OUTPUT in op.makes else _without_gradient(op) for op in ops)
     found = partial(replay, ops, program.graph.held, starts=CALLER in program.arriving, pinned=program.pinned)
     frozen = found()
     return found(counts_input=True) if run.keeps_input and not frozen.keeps_input else frozen
+
+
+def _without_gradient(op: Op) -> Op:
+    return op._replace(keeps=(), grads=(), fetches=(), flow=Flow.COMPUTE if op.flow is Flow.ADD else op.flow)
 
 
 @lru_cache(maxsize=256)

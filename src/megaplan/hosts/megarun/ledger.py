@@ -109,7 +109,7 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
             continue
         own = name if block.family is Outside.MTP else "head" if name == "head" else "none"
         if block.family in (*STATED, Outside.EMBEDDING):
-            own = f"{spec.recompute.towers}, {spec.batch.images} images"
+            own = f"{spec.recompute.towers}, {spec.batch.images} images, {spec.mesh.towers}"
         made[name] = id(block), None, own
     if inventory.tied:
         made["head"] = id(inventory.block("embedding")), None, "head"

@@ -38,22 +38,29 @@ class TowerSizes(NamedTuple):
         projection: The projection of its features.
         images: Images.
         tokens: Tokens of the stream of text that an image takes.
+        tp: Ranks that share its heads, widths and patches.
     """
 
     encoder: Encoder
     projection: Projection
     images: int
     tokens: int
+    tp: int
 
     @property
     def rows(self) -> int:
         """Rows of the projection's output."""
         return self.images * self.tokens
 
+    @property
+    def own_patches(self) -> int:
+        """Patches of an image that a rank embeds and projects."""
+        return self.encoder.patches // self.tp
+
     def dims(self, whole: Dims) -> Dims:
         """Local sizes of the encoder's blocks; `whole` are the spec's."""
-        found = whole._replace(batch=self.images, tokens=self.encoder.patches, residual_tokens=self.encoder.patches)
-        found = found._replace(hidden=self.encoder.hidden_size, tp=1, cp=1, ep=1, etp=1)
+        found = whole._replace(batch=self.images, tokens=self.encoder.patches, residual_tokens=self.own_patches)
+        found = found._replace(hidden=self.encoder.hidden_size, tp=self.tp, cp=1, ep=1, etp=1)
         return found._replace(packed=False, is_last_cp_rank=True, kernels=False, frozen=False, relations=0, flash4=False)
 
 
@@ -63,7 +70,8 @@ def tower_sizes(spec: Spec) -> TowerSizes | None:
     if stated is None:
         return None
     encoder, projection = stated
-    return TowerSizes(encoder, projection, spec.batch.micro_batch_size * spec.batch.images, encoder.patches // projection.patches_per_token)
+    images, tokens = spec.batch.micro_batch_size * spec.batch.images, encoder.patches // projection.patches_per_token
+    return TowerSizes(encoder, projection, images, tokens, spec.mesh.tower_tp)
 
 
 def tower_input_bytes(spec: Spec) -> int:
@@ -71,7 +79,7 @@ def tower_input_bytes(spec: Spec) -> int:
     sizes = tower_sizes(spec)
     if sizes is None:
         return 0
-    values = sizes.images * sizes.encoder.patches * sizes.encoder.patch_values * spec.precision.activations.bytes
+    values = sizes.images * sizes.own_patches * sizes.encoder.patch_values * spec.precision.activations.bytes
     return values + sizes.rows * DType.INT64.bytes
 
 
@@ -167,13 +175,13 @@ def _patches(encoder: Encoder, dims: Dims) -> BlockReplay:
             Op("add positions", (made, "places"), (OUTPUT,), flow=Flow.ADD),
         )
     shapes = _rows(dims, {OUTPUT: dims.residual, "projected": dims.residual, "places": (0,)})
-    return BlockReplay(_replayed(ops), residual(shapes) | _rows(dims, {INPUT: dims.wide(encoder.patch_values)}))
+    return BlockReplay(_replayed(ops), residual(shapes) | _rows(dims, {INPUT: (*dims.residual[:2], encoder.patch_values)}))
 
 
 def _projector(sizes: TowerSizes, dims: Dims, hidden: int) -> BlockReplay:
-    """Features averaged, normed, joined and projected."""
-    projection, rows = sizes.projection, sizes.rows
-    pooled = (dims.batch, dims.tokens // projection.pooled_patches)
+    """Features averaged, normed, joined and projected; where ranks share patches, their rows are gathered."""
+    projection, rows = sizes.projection, sizes.rows // sizes.tp
+    pooled = (dims.batch, dims.residual_tokens // projection.pooled_patches)
     shapes: dict[str, tuple[int, ...]] = {"pooled": (*pooled, dims.hidden), "normed": (*pooled, dims.hidden)}
     statistics = (rows,) if projection.norms_joined else pooled
     read = INPUT
@@ -189,18 +197,25 @@ def _projector(sizes: TowerSizes, dims: Dims, hidden: int) -> BlockReplay:
         read = "normed"
     if not projection.norms_joined and projection.joined_patches > 1:
         ops, read = [*ops, reshape("join", read, "joined")], "joined"
-    last = len(projection.widths) - 2
+    last, end = len(projection.widths) - 2, OUTPUT if sizes.tp == 1 else "own"
     for index, width in enumerate(projection.widths[1:]):
-        made = OUTPUT if index == last else f"wide.{index}"
+        made = end if index == last else f"wide.{index}"
         bias = f"linears.{index}.bias" if projection.bias else None
         ops.append(linear(f"linears.{index}", read, made, f"linears.{index}.weight", bias=bias))
         read = f"bent.{index}"
         if index < last:
             ops.append(Op(f"gelu.{index}", (made,), (read,), keeps=(made,)))
             shapes |= {made: (rows, width), read: (rows, width)}
+    if sizes.tp > 1:
+        ops.append(Op("gather", (end,), (OUTPUT,)))
     joined = (rows, projection.widths[0])  # a view, whose gradient is a storage
-    tensors = residual(_rows(dims, {**shapes, "joined": joined}) | _statistics(dims, statistics) | _rows(dims, {OUTPUT: (rows, hidden)}))
-    return BlockReplay(_replayed(tuple(ops)), tensors | _rows(dims, {INPUT: dims.residual}))
+    shapes |= {"joined": joined, end: (rows, hidden), INPUT: dims.residual}
+    return BlockReplay(_replayed(tuple(ops)), made_rows(sizes, dims, hidden, OUTPUT) | _rows(dims, shapes) | _statistics(dims, statistics))
+
+
+def made_rows(sizes: TowerSizes, dims: Dims, hidden: int, name: str) -> Shapes:
+    """The projection's rows of all images: a storage of this name, which ranks that share the patches have gathered."""
+    return storages(dims.dtype, Column.ACTIVATIONS if sizes.tp == 1 else Column.COMMUNICATION, {name: (sizes.rows, hidden)})
 
 
 def _detached(part: BlockReplay) -> BlockReplay:
@@ -240,20 +255,26 @@ def merged_part(spec: Spec, sizes: TowerSizes, dims: Dims, part: BlockReplay) ->
     """The embedding's part, whose input is the projection's rows, which take the places of placeholders in the stream.
 
     The stream with these rows is a new storage. Backward makes two gradients: the stream's, with zeros in these places, and the rows'.
+    Where a rank has a part of the positions, both the merged stream and that gradient are made with one more, which takes the other rows.
     """
-    tensors = part.tensors | storages(dims.dtype, Column.ACTIVATIONS, {INPUT: (sizes.rows, dims.hidden), UNMERGED: dims.residual})
-    return BlockReplay(_merged(part.replay, any(trained_parts(spec))), tensors)
+    batch, tokens, hidden = dims.residual
+    shapes = {UNMERGED: dims.residual, JOINED: (batch * tokens + 1, hidden)}
+    tensors = part.tensors | storages(dims.dtype, Column.ACTIVATIONS, shapes) | made_rows(sizes, dims, hidden, INPUT)
+    return BlockReplay(_merged(part.replay, any(trained_parts(spec)), spec.mesh.cuts_streams), tensors)
 
 
-UNMERGED = "unmerged"
+UNMERGED, JOINED = "unmerged", "joined"
 
 
 @cache
-def _merged(run: Replay, reached: bool) -> Replay:
+def _merged(run: Replay, reached: bool, joins: bool) -> Replay:
     ops = [
         op._replace(
             reads=tuple(name for name in op.reads if name != INPUT), makes=tuple(UNMERGED if name == OUTPUT else name for name in op.makes)
         )
         for op in run.program.graph.ops
     ]
-    return replay((*ops, Op("merge", (UNMERGED, INPUT), (OUTPUT,), grads=(UNMERGED, INPUT) if reached else (UNMERGED,))))
+    read = JOINED if joins else UNMERGED
+    if joins:
+        ops.append(Op("join", (UNMERGED,), (JOINED,), flow=Flow.ADD))  # its gradient is the stream's, of which it passes on a view
+    return replay((*ops, Op("merge", (read, INPUT), (OUTPUT,), grads=(read, INPUT) if reached else (read,), holds=(UNMERGED,))))

@@ -67,7 +67,7 @@ OF_MEMORY = {
 }  # fmt: skip
 """Keys of what is kept and in which dtype: fitted steps have one value, or show no difference."""
 OF_VALUES = {
-    "host.model", "host.moe_load_balancing", "mesh.context_exchange", "mesh.vocab_parallel", "model.attention.gate_bias",
+    "host.model", "host.moe_load_balancing", "mesh.context_exchange", "mesh.towers", "mesh.vocab_parallel", "model.attention.gate_bias",
     "model.attention.key_bias", "model.stream_scale",
     "model.attention.gate_width",
     "model.attention.qk_norm_width", "model.attention.value_norm", "model.attention.values_from_keys", "recompute.towers",
