@@ -19,7 +19,9 @@ ALIASES = {
     **dict.fromkeys(("a100", "a100-sxm", "a100-sxm4", "a100-sxm4-80gb", "a100-sxm-80gb"), "a100-80gb"),
     **dict.fromkeys(("a100-sxm4-40gb", "a100-sxm-40gb"), "a100-40gb"),
     **dict.fromkeys(("h200-sxm", "h200-141gb"), "h200"),
-    **{"b200-sxm": "b200", "mi300": "mi300x", "mi355": "mi355x"},
+    **dict.fromkeys(("a800-sxm4-80gb", "a800-sxm", "a800-sxm4"), "a800-80gb"),
+    **dict.fromkeys(("rtx-pro-6000-blackwell", "rtx-pro-6000-blackwell-server-edition"), "rtx-pro-6000"),
+    **{"h800-sxm5": "h800-sxm", "b200-sxm": "b200", "b300-sxm": "b300", "b300-sxm6-ac": "b300", "mi300": "mi300x", "mi355": "mi355x"},
 }
 """Other names of a device: of the generation alone, its most common form."""
 
@@ -102,11 +104,15 @@ def device_names() -> tuple[str, ...]:
 
 
 def canonical_name(name: str) -> str:
-    """The data file's name of a device: in lower case, without the maker, an alias resolved; an unknown name is unchanged."""
+    """The data file's name of a device: in lower case, without the maker, an alias or the start of one name alone resolved.
+
+    An unknown name is unchanged.
+    """
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     plain = plain.removeprefix("nvidia-").removeprefix("amd-").removeprefix("instinct-")
     plain = ALIASES.get(plain, plain)
-    return plain if plain in _data() else name
+    starts = [known for known in _data() if known.startswith(f"{plain}-")]
+    return plain if plain in _data() else starts[0] if len(starts) == 1 else name
 
 
 @cache

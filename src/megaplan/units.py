@@ -54,6 +54,11 @@ def short_count(count: int, digits: int = 2) -> str:
     return _decimal(count, (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)), digits)
 
 
+def format_figure(value: float) -> str:
+    """Display of a figure with three digits at least: `0.0123`, `6.06`, `2,684`."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
 def format_ns(ns: int, digits: int = 2) -> str:
     """Display of a time given in nanoseconds: `1.50 ms`."""
     for unit, factor in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):

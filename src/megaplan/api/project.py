@@ -15,6 +15,7 @@ from megaplan.layout.calibrate import calibrations
 from megaplan.layout.step_time import planned_time
 from megaplan.results import Result, Row
 from megaplan.scalars import RecipeType
+from megaplan.units import format_figure
 
 if TYPE_CHECKING:
     from megaplan.exploration.engine import Progress
@@ -84,7 +85,7 @@ class Projection(Result):
     points: tuple[ProjectedPoint, ...]
 
     def _summary(self) -> Sequence[str]:
-        measured = f"measured step {self.measured_seconds:.3g} s; modelled {self.modelled_seconds:.3g} s"
+        measured = f"measured step {format_figure(self.measured_seconds)} s; modelled {format_figure(self.modelled_seconds)} s"
         how = "searched again at each size" if self.searched else "the data axis grows"
         return (f"{self.name}: {self.devices:,} x {self.device}", measured, how)
 

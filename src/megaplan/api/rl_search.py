@@ -15,6 +15,7 @@ from megaplan.post_training.job import section_of, training_job
 from megaplan.post_training.values import RlEstimate
 from megaplan.results import Result, Row
 from megaplan.spec.post_training import PostTraining
+from megaplan.units import format_figure
 
 FORMAT = "megaplan.rl-search/1"
 SECONDS = 20.0
@@ -86,7 +87,9 @@ class RlSearch(Result):
 
     def _summary(self) -> Sequence[str]:
         tried = f"{self.num_evaluated:,} of {self.num_plans:,} plans estimated{', ended by the time limit' if self.stopped else ''}"
-        best = f"best: iteration {self.rows[0].iteration_seconds:.3g} s, {self.rows[0].placement}" if self.rows else "nothing fits"
+        best = "nothing fits"
+        if self.rows:
+            best = f"best: iteration {format_figure(self.rows[0].iteration_seconds)} s, {self.rows[0].placement}"
         return (f"{self.name}: {self.num_devices:,} x {self.device}", best, tried)
 
     def _rows(self) -> Sequence[Row]:

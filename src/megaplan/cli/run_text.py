@@ -8,7 +8,7 @@ from math import isfinite
 from megaplan.goodput.values import NamedFigure, RunEstimate, Spread
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
-from megaplan.units import format_bytes, format_ns, short_count
+from megaplan.units import format_bytes, format_figure, format_ns, short_count
 
 NS = 1e9
 LEAST_SHOWN = 1e-5
@@ -84,18 +84,14 @@ def _totals(found: RunEstimate) -> Iterator[list[str]]:
 
 
 def _row(name: str, spread: Spread, factor: float = 1.0) -> list[str]:
-    value, low, high = (_number(each * factor) for each in (spread.value, spread.low, spread.high))
+    value, low, high = (format_figure(each * factor) for each in (spread.value, spread.low, spread.high))
     return [name, value, f"{low} to {high}" if low != high else "-"]
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _interruptions(found: RunEstimate) -> str:
     every = format_seconds(found.mtbf_hours * 3600)
     return (
-        f"{_number(found.interruptions)} interruptions, one every {every};"
+        f"{format_figure(found.interruptions)} interruptions, one every {every};"
         f" a recovery takes {format_seconds(found.recovery_seconds)} in the mean"
     )
 
@@ -152,4 +148,4 @@ def _gains(found: RunEstimate) -> Iterator[list[str]]:
     yield ["change", "goodput", "days", *(["cost"] if priced else []), "needs"]
     for gain in found.gains:
         cost = [] if gain.cost_change is None else [f"{gain.cost_change:+,.0f}"]
-        yield [gain.name, percent(gain.goodput), _number(gain.days), *cost, gain.note]
+        yield [gain.name, percent(gain.goodput), format_figure(gain.days), *cost, gain.note]

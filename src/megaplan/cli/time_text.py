@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.layout.step_time import NS, PlannedTime
 from megaplan.terminal.table import wrap
-from megaplan.units import format_ns
+from megaplan.units import format_figure, format_ns
 
 NUM_TERMS = 6
 
@@ -21,7 +21,7 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
     if time.missing:
         yield from wrap(f"  no step of the fit is of {', '.join(time.missing)} with the rest of this one", indent="  ")
     if any(time.traffic):
-        reduced, gathered = (f"{size / 1e9:,.3g} GB" for size in time.traffic)
+        reduced, gathered = (f"{format_figure(size / 1e9)} GB" for size in time.traffic)
         yield from wrap(f"  data ranks reduce {reduced} of gradients and gather {gathered} of parameters per step", indent="  ")
     largest = sorted((term for term in time.terms.items() if term[1] > 0), key=lambda term: -term[1])[:NUM_TERMS]
     yield from wrap("  " + ", ".join(f"{name} {_text(seconds)}" for name, seconds in largest), indent="  ")

@@ -19,7 +19,7 @@ from megaplan.partition.memory import Memory
 from megaplan.results import Result, Row, verdict_text
 from megaplan.spec.models import Spec
 from megaplan.spec.pools import parts_of, peak_flops
-from megaplan.units import format_bytes, format_ns
+from megaplan.units import format_bytes, format_figure, format_ns
 from megaplan.wording import argument
 
 AXES = ("pp", "tp", "cp", "ep", "etp", "dp_shard", "micro_batch", "kind")
@@ -81,7 +81,7 @@ class LayoutRow(Result):
         return (
             f"{self.spec.mesh.degrees_text or 'one device'}, micro-batch {self.exact.layout.micro_batch}",
             verdict_text(fits, self.peak_bytes, self.headroom_bytes),
-            f"step {self.step_seconds:.3g} s, {rate}",
+            f"step {format_figure(self.step_seconds)} s, {rate}",
         )
 
     def _rows(self) -> Sequence[Row]:

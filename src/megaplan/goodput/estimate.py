@@ -19,7 +19,7 @@ from megaplan.layout.step_time import PlannedTime
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Run, Spec
 from megaplan.spec.pools import parts_of
-from megaplan.units import format_bytes
+from megaplan.units import format_bytes, format_figure
 
 FORMAT = "megaplan.run/1"
 DAY, HOUR, MILLION = 86400.0, 3600.0, 1e6
@@ -79,8 +79,8 @@ class _Estimate:
         if not self.job.shares.useful:
             raise refuse(
                 "MP472",
-                f"an interruption every {1 / self.faults.rate:.3g} s, a recovery of {self.job.recovery.seconds:.3g} s,"
-                f" a save of {self.job.saving.write:.3g} s",
+                f"an interruption every {format_figure(1 / self.faults.rate)} s,"
+                f" a recovery of {format_figure(self.job.recovery.seconds)} s, a save of {format_figure(self.job.saving.write)} s",
                 f"--mtbf {figures()['mtbf_hours'].value:g}h",
                 key="run.mtbf",
             )
@@ -211,7 +211,8 @@ class _Estimate:
         if faults.detection > FAST_DETECTION_SECONDS:
             recovery = faults.recovery(job.saving.read, detection=FAST_DETECTION_SECONDS)
             changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery, interval=kept)
-            yield self._change(f"detection within {FAST_DETECTION_SECONDS:g} s", changed, spares, f"now {faults.detection:.3g} s")
+            now = f"now {format_figure(faults.detection)} s"
+            yield self._change(f"detection within {FAST_DETECTION_SECONDS:g} s", changed, spares, now)
         if self.spec.mesh.world_size > self.spec.device.per_node and not self.in_memory:
             changed = self.job_in_memory(job.step)
             memory = format_bytes(self.sizes.memory_copies_bytes)

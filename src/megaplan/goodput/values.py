@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaplan.results import Result, Row
+from megaplan.units import format_figure
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ class RunEstimate(Result):
 
     def _summary(self) -> Sequence[str]:
         cost = "" if self.cost is None else f", cost {self.cost.value:,.0f}"
-        size = f"{self.tokens:,} tokens in {self.steps:,} steps of {self.step_seconds.value:.3g} s"
+        size = f"{self.tokens:,} tokens in {self.steps:,} steps of {format_figure(self.step_seconds.value)} s"
         run = f"{self.days.value:.1f} days ({self.days.low:.1f} to {self.days.high:.1f}), goodput {100 * self.goodput:.1f} %{cost}"
         fits = "fits" if self.fits else "DOES NOT FIT"
         return (f"{self.name}: {self.num_devices:,} x {self.device}, {fits}", size, run)

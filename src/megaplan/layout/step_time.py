@@ -11,6 +11,7 @@ from megaplan.measured.constants import measured
 from megaplan.schedules import MAX_REPLAYED, placement, slot_owner
 from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import replays_graphs, replays_update
+from megaplan.units import format_figure
 
 if TYPE_CHECKING:
     from megaplan.cost.step.workload import TimedStep
@@ -123,7 +124,8 @@ class PlannedTime(NamedTuple):
     @property
     def text(self) -> str:
         """`step 0.955 s, 17,158 tokens/s per device, MFU 40.0 %`."""
-        return f"step {self.seconds:.3g} s, {self.tokens_per_second_per_device:,.0f} tokens/s per device, MFU {100 * self.mfu:.1f} %"
+        rate = f"{self.tokens_per_second_per_device:,.0f} tokens/s per device"
+        return f"step {format_figure(self.seconds)} s, {rate}, MFU {100 * self.mfu:.1f} %"
 
     def as_document(self) -> dict[str, Any]:
         """The time as JSON; seconds to the microsecond."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from megaplan.goodput.values import NamedFigure, Spread
 from megaplan.results import Result, Row, verdict_text
+from megaplan.units import format_figure
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ class RlEstimate(Result):
         return (
             f"{self.name}: {self.num_devices:,} x {self.device}, {self.placement}",
             verdict_text(self.fits, fullest.total_bytes, fullest.headroom_bytes, self.peak_phase),
-            f"iteration {seconds.value:.3g} s ({seconds.low:.3g} to {seconds.high:.3g}), "
+            f"iteration {format_figure(seconds.value)} s ({format_figure(seconds.low)} to {format_figure(seconds.high)}), "
             f"{self.tokens_per_second_per_device:,.0f} tokens/s per device",
         )
 

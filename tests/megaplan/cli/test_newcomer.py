@@ -9,6 +9,7 @@ import pytest
 import megaplan
 from megaplan.api.size import FREE_PERCENT
 from megaplan.cli.main import run
+from megaplan.devices import canonical_name
 
 MODEL = {
     "model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
@@ -131,3 +132,22 @@ def test_a_search_over_layouts_of_a_model(folder: Path, capsys: pytest.CaptureFi
     assert found.job.spec.global_batch_size == 8
     assert [each.code for each in found.job.read_diagnostics] == ["MP821"]
     assert megaplan.search("model", "schedule.num_microbatches=6", devices=2, vary=[], processes=1).job.spec.global_batch_size == 6
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("h800", "h800-sxm"),
+        ("NVIDIA A800-SXM4-80GB", "a800-80gb"),
+        ("A100", "a100-80gb"),
+        ("NVIDIA GB200", "gb200"),
+        ("rtx_pro", "rtx-pro-6000"),
+    ],
+)
+def test_names_of_devices(said: str, name: str) -> None:
+    assert canonical_name(said) == name
+
+
+@pytest.mark.parametrize("said", ["gb", "h20-3e", "b2", "h"])
+def test_a_name_of_several_devices_or_none_is_kept(said: str) -> None:
+    assert canonical_name(said) == said

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaplan.units import format_bytes, format_gib, format_ns, parse_bytes, short_count
+from megaplan.units import format_bytes, format_figure, format_gib, format_ns, parse_bytes, short_count
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,8 @@ def test_display_by_example() -> None:
     assert format_gib(2**30) == "1.00"
     assert [short_count(count) for count in (512, 131_072, 4_726_404_962)] == ["512", "131.07 K", "4.73 B"]
     assert [format_ns(ns) for ns in (12, 1_500, 1_500_000, 2 * 10**9)] == ["12 ns", "1.50 µs", "1.50 ms", "2.00 s"]
+
+
+def test_a_figure_has_three_digits_at_least() -> None:
+    shown = {value: format_figure(value) for value in (0.012345, 6.0578, 999.4, 999.6, 2684.35, -1500.0, 0.0)}
+    assert shown == {0.012345: "0.0123", 6.0578: "6.06", 999.4: "999", 999.6: "1,000", 2684.35: "2,684", -1500.0: "-1,500", 0.0: "0"}
