@@ -64,10 +64,10 @@ def _results(path: str) -> dict[str, Any]:
     text = read_text(path)
     try:
         documents: list[Any] = [json.loads(text)]
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             documents = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise refuse("MP487", f"{path} is not JSON, nor a line of JSON for each run: {error}", FORM) from None
     if not all(isinstance(each, dict) for each in documents):
         raise refuse("MP487", f"{path} has a line that is no object", FORM)

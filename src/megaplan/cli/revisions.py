@@ -71,7 +71,7 @@ def _plan(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     is_plan = isinstance(document, dict) and str(document.get("format", "")).startswith(FORMAT.partition("/")[0] + "/")
     return document if is_plan else None

@@ -32,7 +32,7 @@ def changed_kernels(path: str) -> list[dict[str, Any]]:
             if not (row["kernel"] and row["runs"] and row["source"] and before > 0 and after > 0):
                 raise ValueError(str(row))
             Basis(row["basis"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise refuse("MP487", f"{path} has no list of changed kernels: {error}", FORM) from None
     return rows
 

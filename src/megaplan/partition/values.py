@@ -143,8 +143,13 @@ def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]
 
 def time_costs(times: Sequence[ModelTimes]) -> StackCosts:
     """Nanoseconds of F + I + W, from the times of the model on each slot's device, or on that of all."""
-    found = [StackCosts(tuple([layer.total_ns for layer in each.layers]), each.first.total_ns, each.last.total_ns, "ns") for each in times]
-    return found[0] if len(set(found)) == 1 else found[0]._replace(own=tuple(found))
+    different = {id(each): each for each in times}
+    costs = {
+        key: StackCosts(tuple([layer.total_ns for layer in each.layers]), each.first.total_ns, each.last.total_ns, "ns")
+        for key, each in different.items()
+    }
+    found = [costs[id(each)] for each in times]
+    return found[0] if len(set(costs.values())) == 1 else found[0]._replace(own=tuple(found))
 
 
 def least_busiest(parts: Mapping[StackCosts, int]) -> int:

@@ -138,7 +138,7 @@ def _table(path: Path) -> dict[str, Any] | None:
         import tomllib  # noqa: PLC0415  (most folders have no such file)
 
         document = tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise refuse("MP144", f"{path}: {error}", file=str(path)) from None
     if path.name == PROJECT:
         document = document.get("tool", {}).get("megaplan")

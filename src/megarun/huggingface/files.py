@@ -60,7 +60,7 @@ class WeightFiles:
                 for file in set(places.values()):
                     check_name(file)
                 return cls(folder, dict(places))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise unreadable(index, error) from None
         if not (folder / SINGLE).is_file():
             hint = "save_pretrained writes these; older formats are converted by transformers"

@@ -42,7 +42,7 @@ def settle(folder: Path) -> int:
     """
     changed = 0
     for group in folder.glob(GROUPS):
-        with suppress(OSError, ValueError, KeyError, AttributeError):
+        with suppress(OSError, ValueError, KeyError, AttributeError, RecursionError):
             document = json.loads(group.read_text(encoding="utf-8"))
             paths = document["child_paths"]
             own = {name: str(group.parent / Path(path).name) for name, path in paths.items()}

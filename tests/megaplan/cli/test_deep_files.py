@@ -29,6 +29,8 @@ COMMANDS = [
     ["import", "megatron", "FILE"],
     ["import", "torchtitan", "FILE"],
     ["calibrate", "FILE", "-o", "-"],
+    ["calibrate", "benchmarks/gpu/specs", "--profile", "FILE", "-o", "-"],
+    ["calibrate", "benchmarks/gpu/specs", "--profile", "benchmarks/results/h200-2026-11-27b.json", "--changed", "FILE", "-o", "-"],
     ["report", "FILE", "-o", "-"],
     ["search", "FILE", "--devices", "8"],
     ["export", "FILE", "--to", "fsdp2"],

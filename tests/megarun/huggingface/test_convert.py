@@ -59,8 +59,9 @@ def test_every_model_type_round_trips(model_type: str, which: int, tmp_path: Pat
     assert {tensor.dtype for tensor in ours.values()} == {torch.bfloat16}
     export_weights(moved.path, tmp_path / "model" / "config.json", tmp_path / "back")
     found = stored(tmp_path / "back")
-    assert found.keys() == tensors.keys()
-    assert [name for name in found if not torch.equal(found[name], tensors[name])] == []
+    constants = {name for name in found if name.endswith((".act_fn.beta", ".act_fn.eps"))}  # buffers of transformers that no run changes
+    assert found.keys() - constants == tensors.keys()
+    assert [name for name in tensors if not torch.equal(found[name], tensors[name])] == []
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,9 @@ def test_a_config_of_another_model_is_refused(tmp_path: Path, capfd: pytest.Capt
     assert "model.attention.rope_theta = 500000.0 in the config, 10000.0 in the plan" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("text", "code"), [("{}", "MP663"), ('{"weight_map": {"a": "../model.safetensors"}}', "MP663")])
+@pytest.mark.parametrize(
+    ("text", "code"), [("{}", "MP663"), ("[" * 100_000, "MP663"), ('{"weight_map": {"a": "../model.safetensors"}}', "MP663")]
+)
 def test_an_index_that_is_wrong(text: str, code: str, tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     plan = plan_of(tmp_path / "model")

@@ -100,7 +100,7 @@ def _layer_heads(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iter
         if both := sorted(seen & set(given.layers)):
             yield checked.error("MP715", f"layer {both[0]} is twice in attention.layer_heads", key, f"remove {both[0]} from one of them")
         seen |= set(given.layers)
-    attends = [layer for layer, letter in enumerate(checked.letters or "") if letter == "A" and seen]
+    attends = [layer for layer, letter in enumerate(checked.letters or "") if letter == "A"] if seen else ()
     for layer in attends:
         own = attention.with_heads(attention.heads_of(layer))
         turned = own.rotated(attention.window(layer))

@@ -219,7 +219,7 @@ def _rows(folder: Path) -> list[RecordLine]:
         read += len(data)
         if read > MAX_RECORD_BYTES:
             break
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             rows.append(_row(json.loads(data), folder))
     return rows
 
