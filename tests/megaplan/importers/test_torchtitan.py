@@ -109,7 +109,7 @@ DEGREES = ("pipeline", "tensor", "context", "data_parallel_shard", "data_paralle
 @pytest.mark.parametrize("age", AGES)
 @pytest.mark.parametrize("axis", DEGREES)
 def test_versions_that_read_toml_shard_no_model_over_one_data_rank(axis, age):
-    """Only ranks of shards and of context get FSDP2; replicas alone are another refusal."""
+    """Only ranks of shards and of context get FSDP2: with the others the spec is for host megarun, and a warning says why."""
     key = f"{axis}_degree" if axis.startswith("data") else f"{axis}_parallel_degree"
     whole = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\n' + AGES[age]
     new = {key: 8, "data_parallel_shard_degree": 1} if axis != "data_parallel_shard" else {key: 8}
@@ -120,12 +120,17 @@ def test_versions_that_read_toml_shard_no_model_over_one_data_rank(axis, age):
         text += "\n[experimental]" + "".join(f"\n{name} = {value}" for name, value in rest.items())
     else:
         text = whole + "\n[parallelism]" + "".join(f"\n{name} = {value}" for name, value in new.items())
+    loaded = import_torchtitan(text, "job.toml", gpus=8).loaded
+    replicated = axis == "data_parallel_replicate"
+    assert loaded.spec.precision.params.bytes == (4 if axis in ("pipeline", "tensor") else 2)
     if axis in ("context", "data_parallel_shard"):
-        assert spec_of(text, gpus=8).precision.params.bytes == 2
+        assert loaded.spec.host.name == "torchtitan"
         return
-    found, said = codes(text, gpus=8)
-    assert found == ["MP902" if axis == "data_parallel_replicate" else "MP914"]
-    assert ("fp32" in said) == (found == ["MP914"])
+    assert loaded.spec.host.name == "megarun"
+    (said,) = [found.detail for found in loaded.diagnostics if found.severity is Severity.WARNING and found.code == "MP919"]
+    assert ("replicate() buckets" if replicated else "one data rank") in said
+    with pytest.raises(MegaplanError, match="MP902"):
+        import_torchtitan(text, "job.toml", gpus=8, policy=Policy(strict=True))
 
 
 def test_versions_after_toml_shard_over_one_rank_too():
@@ -162,17 +167,16 @@ def test_stages_of_2026():
 @pytest.mark.parametrize(
     ("before", "after", "code", "said"),
     [
-        ('name = "qwen3"', 'name = "gpt_oss"', "MP914", "attention sinks"),
+        ('name = "qwen3"\nflavor = "1.7B"', 'name = "llama4"\nflavor = "17bx16e_irope"', "MP914", "in chunks"),
         ('flavor = "1.7B"', 'flavor = "9B"', "MP916", "llama3/8B"),
         ("seq_len = 4096", 'seq_len = "4k"', "MP916", "an integer from 1 on"),
         ("seq_len = 4096", "seq_len = 4096\nenable_cpu_offload = true", "MP914", "host's memory"),
         ("seq_len = 4096", "seq_length = 4096", "MP913", "training.seq_length"),
-        ('filter_fqns = ["output"]', "filter_fqns = []", "MP914", "not of the output"),
+        ('filter_fqns = ["output"]', 'filter_fqns = ["output", "w2"]', "MP914", "not of the output"),
         ('recipe_name = "rowwise"', 'recipe_name = "rowwise_with_gw_hp"', "MP914", "tensorwise and rowwise"),
         ("[compile]", '[activation_checkpoint]\nmode = "memory_budget"\n[compile]', "MP914", "partitioner"),
         ("[compile]", '[activation_checkpoint]\nselective_ac_option = "each"\n[compile]', "MP916", "op, or how many"),
         ("[compile]", f'[activation_checkpoint]\nselective_ac_option = "{"9" * 5000}"\n[compile]', "MP916", "op, or how many"),
-        ('converters = ["quantize.linear.float8"]', 'converters = ["quantize.linear.mx"]', "MP914", "quantize.linear.mx"),
         ("[compile]", "expert_parallel_degree = 2\n[compile]", "MP914", "no experts"),
         ("[compile]", "disable_loss_parallel = true\n[compile]", "MP914", "whole logits"),
         ("[model]", "[model", "MP916", "no TOML or JSON"),
@@ -323,13 +327,38 @@ deepseekv3_args = {
         kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, mscale=0.7, use_flex_attn=True,
     ),
     "before": DeepSeekV3ModelArgs(
-        dim=512, inter_dim=2048, moe_inter_dim=256, n_layers=5, n_heads=4, moe_args=MoEArgs(num_experts=8, score_before_experts=True)
+        vocab_size=5120, dim=512, inter_dim=2048, moe_inter_dim=256, n_layers=5, n_dense_layers=2, n_heads=4, qk_nope_head_dim=64,
+        moe_args=MoEArgs(num_experts=8, num_shared_experts=2, top_k=3, score_func="softmax", score_before_experts=True),
     ),
+    "other": DeepSeekV3ModelArgs(dim=512, n_layers=5, n_heads=4, ngram_table=4096),
+}
+deepseek_v3.deepseekv3_args["added"] = DeepSeekV3ModelArgs(
+    vocab_size=5120, dim=512, inter_dim=2048, moe_inter_dim=256, n_layers=5, n_dense_layers=2, n_heads=4,
+    moe_args=MoEArgs(num_experts=8, num_shared_experts=2, top_k=3, score_func="softmax"),
+)
+"""
+OTHER_FILE = """
+from torchtitan.models.llama3.sizes import llama3_configs
+from ..llama3.model import Transformer
+
+own_configs = {"tied": Args(dim=1024, n_layers=6, n_heads=16, n_kv_heads=4, hidden_dim=4096, vocab_size=5120, share_embeddings=True)}
+register_train_spec(TrainSpec(name="own", cls=Transformer, config=own_configs))
+"""
+FOUR = """
+llama4_args = {
+    "small": TransformerModelArgs(
+        dim=768, n_layers=4, n_heads=12, n_kv_heads=4, vocab_size=5120, moe_args=MoEArgs(num_experts=8), rope_scaling_args=Scaling()
+    ),
+    "dense": TransformerModelArgs(dim=768, n_layers=4, n_heads=12, n_kv_heads=4, vocab_size=5120, interleave_moe_layer_step=100),
+    "older": TransformerModelArgs(dim=768, n_layers=4, n_heads=12, n_kv_heads=4, vocab_size=5120, num_experts=8, use_shared_expert=True),
 }
 """
 LLAMA = 2 * 5120 * 1024 + 1024 + 6 * (1024 * 64 * (2 * 16 + 2 * 4) + 3 * 1024 * 4096 + 2 * 1024)
 QWEN = 2 * 5120 * 512 + 512 + 6 * (512 * 64 * (2 * 8 + 2 * 2) + 2 * 64 + 3 * 512 * 384 * (16 + 1) + 16 * 512 + 2 * 512)
 MLA = 512 * 4 * 192 + 512 * 576 + 512 + 512 * 4 * 256 + 4 * 128 * 512
+OLDER = 2 * 5120 * 768 + 768 + 4 * (768 * 64 * (2 * 12 + 2 * 4) + 2 * 768)
+FOURS = OLDER + 2 * 3 * 768 * 2048 + 2 * (3 * 768 * 1024 * (8 + 1) + 8 * 768)
+"""llama4's blocks by hand: 2,048 inner channels, or half as many in each of a token's two experts."""
 DEEPSEEK = 2 * 5120 * 512 + 512 + 5 * (MLA + 2 * 512) + 2 * 3 * 512 * 2048 + 3 * (3 * 512 * 256 * (8 + 2) + 8 * 512)
 
 
@@ -339,7 +368,15 @@ DEEPSEEK = 2 * 5120 * 512 + 512 + 5 * (MLA + 2 * 512) + 2 * 3 * 512 * 2048 + 3 *
         ("llama3", "small", BLOCKS, LLAMA),
         ("qwen3", "3B-A1B", ONE_LAYER, QWEN),
         ("deepseek_v3", "small", LATENT, DEEPSEEK),
-        ("deepseek_v3", "before", LATENT, None),
+        ("deepseek_v3", "before", LATENT, DEEPSEEK - 5 * (2 * 512 * 4 * 64)),
+        ("deepseek_v3", "added", LATENT, DEEPSEEK),
+        ("deepseek_v3", "other", LATENT, None),
+        ("llama4", "small", FOUR, FOURS),
+        ("llama4", "older", FOUR, FOURS),
+        ("llama4", "dense", FOUR, OLDER + 4 * 3 * 768 * 2048),
+        ("llama3", "small", OTHER_FILE, LLAMA),
+        ("own", "tied", OTHER_FILE, LLAMA - 5120 * 1024),
+        ("own", "tied", OTHER_FILE.replace("llama3.model", "own.model"), None),
     ],
 )
 def test_registries_of_every_age_give_the_sizes_of_a_fork(tmp_path, model, flavor, registry, parameters):
@@ -347,6 +384,7 @@ def test_registries_of_every_age_give_the_sizes_of_a_fork(tmp_path, model, flavo
     folder = tmp_path / "torchtitan/models" / model
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(registry)
+    (folder / "sizes.py").write_text(BLOCKS)
     path = folder / "job.toml"
     path.write_text(f'[model]\nname = "{model}"\nflavor = "{flavor}"\n[training]\nlocal_batch_size = 1\nseq_len = 512\n')
     if parameters is None:
@@ -354,6 +392,49 @@ def test_registries_of_every_age_give_the_sizes_of_a_fork(tmp_path, model, flavo
             import_torchtitan(path.read_text(), str(path))
         return
     assert build_inventory(import_torchtitan(path.read_text(), str(path)).loaded.spec).parameters == parameters
+
+
+def test_the_tokenizer_gives_the_vocabulary_of_a_flavor_that_states_none(tmp_path):
+    """Tokens of a file of tiktoken with the reserved ones, of a tokenizer's JSON, and of a name."""
+    folder = tmp_path / "torchtitan/models/llama3"
+    folder.mkdir(parents=True)
+    args = "class Args:\n    dim: int = 4096\n    vocab_size: int = -1  # defined later by tokenizer\n"
+    (folder / "__init__.py").write_text(args + 'llama3_args = {"tiny": Args(dim=256, n_layers=2, n_heads=4)}\n')
+    (tmp_path / "ranks.model").write_text("".join(f"YQ== {rank}\n" for rank in range(100)))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "<s>"}]}))
+    path = folder / "job.toml"
+    for tokenizer, tokens in (("./ranks.model", 356), ("./own", 3), ("./Llama-3.1-8B/tokenizer.model", 128_256), ("./absent", 128_256)):
+        path.write_text(f'[model]\nname = "llama3"\nflavor = "tiny"\ntokenizer_path = "{tokenizer}"\n[training]\nbatch_size = 1\n')
+        assert import_torchtitan(path.read_text(), str(path)).loaded.spec.model.vocab_size == tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [("llama4/17bx16e", 107_769_861_120), ("llama4/17bx128e", 400_711_848_960), ("gpt_oss/20b", 20_914_757_184)],
+)
+def test_published_sizes_of_models_with_experts_in_some_blocks_or_biases(model, parameters):
+    loaded = import_torchtitan("[training]\nlocal_batch_size = 1\n", "job.toml", gpus=8, model=model).loaded
+    assert build_inventory(loaded.spec).parameters == parameters
+    assert (loaded.spec.host.name == "megarun") == (model == "gpt_oss/20b")
+
+
+def test_experts_over_tensor_parallel_ranks_are_priced_as_megarun_runs_them():
+    job = '[model]\nname = "deepseek_v3"\nflavor = "16B"\n[parallelism]\ntensor_parallel_degree = 2\nexpert_parallel_degree = 4\n'
+    loaded = import_torchtitan(job + '[activation_checkpoint]\nmode = "full"\n', "job.toml").loaded
+    assert (loaded.spec.host.name, loaded.spec.mesh.tp, loaded.spec.mesh.ep) == ("megarun", 2, 4)
+    assert loaded.spec.recompute.blocks == {"E": "selective"}
+
+
+def test_converters_of_other_products_are_left_out_with_a_note():
+    for given, said in (('"float8"', ""), ('["npu_gmm", "float8"]', "left out of model.converters: npu_gmm")):
+        found = import_torchtitan(NEW.replace('["quantize.linear.float8"]', given), "job.toml").loaded
+        assert found.spec == spec_of(NEW)
+        assert any(said in note.detail for note in found.diagnostics)
+    assert codes(NEW.replace('["quantize.linear.float8"]', '["lora"]'))[0] == ["MP914"]
+    whole = import_torchtitan(NEW.replace('filter_fqns = ["output"]', "filter_fqns = []"), "job.toml").loaded
+    assert whole.spec == spec_of(NEW)
+    assert any("the output's product is left out" in note.detail for note in whole.diagnostics)
 
 
 def test_gpus_are_those_of_the_launcher_until_stated():

@@ -94,6 +94,25 @@ def muon() -> Trainer.Config:
     return config
 
 
+def unset() -> Trainer.Config:
+    config = Trainer.Config(model_spec=model_registry("8B"))
+    config.parallelism.tensor_parallel_degree = 4
+    config.parallelism.spmd_backend = "other"
+    return config
+
+
+def groups() -> Trainer.Config:
+    config = base()
+    config.optimizer = OptimizersContainer.Config(lr=3e-4, param_groups=[ParamGroupConfig(pattern="output", weight_decay_multiplier=0.0)])
+    return config
+
+
+def muons() -> Trainer.Config:
+    config = groups()
+    config.optimizer.param_groups = [ParamGroupConfig(pattern="output", optimizer_name="Muon")]
+    return config
+
+
 def typo() -> Trainer.Config:
     config = base()
     config.parallelism.tensor_paralel_degree = 4
@@ -168,6 +187,7 @@ def codes(function, **given):
         ("elsewhere", "MP932", "training.local_batch_size"),
         ("muon", "MP932", "optimizer"),
         ("typo", "MP913", "tensor_paralel_degree"),
+        ("muons", "MP914", "optimizer.param_groups"),
         (None, "MP933", "--config base"),
         ("absent", "MP933", "absent"),
     ],
@@ -176,6 +196,11 @@ def test_what_decides_an_estimate_and_is_not_known_is_refused(function, code, sa
     found, text = codes(function)
     assert found[0] == code
     assert said in text
+
+
+def test_fields_of_a_section_that_the_file_leaves_out_are_added_to_its_defaults():
+    assert read("unset").loaded.spec.mesh.tp == 4
+    assert read("groups").document | {"name": ""} == read("base").document | {"name": ""}
 
 
 def test_masks_by_document_are_noted():

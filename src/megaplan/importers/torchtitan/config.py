@@ -35,6 +35,7 @@ class JobConfig:
         values: Values by current names.
         stated: The model's configuration, if the file itself states it.
         settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
+        beyond: Reasons for which the estimate of host torchtitan is not that of the job.
     """
 
     def __init__(self, text: str, name: str, function: str | None = None, policy: Policy | None = None) -> None:
@@ -53,6 +54,8 @@ class JobConfig:
         self._unknown: list[str] = []
         self._errors: list[Diagnostic] = []
         self._defaulted: list[str] = []
+        self._said: list[str] = []
+        self.beyond: list[str] = []
         is_python = name.endswith(".py")
         self.settings: list[str] = []
         given = read_registry(text, name, function) if is_python else self._parsed(text)
@@ -102,6 +105,8 @@ class JobConfig:
 
     def _refuse_others(self) -> None:
         for key, value in self.values.items():
+            if key == "optimizer.param_groups" and _are_settings(value):
+                continue
             if key in REFUSED:
                 neutral, why = REFUSED[key]
                 if value != neutral and not (value is None and not neutral):
@@ -150,6 +155,8 @@ class JobConfig:
     def names(self, key: str) -> list[str]:
         """A list of texts."""
         found = self.value(key)
+        if isinstance(found, str):  # as in 2025, where a text was also a list
+            return [name.strip() for name in found.split(",") if name.strip()]
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             self.wrong(key, "a list of texts")
             return []
@@ -173,6 +180,10 @@ class JobConfig:
         shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
         self._errors.append(diagnostic("MP914", f"{key} = {shown}: {why}", self._at(key), hints))
 
+    def say(self, text: str) -> None:
+        """Adds a line to the note about assumptions."""
+        self._said.append(text)
+
     def unread(self, key: str, line: int) -> None:
         """Reports a value that only running the file gives (MP932)."""
         self._errors.append(diagnostic("MP932", f"{key} is made on line {line}", Location(self.name, line=line)))
@@ -193,12 +204,20 @@ class JobConfig:
             chunks += f"\n{optimizer} is priced as AdamW"
         if self.values.get("optimizer.early_step_in_backward"):
             chunks += "\nthe optimizer takes each gradient in backward and frees it, and the estimate has them all, which is more"
+        chunks += "".join(f"\n{each}" for each in self._said)
         detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {absent}"
         notes = [diagnostic("MP919", detail, Location(self.name), severity=Severity.NOTE)]
         if self._unknown:
             said = "\n".join(map(self._shown, self._unknown))
             notes.append(diagnostic("MP913", said, self._at(self._unknown[0]), ("--strict",), severity=Severity.NOTE))
         return notes
+
+
+def _are_settings(groups: Any) -> bool:
+    """True if groups of parameters have other settings of Adam alone, which no tensor depends on."""
+    found = groups if isinstance(groups, list) else []
+    names = [each.given.get("optimizer_name") or ADAM[0] for each in found if isinstance(each, Made)]
+    return bool(found) and len(names) == len(found) and all(name in ADAM for name in names)
 
 
 def _resembles(key: str) -> bool:

@@ -1,187 +1,191 @@
 """Flavors of a fork, from the registry in its own tree (`torchtitan/models/NAME/__init__.py`), read from the syntax tree: nothing runs.
 
-A table by flavor has arguments of the model (2024 and 2025), its configuration with those of a layer inside (March 2026), or the function
-that makes it and gives the sizes to one that builds all layers (July 2026).
+The table may be in a file that the registry imports it from. A model of the fork's own is read if its class is one of torchtitan's.
 """
 
 from __future__ import annotations
 
 import ast
-import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from megaplan.importers.torchtitan.models import LLAMA3_VOCABULARY, QWEN3_VOCABULARY, Experts, Flavor
+from megaplan.importers.megatron.tokenizer_files import counted_tokens
+from megaplan.importers.torchtitan.models import Flavor
 from megaplan.importers.torchtitan.registry_file import Made, Reader
-from megaplan.scalars import MAX_INT
+from megaplan.importers.torchtitan.sizes import VOCABULARIES, flavor_of
 
-MOST_FOLDERS, MOST_BYTES = 6, 2**20
-VOCABULARIES = {"llama2": 32_000, "llama3": LLAMA3_VOCABULARY, "qwen3": QWEN3_VOCABULARY, "deepseek_v3": 102_400}
-"""Tokens of the tokenizers that the models' own configurations name."""
-_SIZES = ("dim", "n_layers", "n_heads")
-_LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-_EXPERTS = {"num_experts", "num_shared_experts", "top_k", "score_func", "route_norm", "route_scale", "score_before_experts"}
-_READ = {
-    *_SIZES, *_LATENT, *_EXPERTS, "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier", "rope_theta", "head_dim", "hidden_dim",
-    "qk_norm", "moe_hidden_dim", "moe_enabled", "n_dense_layers", "q_lora_rank", "enable_weight_tying",
-}  # fmt: skip
-_SAME = {
-    "inter_dim": "hidden_dim", "dense_hidden_dim": "hidden_dim", "moe_inter_dim": "moe_hidden_dim", "theta": "rope_theta",
-    "router_top_k": "top_k", "router_score_func": "score_func", "router_route_norm": "route_norm", "router_route_scale": "route_scale",
-    "q_norm": "qk_norm",
-}  # fmt: skip
-"""Other names of the same sizes."""
-_OF_EXPERTS = {
-    "num_experts": 8, "num_shared_experts": 1, "top_k": 1, "score_func": "sigmoid", "route_norm": False, "score_before_experts": True
-}  # fmt: skip
-"""Defaults of the classes of experts."""
-_INSIDE = ("layer", "layers", "attention", "feed_forward", "moe", "moe_args", "router", "rope")
-"""Fields with sizes inside."""
-_CHANGES_NOTHING = {
-    "max_seq_len", "norm_eps", "depth_init", "eos_id", "rope_scaling_args", "mscale", "attn_mask_type", "use_flex_attn", "attn_backend",
-    "norm", "tok_embeddings", "lm_head", "output", "attention_norm", "ffn_norm", "fuse_qkv", "moe_comm_backend", "tp_gemm_backend",
-    "non_blocking_capacity_factor", "rope_backend", "mask_type", "k_norm", "kv_norm", "load_balance_coeff", "use_grouped_mm", "mtp_layers",
-    "original_seq_len", "rope_factor", "beta_fast", "beta_slow", "num_mtp_layers", "param_init", "inner_attention",
-}  # fmt: skip
+MOST_FOLDERS, MOST_BYTES, MOST_FILES = 8, 2**20, 64
+RESERVED_TOKENS = 256
+"""Tokens that torchtitan's tokenizer of Llama 3 adds to its file's."""
+_NAMED = {r"llama[-_]?2": 32_000, r"llama[-_]?3": 128_256, r"qwen[-_]?3": 151_669, r"deepseek[-_]?(?:moe|v2)": 100_002}
+"""Tokens of tokenizers by a part of their paths."""
 
 
-def fork_flavor(path: str, model: str, flavor: str) -> Flavor | None:
+class Registry:
+    """A file of Python in the tree that a configuration belongs to.
+
+    Attributes:
+        path: Path of the file.
+        tree: Syntax tree of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Parse a file."""
+        self.path, self.tree = path, ast.parse(path.read_text(encoding="utf-8"))
+
+    def imported(self, name: str) -> tuple[str, Iterator[Path]] | None:
+        """The module that a name is imported from, and the files that it may be."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom) and any((each.asname or each.name) == name for each in node.names):
+                return node.module or "", self._files(node)
+        return None
+
+    def _files(self, node: ast.ImportFrom) -> Iterator[Path]:
+        parts = (node.module or "").split(".") if node.module else []
+        folders = list(self.path.parents)
+        for folder in folders[node.level - 1 : node.level] if node.level else folders[:MOST_FOLDERS]:
+            whole = folder.joinpath(*parts)
+            yield from (file for file in (whole.with_suffix(".py"), whole / "__init__.py") if _is_readable(file))
+
+
+def fork_flavor(path: str, model: str, flavor: str, tokenizer: str | None = None) -> Flavor | None:
     """The dimensions of a flavor in the tree that a configuration belongs to; None if it is in none, or no decoder that is read.
 
     Args:
         path: Path of the configuration.
         model: Name of the model.
         flavor: Name of the flavor.
+        tokenizer: Path of the tokenizer that the configuration names, for models that it gives the vocabulary.
     """
-    if model not in VOCABULARIES or not Path(path).is_file():
+    if not Path(path).is_file():
         return None
     for file in _registries(Path(path).resolve(), model):
         try:
-            made = _made(ast.parse(file.read_text(encoding="utf-8")), model, flavor)
+            registry = Registry(file)
+            own = _architecture(registry, model)
+            found = None if own is None else _table(registry, model, flavor)
         except (SyntaxError, ValueError, RecursionError):
             continue
-        if made is not None:
-            sizes = _sizes(made, "")
-            return None if sizes is None else _flavor(sizes, model)
+        if found is not None and own is not None:
+            made, holder = found
+            stated = _default_vocabulary(holder, made)
+            return flavor_of(made, own, tokens_of(path, tokenizer) if stated is not None and stated < 1 else stated)
     return None
 
 
 def stated_flavor(made: Made, model: str) -> Flavor | None:
     """The dimensions of a configuration of one of torchtitan's own models; None if it is of another, or a size is not known."""
-    sizes = _sizes(made, "") if model in VOCABULARIES else None
-    return None if sizes is None else _flavor(sizes, model)
+    return flavor_of(made, model) if model in VOCABULARIES else None
+
+
+def tokens_of(path: str, tokenizer: str | None) -> int | None:
+    """The tokens of a tokenizer that a configuration names, from its files in the configuration's tree or by its name."""
+    if tokenizer is None:
+        return None
+    for folder in list(Path(path).resolve().parents)[:MOST_FOLDERS] if Path(path).is_file() else []:
+        file = folder / tokenizer
+        if file.suffix == ".model" and _is_readable(file) and (lines := file.read_bytes().split(b"\n")) and _is_ranks(lines):
+            return len([line for line in lines if line]) + RESERVED_TOKENS
+        if (count := counted_tokens(tokenizer, str(folder / "job"))) is not None:
+            return count
+    return next((size for part, size in _NAMED.items() if re.search(part, tokenizer.lower())), None)
+
+
+def _is_ranks(lines: list[bytes]) -> bool:
+    """True if the lines are those of tiktoken: a token in base 64, and its rank."""
+    return all(re.fullmatch(rb"[A-Za-z0-9+/=]+ \d+", line) for line in lines if line)
 
 
 def _registries(path: Path, model: str) -> Iterator[Path]:
-    for folder in list(path.parents)[:MOST_FOLDERS]:
-        names = (f"torchtitan/models/{model}", f"torchtitan/models/{model.rstrip('0123456789')}", f"torchtitan/experiments/{model}")
-        for file in (folder / name / "__init__.py" for name in (*names, *([""] if folder.name == model else []))):
-            if file.is_file() and file.stat().st_size <= MOST_BYTES:
+    """Files that may have the model's table, the likely ones first."""
+    folders = list(path.parents)[:MOST_FOLDERS]
+    names = dict.fromkeys((model, model.rstrip("0123456789")))
+    for folder in folders:
+        packages = sorted(each for each in (folder.iterdir() if folder.is_dir() else ()) if "titan" in each.name and each.is_dir())
+        likely = [package / kind / name for package in packages for name in names for kind in ("models", "experiments")]
+        for file in (each / "__init__.py" for each in (*likely, *([folder] if folder.name == model else []))):
+            if _is_readable(file):
+                yield file
+        others = [file for package in packages for kind in ("models", "experiments") for file in (package / kind).glob("*/__init__.py")]
+        for file in sorted(others)[:MOST_FILES]:
+            if _is_readable(file) and f'"{model}"' in file.read_text(encoding="utf-8", errors="replace"):
                 yield file
 
 
-def _made(tree: ast.Module, model: str, flavor: str) -> Made | None:
-    """The call behind a flavor's name, in a table that is named after the model."""
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        names = [target.id.replace("_", "") for target in targets if isinstance(target, ast.Name)]
-        table = getattr(node, "value", None)
-        if any(name.startswith(model.replace("_", "")) for name in names) and isinstance(table, ast.Dict):
-            for key, value in zip(table.keys, table.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == flavor:
-                    reader = Reader(tree, builds_layers=True)
-                    is_function = isinstance(value, ast.Name) and value.id in reader.functions
-                    found = reader.call(value.id, [], {}) if is_function and isinstance(value, ast.Name) else reader.value(value, {})
-                    return found if isinstance(found, Made) else None
+def _is_readable(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size <= MOST_BYTES
+
+
+def _architecture(registry: Registry, model: str) -> str | None:
+    """The model of torchtitan whose class a model has; None if it is another."""
+    if model in VOCABULARIES:
+        return model
+    for node in ast.walk(registry.tree):
+        for keyword in node.keywords if isinstance(node, ast.Call) else ():
+            if keyword.arg in ("cls", "model_cls") and isinstance(keyword.value, ast.Name):
+                found = registry.imported(keyword.value.id)
+                parts = found[0].split(".") if found is not None else []
+                return next((part for part in parts if part in VOCABULARIES), None)
     return None
 
 
-def _sizes(made: Made, of: str) -> dict[str, Any] | None:
-    """Sizes by their names, of a call and of those inside it; None if a field is not known. `of` is the field that the call is."""
-    found: dict[str, Any] = {}
-    for given, value in made.given.items():
-        key = "moe_hidden_dim" if of == "moe" and given == "hidden_dim" else _SAME.get(given, given)
-        if key in _INSIDE and isinstance(value, Made):
-            inner = _sizes(value, given)
-            if inner is None:
-                return None
-            found = inner | found
-        elif of == "rope":
-            found |= {key: value} if key == "rope_theta" else {}
-        elif key == "qk_norm":
-            found[key] = isinstance(value, Made) or bool(value)
-        elif key in _READ:
-            found[key] = _feed_forward_width(value) if isinstance(value, Made) else value
-        elif key not in _CHANGES_NOTHING and value not in (False, None, 0):
-            return None
-    if of in ("moe", "moe_args"):
-        found = _OF_EXPERTS | found
-    return found
+def _table(registry: Registry, model: str, flavor: str, *, follows: bool = True) -> tuple[Made, Registry] | None:
+    """The call behind a flavor's name, in a table that is named after the model, and the file that has it."""
+    stem = model.replace("_", "")
+    for node in registry.tree.body:
+        value = _stated(node, stem, flavor)
+        if value is not None and (found := _entry(registry.tree, value)) is not None:
+            return found, registry
+        for file in _tables_files(registry, node, stem) if follows and isinstance(node, ast.ImportFrom) else ():
+            if (other := _table(Registry(file), model, flavor, follows=False)) is not None:
+                return other
+    return None
 
 
-def _feed_forward_width(made: Made) -> int | None:
-    """The width that `compute_ffn_hidden_dim` gives."""
-    dim = made.positional[0] if made.positional else made.given.get("dim")
-    if made.name.rpartition(".")[2] != "compute_ffn_hidden_dim":
+def _stated(node: ast.stmt, stem: str, flavor: str) -> ast.expr | None:
+    """The value of a flavor that a statement gives it, in a whole table or by assignment to a place of one."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return None
-    return _rounded(dim, made.given.get("multiple_of", 256), made.given.get("ffn_dim_multiplier"))
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, ast.Subscript) and _is_key(target.slice, flavor) and _is_stem(ast.unparse(target.value), stem):
+            return node.value
+        if isinstance(target, ast.Name) and _is_stem(target.id, stem) and isinstance(node.value, ast.Dict):
+            table = node.value
+            return next((value for key, value in zip(table.keys, table.values, strict=True) if _is_key(key, flavor)), None)
+    return None
 
 
-def _rounded(dim: Any, multiple: Any, share: Any) -> int | None:
-    if not _is_size(dim) or not _is_size(multiple) or not (share is None or isinstance(share, int | float)):
-        return None
-    width = int(8 * dim / 3) if share is None else int(share * int(8 * dim / 3))
-    return int(math.ceil(width / multiple) * multiple)
+def _tables_files(registry: Registry, node: ast.ImportFrom, stem: str) -> Iterator[Path]:
+    """Files that may have the tables that a statement imports."""
+    for each in node.names:
+        found = registry.imported(each.asname or each.name) if _is_stem(each.asname or each.name, stem) else None
+        yield from found[1] if found is not None else ()
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_INT
+def _is_stem(name: str, stem: str) -> bool:
+    return name.rpartition(".")[2].replace("_", "").startswith(stem)
 
 
-def _flavor(given: dict[str, Any], model: str) -> Flavor | None:
-    latent, routed = model == "deepseek_v3", given.get("moe_enabled", "num_experts" in given)
-    if not all(_is_size(given.get(key)) for key in _SIZES) or any(given.get(key, width) != width for key, width in _LATENT.items()):
-        return None
-    experts = _experts(given, model) if routed else None
-    dim, blocks, heads = given["dim"], given["n_layers"], given["n_heads"]
-    sizes = _widths(given, model)
-    theta = given.get("rope_theta", 1_000_000 if model == "qwen3" else 10_000)
-    if not all(map(_is_size, sizes)) or not isinstance(theta, int | float) or (experts is None and (latent or routed)):
-        return None
-    return Flavor(
-        dim,
-        blocks,
-        heads,
-        sizes[0],
-        sizes[1],
-        sizes[2],
-        vocab=sizes[3],
-        rope_theta=float(theta),
-        qk_norm=given.get("qk_norm", model == "qwen3"),
-        tied=given.get("enable_weight_tying") is True,
-        experts=experts,
-        dense=given.get("n_dense_layers", 1) if latent else 0,
-        q_rank=given.get("q_lora_rank") or 0 if latent else None,
-    )
+def _is_key(node: ast.expr | None, flavor: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == flavor
 
 
-def _widths(given: dict[str, Any], model: str) -> tuple[Any, Any, Any, Any]:
-    """Key heads, width of a head and of the MLP, and vocabulary, where they are known."""
-    dim, heads = given["dim"], given["n_heads"]
-    head_dim = 192 if model == "deepseek_v3" else given.get("head_dim") or (128 if model == "qwen3" else dim // heads)
-    ffn = given.get("hidden_dim") or _rounded(dim, given.get("multiple_of", 256), given.get("ffn_dim_multiplier"))
-    return given.get("n_kv_heads") or heads, head_dim, ffn, given.get("vocab_size") or VOCABULARIES[model]
+def _entry(tree: ast.Module, value: ast.expr) -> Made | None:
+    reader = Reader(tree, builds_layers=True)
+    is_function = isinstance(value, ast.Name) and value.id in reader.functions
+    found = reader.call(value.id, [], {}) if is_function and isinstance(value, ast.Name) else reader.value(value, {})
+    return found if isinstance(found, Made) else None
 
 
-def _experts(given: dict[str, Any], model: str) -> Experts | None:
-    """The experts of a block; None if scores multiply rows before them, or a size is not known."""
-    shared = given.get("num_shared_experts", 0)
-    number, top_k, width = (given.get(key, 0) for key in ("num_experts", "top_k", "moe_hidden_dim"))
-    if given.get("score_before_experts") or not all(map(_is_size, (number, top_k, width))) or not (shared == 0 or _is_size(shared)):
-        return None
-    score, scale = given.get("score_func", "softmax"), given.get("route_scale", 1.0)
-    normed = given.get("route_norm", model == "qwen3")
-    if score not in ("softmax", "sigmoid") or not isinstance(scale, int | float) or not isinstance(normed, bool):
-        return None
-    return Experts(number, top_k, width, shared * width, score, normed, float(scale))
+def _default_vocabulary(registry: Registry, made: Made) -> int | None:
+    """The default of `vocab_size` of the class that a flavor is made of: below 1 if the tokenizer gives it; None if it is not known."""
+    found = registry.imported(made.name.split(".")[0])
+    for file in (registry.path, *(found[1] if found is not None else ())):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name == made.name.split(".")[0]:
+                stated = (each for each in node.body if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == "vocab_size")
+                default = next(stated, None)
+                made_of = Reader(ast.Module([], [])).value(default.value, {}) if default is not None and default.value is not None else None
+                return made_of if isinstance(made_of, int) else None
+    return None

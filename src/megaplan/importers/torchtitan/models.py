@@ -1,14 +1,19 @@
 """Models of torchtitan's registry by name and flavor, as sections of a spec.
 
-Source: torchtitan/models/llama3/__init__.py, qwen3/__init__.py and deepseek_v3/__init__.py at 9810191b^, the last version with TOML
-files, and llama2's of 2024; the vocabularies of llama2 and llama3 are those of the tokenizers that those files name.
+Source: torchtitan/models/llama3/__init__.py, and those of llama4, qwen3 and deepseek_v3, at 9810191b^, the last version with TOML files;
+gpt_oss's of 2026, and llama2's of 2024. Vocabularies of llama2 and llama3 are those of the tokenizers that those files name.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
-LLAMA3_VOCABULARY, QWEN3_VOCABULARY = 128_256, 151_936
+from megaplan.importers.hf import import_hf
+
+LLAMA3_VOCABULARY, LLAMA4_VOCABULARY, QWEN3_VOCABULARY = 128_256, 202_048, 151_936
+LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+"""Widths of latent attention, with the defaults of deepseek_v3's arguments."""
 
 
 class Experts(NamedTuple):
@@ -46,6 +51,9 @@ class Flavor(NamedTuple):
         experts: Experts in place of the MLP; None for a dense decoder.
         dense: First blocks that have the MLP all the same.
         q_rank: Width of the queries' latent under latent attention, 0 without one; None for grouped queries.
+        every: Blocks for one with experts, the last of them.
+        latent: Widths of latent attention, as `LATENT` lists them.
+        scored_first: True if rows are multiplied by their scores before the experts.
     """
 
     hidden: int
@@ -61,16 +69,19 @@ class Flavor(NamedTuple):
     experts: Experts | None = None
     dense: int = 0
     q_rank: int | None = None
+    every: int = 1
+    latent: tuple[int, ...] = tuple(LATENT.values())
+    scored_first: bool = False
 
     def section(self) -> dict[str, Any]:
         """The section `model`."""
-        dense = self.dense if self.experts is not None else self.blocks
-        mixed = 0 < dense < self.blocks
-        sections: dict[str, Any] = {"mlp": {"ffn_hidden_size": self.ffn, "activation": "swiglu"}} if dense else {}
-        if self.experts is not None:
+        routed = [self.has_experts(block) for block in range(self.blocks)]
+        sections: dict[str, Any] = {} if all(routed) else {"mlp": {"ffn_hidden_size": self.ffn, "activation": "swiglu"}}
+        if self.experts is not None and any(routed):
             sections["moe"] = self.experts.section()
+        mixed = any(routed) and not all(routed)
         return {
-            "pattern": "AD" * dense + "AE" * (self.blocks - dense) if mixed else "AD" if dense else "AE",
+            "pattern": "".join("AE" if each else "AD" for each in routed) if mixed else "AE" if any(routed) else "AD",
             "num_layers": 2 * self.blocks,
             "hidden_size": self.hidden,
             "vocab_size": self.vocab,
@@ -79,9 +90,13 @@ class Flavor(NamedTuple):
             **sections,
         }
 
+    def has_experts(self, block: int) -> bool:
+        """True if a block has experts in place of the MLP."""
+        return self.experts is not None and block >= self.dense and (block + 1) % self.every == 0
+
     def _attention(self) -> dict[str, Any]:
         if self.q_rank is not None:
-            widths = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+            widths = dict(zip(LATENT, self.latent, strict=True))
             return {"kind": "mla", "num_heads": self.heads, "q_lora_rank": self.q_rank or None, **widths, "rope_theta": self.rope_theta}
         found: dict[str, Any] = {
             "kind": "gqa",
@@ -106,6 +121,11 @@ def _deepseek(hidden: int, blocks: int, heads: int, ffn: int, vocab: int, expert
     return Flavor(hidden, blocks, heads, heads, 192, ffn, vocab, 10_000.0, experts=experts, dense=dense, q_rank=q_rank)
 
 
+def _llama4(experts: int, every: int) -> Flavor:
+    inner = Experts(experts, 1, 8192, 8192, "sigmoid")
+    return Flavor(5120, 48, 40, 8, 128, 16_384, LLAMA4_VOCABULARY, 500_000.0, experts=inner, every=every, scored_first=True)
+
+
 FLAVORS: dict[str, dict[str, Flavor]] = {
     "llama3": {
         "debugmodel": Flavor(256, 6, 16, 16, 16, 768, 2048, 500_000.0),
@@ -117,6 +137,13 @@ FLAVORS: dict[str, dict[str, Flavor]] = {
         "7B": Flavor(4096, 32, 32, 32, 128, 11_008, 32_000, 10_000.0),
         "13B": Flavor(5120, 40, 40, 40, 128, 13_824, 32_000, 10_000.0),
         "70B": Flavor(8192, 80, 64, 8, 128, 28_672, 32_000, 10_000.0),
+    },
+    "llama4": {
+        "debugmodel": Flavor(
+            256, 6, 16, 16, 16, 768, 2048, 500_000.0, experts=Experts(8, 1, 512, 512, "sigmoid"), every=2, scored_first=True
+        ),
+        "17bx16e": _llama4(16, 1),
+        "17bx128e": _llama4(128, 2),
     },
     "qwen3": {
         "debugmodel": Flavor(256, 8, 16, 8, 128, 3072, 2048, 1_000_000.0, qk_norm=True, tied=True),
@@ -139,11 +166,23 @@ FLAVORS: dict[str, dict[str, Flavor]] = {
         ),
     },
 }
-SUFFIXES = ("_attn", "_flash", "_flex", "_varlen", "_non", "_fused_qkv")
+GPT_OSS = {
+    "debugmodel": {"num_hidden_layers": 4, "num_local_experts": 8, "hidden_size": 256, "vocab_size": 2048},
+    "20b": {"num_hidden_layers": 24, "num_local_experts": 32},
+    "120b": {"num_hidden_layers": 36, "num_local_experts": 128},
+}
+"""Flavors of gpt_oss, whose class has the sizes of transformers' configuration."""
+
+
+def gpt_oss(fields: dict[str, int]) -> dict[str, Any]:
+    """The section `model` of a flavor of gpt_oss, as the importer of published configurations has it."""
+    return dict(import_hf(json.dumps({"model_type": "gpt_oss", **fields}), "gpt_oss.json").document["model"])
+
+
+SUFFIXES = ("_attn", "_flash", "_flex", "_varlen", "_non", "_fused_qkv", "_deepep", "_hybridep")
 """Ends of flavors that have the same sizes: other kernels, or one product for queries, keys and values."""
 REFUSED = {
-    "llama4": "scores that multiply the rows before the experts, and chunked attention, are not priced",
-    "gpt_oss": "experts with biases, attention sinks and sliding windows are not priced",
+    **{f"llama4/{each}_irope": "attention in chunks is not priced" for each in ("debugmodel", "17bx16e", "17bx128e")},
     "flux": "it is no decoder of text",
 }
 """Flavors, or whole models, of the registry that have no spec, and the reason."""

@@ -157,7 +157,8 @@ class Reader:
                 while isinstance(root, ast.Attribute):
                     holder = self.value(root.value, scope)
                     if isinstance(holder, Made):
-                        holder.given[root.attr] = Unread(target.lineno)
+                        is_default = root is target.value and _is_config(holder) and root.attr not in holder.given
+                        holder.given[root.attr] = Made("", target.lineno, [], {target.attr: value}) if is_default else Unread(target.lineno)
                         return
                     root = root.value
                 if isinstance(root, ast.Name):
@@ -299,11 +300,17 @@ def _converters(made: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(made, list) or not all(isinstance(each, Made) for each in made):
         yield "model.converters", made
         return
-    yield "model.converters", [CONVERTERS.get(each.name, each.name.removesuffix(f".{CONFIG}")) for each in made]
+    yield "model.converters", [CONVERTERS.get(each.name, _converter(each)) for each in made]
     for each in made:
         if each.name in CONVERTERS:
             section = CONVERTERS[each.name]
             yield from ((f"{section}.{key}", value) for key, value in each.given.items() if key != "model_compile_enabled")
+
+
+def _converter(made: Made) -> str:
+    """The name that a call states, or its own."""
+    first = made.positional[0] if made.positional else None
+    return first if isinstance(first, str) else made.name.removesuffix(f".{CONFIG}")
 
 
 def _model_name(name: str, function: str) -> str:

@@ -10,12 +10,12 @@ from math import prod
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Location, Severity
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.structure import Policy
 from megaplan.importers.torchtitan.config import ADAM, JobConfig
-from megaplan.importers.torchtitan.fork import fork_flavor, stated_flavor
+from megaplan.importers.torchtitan.fork import fork_flavor, stated_flavor, tokens_of
 from megaplan.importers.torchtitan.keys import DEFAULTS, ONE_RANK, Age
-from megaplan.importers.torchtitan.models import FLAVORS, REFUSED, SUFFIXES, Flavor
+from megaplan.importers.torchtitan.models import FLAVORS, GPT_OSS, REFUSED, SUFFIXES, Flavor, gpt_oss
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
 from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.document import Document, SourceMap, parse_document
@@ -28,6 +28,8 @@ CONVERTERS = ("float8", "quantize.dense.float8", "quantize.linear.float8")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 RMSNORMS = "rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"
 """Norms with a weight alone; all keep their input and its root mean square."""
+OTHER_HOST = "megarun"
+"""Host of a spec with something that torchtitan's own estimate lacks."""
 LAUNCHED = 8
 """GPUs of torchtitan's own `run_train.sh`."""
 MAX_DIGITS = 9
@@ -83,12 +85,41 @@ def import_torchtitan(
     settings = (*config.settings, *overrides)
     plain, stated = _document(config, _title(function or name), gpus, _stated_model(settings))
     notes = config.finish()
-    document = apply_overrides(Document(plain, SourceMap(name)), settings)
-    loaded = check_document(document)
+    document, loaded, beyond = _checked(apply_overrides(Document(plain, SourceMap(name)), settings), config, policy or Policy())
     size = loaded.spec.mesh.world_size
     assumed = diagnostic("MP917", f"{size} GPUs until set", Location(name), (f"--gpus {size}",), severity=Severity.NOTE)
-    found = (*notes, *([] if stated else [assumed]), *loaded.diagnostics)
+    found = (*notes, *beyond, *([] if stated else [assumed]), *loaded.diagnostics)
     return ImportedJob(loaded._replace(diagnostics=found), document.value)
+
+
+def _checked(document: Document, config: JobConfig, policy: Policy) -> tuple[Document, LoadedSpec, list[Diagnostic]]:
+    """A checked document, for host megarun where torchtitan's own estimate lacks something; a warning says what."""
+    reasons = list(config.beyond)
+    try:
+        loaded = check_document(document)
+        if not reasons:
+            return document, loaded, []
+    except MegaplanError as error:
+        if {found.code for found in error.diagnostics} != {"MP902"} or policy.strict:
+            raise
+        reasons += [found.detail for found in error.diagnostics]
+        kept = error
+    else:
+        kept = MegaplanError([diagnostic("MP902", each, Location(config.name)) for each in reasons])
+    if policy.strict:
+        raise kept
+    recompute = document.value["recompute"]
+    if recompute.get("default") == "full" and "moe" in document.value["model"]:
+        recompute = {**recompute, "blocks": {"E": "selective"}}  # their dispatch is not run twice
+    other = document._replace(value={**document.value, "recompute": recompute, "host": {"name": OTHER_HOST}})
+    try:
+        loaded = check_document(other)
+    except MegaplanError:
+        raise kept from None
+    said = "\n".join(dict.fromkeys(reasons))
+    detail = f"{said}\nthe spec is for host {OTHER_HOST}, which shards with FSDP2 too: the same parameters, other kernels and checkpoints"
+    hints = ("--strict",)
+    return other, loaded, [diagnostic("MP919", detail, Location(config.name), hints, severity=Severity.WARNING)]
 
 
 def _stated_model(settings: Sequence[str]) -> dict[str, Any] | None:
@@ -99,7 +130,7 @@ def _stated_model(settings: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, Any] | None) -> tuple[dict[str, Any], bool]:
-    model = _flavor(config).section() if model is None else model
+    model = _section(config) if model is None else model
     blocks = model["num_layers"] // 2
     mesh, stated = _mesh(config, gpus, routed="moe" in model)
     kinds = {schedule.torch_name: kind for kind, schedule in SCHEDULES.items()}
@@ -127,6 +158,8 @@ def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, 
             "gradient_clip": _clip(config),
         },
     }
+    if config.beyond and (config.age is Age.TOML_2024 or mesh["tp"] * mesh["pp"] > 1):
+        plain["precision"]["params"] = "fp32"  # later versions cast products of one GPU automatically
     plain["host"] = _host(config) | plain.pop("host")
     if mesh["pp"] > 1:
         plain["split"] = {"mode": "manual", "spans": spans_of_blocks(starts, blocks), "reason": REASON}
@@ -137,6 +170,17 @@ def _clip(config: JobConfig) -> float | None:
     """The norm to which gradients are clipped; None for one that no gradient reaches, and for −1, by which forks turn it off."""
     norm = -1.0 if config.values.get("training.max_norm") == -1 else config.number("training.max_norm")
     return norm if 0 < norm < NO_CLIP else None
+
+
+def _section(config: JobConfig) -> dict[str, Any]:
+    """The section `model` of the job's flavor."""
+    name, own = str(config.value("model.name")), _plain(str(config.value("model.flavor")))
+    if name == "gpt_oss" and own in GPT_OSS:
+        return gpt_oss(GPT_OSS[own])
+    flavor = _flavor(config)
+    if flavor.scored_first:
+        config.say("rows are multiplied by their scores before the experts, and the estimate has it behind them: as many bytes, later")
+    return flavor.section()
 
 
 def _flavor(config: JobConfig) -> Flavor:
@@ -150,7 +194,7 @@ def _flavor(config: JobConfig) -> Flavor:
     if why is not None:
         config.refuse("model.flavor", f"of model {name}: {why}")
         config.finish()  # its other keys belong to a model that has no spec
-    elif (own := fork_flavor(config.name, name, flavor)) is not None:
+    elif (own := fork_flavor(config.name, name, flavor, _tokenizer(config))) is not None:
         return own
     if config.values.get("model.norm_type", RMSNORMS[0]) not in RMSNORMS:
         config.refuse("model.norm_type", f"norms of other tensors than {', '.join(RMSNORMS)}", f"norm_type = {RMSNORMS[0]}")
@@ -160,8 +204,16 @@ def _flavor(config: JobConfig) -> Flavor:
         sizes = json.dumps(FLAVORS["llama3"]["8B"].section()).replace('"', "")
         config.wrong("model.flavor", f"with model.name = {name} none of {known}", f"--set 'model={sizes}'")
     else:
-        return FLAVORS[name][flavor]
+        found = FLAVORS[name][flavor]
+        tokens = tokens_of(config.name, _tokenizer(config)) if flavor == "debugmodel" else None
+        return found if tokens is None else found._replace(vocab=tokens)
     return FLAVORS["llama3"]["8B"]
+
+
+def _tokenizer(config: JobConfig) -> str | None:
+    """The tokenizer that gives the vocabulary: the one of a key that versions until mid-2025 have."""
+    found = config.values.get("model.tokenizer_path")
+    return found if isinstance(found, str) else None
 
 
 def _plain(flavor: str) -> str:
@@ -177,10 +229,9 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
     mesh: dict[str, Any] = {axis: config.whole(f"parallelism.{name}_degree") for axis, name in names.items()}
     experts = {axis: config.whole(f"parallelism.{name}_degree") for axis, name in EXPERT_AXES.items()}
     for axis, degree in experts.items():
-        if degree > 1 and not (routed and axis == "ep"):
+        if degree > 1 and not routed:
             name = f"{EXPERT_AXES[axis]}_degree"
-            why = "experts cut over tensor parallelism are not priced" if routed else "the model has no experts"
-            config.refuse(f"parallelism.{name}", why, f"{name} = 1")
+            config.refuse(f"parallelism.{name}", "the model has no experts", f"{name} = 1")
     key = "parallelism.data_parallel_shard_degree"
     shard, others = config.whole(key, -1), prod(mesh.values())
     if shard == 0:
@@ -193,9 +244,11 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
         config.refuse(key, f"the degrees make {shard * others} ranks, and --gpus {gpus}", f"--gpus {shard * others}")
     mesh["dp_shard"] = shard
     if stated and not config.always_shards and shard * mesh["cp"] * mesh["dp_replicate"] == 1:
-        config.refuse(key, f"one data rank and torchtitan {config.age.value}: {ONE_RANK[config.age]}, which is not priced", f"{key} = 2")
+        config.beyond.append(f"one data rank and torchtitan {config.age.value}: {ONE_RANK[config.age]}")
     if experts["ep"] > 1 and routed:
         mesh["ep"] = experts["ep"]
+    if experts["etp"] > 1 and routed:
+        mesh["etp"] = experts["etp"]
     return mesh | ({"vocab_parallel": True} if mesh["tp"] > 1 else {}), stated
 
 
@@ -243,8 +296,10 @@ def _state(config: JobConfig) -> dict[str, Any]:
         **dict.fromkeys(("grads", "master", "moments"), master),
     }
     others = [name for name in config.names("model.converters") if name not in CONVERTERS]
-    if others:
-        config.refuse("model.converters", f"{', '.join(others)} is not priced; float8 linears are", "converters = []")
+    if adapters := [name for name in others if "lora" in name.lower()]:
+        config.refuse("model.converters", f"{', '.join(adapters)} is not priced; float8 linears are", "converters = []")
+    elif others:
+        config.say(f"left out of model.converters: {', '.join(others)}; products are in {precision['params']}")
     if config.low or len(config.names("model.converters")) > len(others):
         precision["recipe"] = _recipe(config)
     if not str(config.value("optimizer.name")).endswith(ADAM):
@@ -259,8 +314,10 @@ def _recipe(config: JobConfig) -> dict[str, Any]:
     if name not in recipes:
         config.refuse(key, "of torchao's recipes tensorwise and rowwise are priced", "recipe_name = tensorwise")
     filters = ["output"] if config.age is Age.TOML_2024 else config.names(skipped)
-    if not {"output", "lm_head"} & set(filters) or set(filters) - UNCAST:
+    if set(filters) - UNCAST:
         config.refuse(skipped, "float8 linears of all blocks, and not of the output, are priced", 'filter_fqns = ["output"]')
+    elif not {"output", "lm_head"} & set(filters):
+        config.say("float8 of the output's product is left out")
     gathers = config.switch(FLOAT8 + "enable_fsdp_float8_all_gather")
     return {"name": recipes.get(str(name), "fp8_current"), **({"param_gather": True} if gathers else {})}
 
