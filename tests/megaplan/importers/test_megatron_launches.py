@@ -476,6 +476,19 @@ def test_hints_by_meaning(words: str, code: str, hint: str) -> None:
     assert (found.code, found.hints[0]) == (code, hint)
 
 
+def test_a_vocabulary_of_the_usual_name_is_that_of_gpt2_with_a_warning() -> None:
+    found = import_megatron(f"{PLAIN} --tokenizer-type GPT2BPETokenizer --vocab-file /data/gpt/vocab.json", "x.sh").loaded
+    assert found.spec.model.vocab_size == import_megatron(PLAIN, "x.sh").loaded.spec.model.vocab_size
+    assert [note.code for note in found.diagnostics if "as its type has as a rule" in note.detail] == ["MP919"]
+    (refused,) = errors(f"{PLAIN} --tokenizer-type GPT2BPETokenizer --vocab-file /own-tokenizer/vocab.json")
+    assert refused.code == "MP916"
+
+
+def test_mindspeeds_launches_with_sizes_are_read_as_megatrons() -> None:
+    forked = import_megatron(f"{PLAIN} --use-fused-rmsnorm --use-fused-swiglu", "x.sh").loaded
+    assert forked.spec == import_megatron(PLAIN, "x.sh").loaded.spec
+
+
 @pytest.mark.parametrize("word", ["rmsnorm", "RMS_norm"])
 def test_words_in_other_letters_are_read(word: str) -> None:
     found = import_megatron(f"{PLAIN} --normalization {word}", "x.sh").loaded

@@ -407,6 +407,8 @@ def test_the_tokenizer_gives_the_vocabulary_of_a_flavor_that_states_none(tmp_pat
     for tokenizer, tokens in (("./ranks.model", 356), ("./own", 3), ("./Llama-3.1-8B/tokenizer.model", 128_256), ("./absent", 128_256)):
         path.write_text(f'[model]\nname = "llama3"\nflavor = "tiny"\ntokenizer_path = "{tokenizer}"\n[training]\nbatch_size = 1\n')
         assert import_torchtitan(path.read_text(), str(path)).loaded.spec.model.vocab_size == tokens
+    job = '[model]\nname = "llama3"\nflavor = "8B"\ntokenizer_path = "./tests/assets/test_tiktoken.model"\n[training]\nbatch_size = 1\n'
+    assert spec_of(job).model.vocab_size == 2256
 
 
 @pytest.mark.parametrize(

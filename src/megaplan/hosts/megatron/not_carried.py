@@ -60,7 +60,7 @@ IGNORED_PREFIXES = (
     "non_persistent_", "persistent_", "pytorch_profiler_", "indexer_", "retriever_", "vision_", "sharp_", "tiktoken_",
     "null_tokenizer_", "mamba_inference_", "lion_", "logits_save_", "bert_", "biencoder_",
     "kitchen_attention_", "replication", "disable_log_", "disable_ckpt_", "use_checkpoint_opt",
-    "override_opt", "megatron_fsdp_enable_", "tp_comm_overlap_", "tp_comm_bulk_", "tp_comm_split_", "tp_comm_atomic_",
+    "override_opt", "megatron_fsdp_enable_", "use_fused_", "tp_comm_overlap_", "tp_comm_bulk_", "tp_comm_split_", "tp_comm_atomic_",
     "tp_comm_bootstrap_", "no_tp_comm_", "disable_tp_comm_", "redirects",
 )  # fmt: skip
 """Beginnings of names: files, logs, checkpoints, data, and how processes meet."""

@@ -22,6 +22,8 @@ class _FrontEnd(NamedTuple):
 _WHOLE = re.MULTILINE | re.DOTALL
 _OWN_COMMANDS = {"torchtitan": "megaplan import torchtitan {}", "transformers": "megaplan import hf {}"}
 """Commands that read the files of a front end as they are."""
+_ARGUMENTS = "its arguments"
+"""Source of a model that Megatron's own arguments state, which are read where a text has them."""
 _FRONT_ENDS = (
     _FrontEnd(
         "ms-swift", re.compile(r"^[^#\n]*\b(?:megatron|swift)\s+(?:sft|pt|rlhf|grpo|export)\b", re.MULTILINE), "the config of --model"
@@ -37,7 +39,7 @@ _FRONT_ENDS = (
     _FrontEnd(
         "MindSpeed",
         re.compile(r"\bmindspeed(?:_llm|_rl|_mm)?\b|--use-fused-(?:rmsnorm|swiglu|rotary-pos-emb)\b|\bASCEND_"),
-        "its arguments",
+        _ARGUMENTS,
     ),
     _FrontEnd("NeMo 1", re.compile(r"^(?:trainer|exp_manager):.*?^model:", re.MULTILINE | re.DOTALL), "the section model"),
     _FrontEnd(
@@ -120,7 +122,9 @@ def refuse_front_end(text: str, name: str) -> None:
     Raises:
         MegaplanError: MP926, with the command that estimates the model on the degrees that the text states.
     """
-    found = next(((one, match) for one in _FRONT_ENDS if (match := one.mark.search(text)) is not None), None)
+    stated = all(re.search(rf"^[^#\n]*--{size}\b", text, re.MULTILINE) for size in ("num-layers", "hidden-size"))
+    asked = (one for one in _FRONT_ENDS if not (stated and one.model == _ARGUMENTS))
+    found = next(((one, match) for one in asked if (match := one.mark.search(text)) is not None), None)
     if found is None:
         return
     front, match = found

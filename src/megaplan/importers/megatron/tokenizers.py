@@ -68,14 +68,23 @@ def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = 
     if model and not unset_names(model):
         return Tokens(_of_name(model) or counted_tokens(model, script), shown)
     if name == DEFAULT and not model:
-        own = isinstance(vocabulary, str) and not unset_names(vocabulary) and not re.search(r"gpt-?2", vocabulary.lower())
-        return Tokens(counted_tokens(str(vocabulary), script) if own else GPT2_TOKENS, f"{shown} with {vocabulary}" if own else shown)
+        return _of_gpt2(vocabulary, shown, script)
     if model and (size := _of_name(readable(model))) is not None:
         return Tokens(size, shown)
     named = "/".join(script.split("/")[-2:])
     if (size := _of_name(named)) is not None:
         return Tokens(size, shown, f"by the name {named}")
     return Tokens(OF_TYPE.get(name), shown, "as its type has as a rule")
+
+
+def _of_gpt2(vocabulary: Any, shown: str, script: str) -> Tokens:
+    """The tokens of a table in GPT-2's form: GPT-2's own where no other is named."""
+    if not isinstance(vocabulary, str) or unset_names(vocabulary) or re.search(r"gpt-?2", vocabulary.lower()):
+        return Tokens(GPT2_TOKENS, shown)
+    size, shown = counted_tokens(vocabulary, script), f"{shown} with {vocabulary}"
+    if size is None and re.search(r"(?:^|/)vocab\.json$", vocabulary) and "token" not in vocabulary.lower():
+        return Tokens(GPT2_TOKENS, shown, "as its type has as a rule")
+    return Tokens(size, shown)
 
 
 def _of_name(name: str) -> int | None:

@@ -205,7 +205,7 @@ def _flavor(config: JobConfig) -> Flavor:
         config.wrong("model.flavor", f"with model.name = {name} none of {known}", f"--set 'model={sizes}'")
     else:
         found = FLAVORS[name][flavor]
-        tokens = tokens_of(config.name, _tokenizer(config)) if flavor == "debugmodel" else None
+        tokens = tokens_of(config.name, _tokenizer(config)) if name.startswith("llama") else None
         return found if tokens is None else found._replace(vocab=tokens)
     return FLAVORS["llama3"]["8B"]
 
