@@ -78,7 +78,7 @@ def add_streams(draw: Draw, model: dict[str, Any]) -> None:
 
 
 def add_shared(draw: Draw, model: dict[str, Any], *, stages: int, whole: bool) -> None:
-    """Options that megarun does not build: shared, chosen or compressed keys, lightning attention, parts of single layers."""
+    """Options that megarun does not build: shared, chosen or compressed keys, kinds without a delta rule, a layer before the head."""
     letters = model["pattern"].upper().replace("|", "")
     letters = (letters * model["num_layers"])[: model["num_layers"]]
     attention, attends = model.get("attention", {}), [layer for layer, letter in enumerate(letters) if letter == "A"]
@@ -98,7 +98,15 @@ def add_shared(draw: Draw, model: dict[str, Any], *, stages: int, whole: bool) -
     if model.get("linear_attention", {}).get("kind") == "kda" and whole and draw.chance(HEADS_SHARE):
         given = model["linear_attention"]
         model["linear_attention"] = {"kind": "lightning", "num_heads": given["num_heads"], "head_dim": given["head_dim"]}
+        if draw.chance(0.5):
+            sizes = {"key_dim": given["head_dim"], "value_dim": 2 * given["head_dim"]}
+            model["linear_attention"] = {"kind": "mlstm", "num_heads": given["num_heads"], **sizes}
         draw.maybe(model["linear_attention"], 0.5, chunk_size=16)
+    placed = {"norm", "norm_placement", "parallel_layers", "post_norm_layers", "added_norm_layers", "norm_gate", "streams"}
+    if "mtp" not in model.get("features", {}):
+        draw.maybe(model, STREAMS_SHARE, head_layer={"activation": draw.choice(["gelu", "silu", "relu"]), "bias": draw.chance(0.5)})
+        if not model.keys() & placed:
+            draw.maybe(model, STREAMS_SHARE, unnormed_layers=draw.some(range(model["num_layers"])) or [0])
     features = model.setdefault("features", {})
     if stages == 1 and not features.keys() - {"relation_bias"} and not model.keys() & {"streams", "parallel_layers"}:
         layers = draw.some(range(model["num_layers"])) or [0]

@@ -561,6 +561,44 @@ def _deepseek_v4(draw: Random, config: Config) -> Config:
 _MOE = ("num_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 _DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias")
 
+
+def _modernbert_decoder(draw: Random) -> Config:
+    heads = draw.choice([2, 3, 4])
+    flags = ("norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "classifier_bias", "tie_word_embeddings")
+    config: Config = {name: _flag(draw) for name in flags} | {
+        "vocab_size": draw.choice([97, 128]),
+        "hidden_size": heads * 2 * draw.randint(4, 10),
+        "num_attention_heads": heads,
+        "num_hidden_layers": draw.randint(1, 7),
+        "intermediate_size": draw.randint(8, 90),
+        "local_attention": draw.choice([None, 16, 128]),
+        "pad_token_id": 0,
+    }
+    if _flag(draw):
+        kinds = ("sliding_attention", "full_attention")
+        config["layer_types"] = [draw.choice(kinds) for _ in range(config["num_hidden_layers"])]
+    elif _flag(draw):
+        config["global_attn_every_n_layers"] = draw.randint(1, 4)
+    return config
+
+
+def _xlstm(draw: Random) -> Config:
+    heads = draw.choice([2, 4])
+    config: Config = {
+        "vocab_size": draw.choice([97, 128]),
+        "hidden_size": heads * 4 * draw.randint(2, 9),
+        "num_heads": heads,
+        "num_hidden_layers": draw.randint(1, 5),
+        "qk_dim_factor": draw.choice([0.5, 1.0]),
+        "v_dim_factor": draw.choice([1.0, 2.0]),
+        "ffn_proj_factor": draw.choice([2.667, 2.0, 1.3]),
+        "ffn_round_up_to_multiple_of": draw.choice([1, 8, 64]),
+        "add_out_norm": _flag(draw),
+        "weight_mode": draw.choice(["single", "fused"]),
+    }
+    return config
+
+
 CONFIGS: dict[str, Callable[[Random], Config]] = {
     "axk1": _axk1,
     "bitnet": _dense("attention_bias", hidden_act="relu2"),
@@ -616,6 +654,8 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "hunyuan_v1_dense": _hunyuan,
     "hunyuan_v1_moe": _hunyuan_moe,
     "jamba": _jamba,
+    "modernbert-decoder": _modernbert_decoder,
+    "xlstm": _xlstm,
     "kimi_linear": _kimi,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,

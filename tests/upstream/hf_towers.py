@@ -60,6 +60,15 @@ def random_towers(model_type: str, seed: int) -> dict[str, Any]:
         config |= {key: config[TEXT][key] for key in ("hidden_size", "vocab_size")}
     if model_type == "paligemma":
         config["projection_dim"] = config[TEXT]["hidden_size"]
+    if model_type == "dots3_note":
+        vision, audio, hidden = config["vision_config"], config["audio_config"], config[TEXT]["hidden_size"]
+        layers = vision["num_hidden_layers"] = draw.choice([2, 3])
+        kinds = [draw.choice(["dense", "sparse"]) for _ in range(layers)]
+        bias = vision.get("mlp_bias", False) and "sparse" not in kinds
+        joined = draw.choice([1, 2])
+        vision |= {"mlp_layer_types": kinds, "mlp_bias": bias, "adapter_in_dim": vision["hidden_size"], "adapter_out_dim": hidden}
+        vision |= {"moe_intermediate_size": 12, "num_local_experts": 4, "adapter_merge_size": joined, "spatial_merge_size": joined}
+        audio |= {"adapter_input_size": audio["hidden_size"], "adapter_out_dim": hidden, "feature_size": draw.choice([16, 20])}
     if model_type == "kimi_k25":
         config["projection_hidden_size"] = config["vision_config"]["hidden_size"]
     return config

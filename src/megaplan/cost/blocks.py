@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from megakernels.facts import Work
 from megakernels.libraries import FLASH4
+from megakernels.ops.activation.facts import activation
 from megakernels.ops.cross_entropy.facts import RECOMPUTED_LOGITS, Loss, cross_entropy
 from megakernels.ops.library import gather, linear
 from megakernels.ops.rms_norm.facts import FINAL_NORM
@@ -230,6 +231,10 @@ def end_works(load: Workload, spec: Spec) -> EndWorks:
     first = embedding(load, hidden, grad_bytes, vocab_parallel=vocab_parallel)
     first += norm_works(model.norm, load, hidden, "embedding norm") if model.embedding_norm else ()
     last = head(load, hidden, model.vocab_size, vocab_parallel=vocab_parallel)
+    if model.head_layer is not None:
+        active = OpWork("head layer activation", "head", activation(hidden, load.itemsize, gated=False), own_tokens=True)
+        product = linear_work(load, "head layer", "head", hidden, hidden, own_tokens=True)
+        last = (product, active, *norm_works(model.norm, load, hidden, "head layer norm"), *last)
     if model.streams is not None:
         last = (*stream_works(model.streams, hidden, load.itemsize, last=True), *last)
     if spec.lora is not None:

@@ -57,7 +57,8 @@ class ResidualPath(NamedTuple):
 
     Attributes:
         norm: rmsnorm, rmsnorm_no_scale, layernorm, or layernorm_no_bias.
-        placement: Place of the norm: before the block (pre), on its output (post), or both.
+        placement: Place of the norm: before the block (pre), on its output (post), both, or none.
+        plain_is_none: A block without a norm before it reads the stream itself, in place of another block's normed input.
         shares_input: The block reads the normed input of the block before it.
         passes_on: Use of the norm by the block after this one; None if that block does not read it.
         scaled: The block's output is multiplied by a constant.
@@ -68,7 +69,8 @@ class ResidualPath(NamedTuple):
     """
 
     norm: StreamNorm = "rmsnorm"
-    placement: NormPlacement = "pre"
+    placement: NormPlacement | Literal["none"] = "pre"
+    plain_is_none: bool = False
     shares_input: bool = False
     passes_on: SharedNorm | None = None
     scaled: bool = False
@@ -79,6 +81,8 @@ class ResidualPath(NamedTuple):
 
 
 PLAIN = ResidualPath()
+UNNORMED = ("post", "none")
+"""Placements without a norm before the block."""
 
 
 def norm_tensors(kind: StreamNorm, width: int, prefix: str = "norm.") -> tuple[ParamTensor, ...]:
@@ -95,8 +99,8 @@ def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size
     """A block's tensors, from its family's, whose first is the scale of an RMSNorm before the block."""
     if path == PLAIN:
         return tensors
-    before = () if path.shares_input or path.placement == "post" else norm_tensors(path.norm, hidden_size)
-    after = () if path.placement == "pre" else norm_tensors(path.norm, hidden_size, "post_norm.")
+    before = () if path.shares_input or path.placement in UNNORMED else norm_tensors(path.norm, hidden_size)
+    after = () if path.placement in ("pre", "none") else norm_tensors(path.norm, hidden_size, "post_norm.")
     connections = () if path.streams is None else block_tensors(path.streams, hidden_size)
     gate = () if path.gate_rank is None else _gate_tensors(path.gate_rank, hidden_size)
     factors = (norm(SCALE, hidden_size),) if path.scales_stream else ()
@@ -121,8 +125,9 @@ def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPat
     path = path._replace(gate_rank=gate[0]) if gate else path
     if path.placement == "pre" and f"{POST_NORM}.weight" in [tensor.name for tensor in tensors]:
         return path._replace(placement="both" if tensors[0].name == "norm.weight" else "post")
-    shares = path.placement != "post" and tensors[0].name != "norm.weight"
-    return path._replace(shares_input=True) if shares else path
+    if path.placement == "post" or tensors[0].name == "norm.weight":
+        return path
+    return path._replace(placement="none") if path.plain_is_none else path._replace(shares_input=True)
 
 
 @cache
@@ -135,22 +140,22 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
         if op.name == "norm":
             ops += _before(path, op)
             ops = ops if path.gate_rank is None else [*ops[:-1], *_gated_norm(ops[-1])]
-        elif op.name == "residual" and path.placement != "pre":
+        elif op.name == "residual" and path.placement in ("post", "both"):
             stream, made = op.reads
             ops += [norm_op(POST_NORM, path.norm, made, "post_normed", prefix="post_"), op._replace(reads=(stream, "post_normed"))]
         else:
-            ops.append(_reading_stream(op) if path.placement == "post" else op)
+            ops.append(_reading_stream(op) if path.placement in UNNORMED else op)
     if path.scaled:
         ops = [each for op in ops for each in (_scaled(op) if op.name == "residual" else (op,))]
     if path.embedding_dim is not None:
         added = tuple([ADDED if name == OUTPUT else name for name in ops[-1].makes])
         ops = [*ops[:-1], ops[-1]._replace(makes=added), *layer_ops()]
-    held = program.held - {NORMED} if path.placement == "post" else program.held
+    held = program.held - {NORMED} if path.placement in UNNORMED else program.held
     if path.passes_on is not None:
         keeps = (NORMED,) if path.passes_on.keeps else ()
         ops.append(Op(PASS_ON, (NORMED,), (), keeps=keeps, hands_views=path.passes_on.gradient == "view"))
         held |= {NORMED}
-    after = program.after if path.placement == "pre" else program.after | {POST_NORM}
+    after = program.after if path.placement in ("pre", "none") else program.after | {POST_NORM}
     return BlockProgram(_on_streams(path, tuple(ops)), held, program.reruns, program.caches, after)
 
 
@@ -294,7 +299,7 @@ def norm_op(name: str, kind: StreamNorm, reads: str, makes: str, *, prefix: str 
 
 
 def _before(path: ResidualPath, op: Op) -> tuple[Op, ...]:
-    if path.placement == "post":
+    if path.placement in UNNORMED:
         return ()
     if path.shares_input:
         return (reshape("shared norm", SHARED, NORMED),)

@@ -206,3 +206,40 @@ def _kimi_feeds(reader: ConfigReader, layers: int) -> str:
     reader.skip("mlp_layer_types")
     dense = min(layers, reader.whole("first_k_dense_replace", least=0) if reader.has("first_k_dense_replace") else 1)
     return "D" * dense + "E" * (layers - dense)
+
+
+def xlstm(reader: ConfigReader) -> dict[str, Any]:
+    """xlstm: mLSTM blocks and MLPs whose width is rounded up; fused projections have as many parameters."""
+    reader.only("use_bias", (False,), "norms and all projections have biases")
+    hidden = reader.value("hidden_size") or reader.whole("embedding_dim")
+    layers = reader.layers(2, "num_hidden_layers" if reader.value("num_hidden_layers") is not None else "num_blocks")
+    for name, other, value in (("embedding_dim", "hidden_size", hidden), ("num_blocks", "num_hidden_layers", layers)):
+        reader.only(name, (None, value), f"it is {other} under another name")
+    heads = reader.whole("num_heads")
+    widths = {name: int(hidden * reader.number(f"{name}_dim_factor")) for name in ("qk", "v")}
+    for name, width in widths.items():
+        if width % heads:
+            detail = f"{width} wide, num_heads = {heads}: heads are equally wide"
+            reader.contradicts(f"{name}_dim_factor", detail, "correct the one that is wrong")
+    step = reader.whole("ffn_round_up_to_multiple_of")
+    inner = int((hidden * reader.number("ffn_proj_factor") + step - 1) // step) * step
+    linear = {"kind": "mlstm", "num_heads": heads, "key_dim": widths["qk"] // heads, "value_dim": widths["v"] // heads}
+    model = {"hidden_size": hidden, "vocab_size": reader.whole("vocab_size"), "norm_eps": reader.number("norm_eps")}
+    if reader.flag("tie_word_embeddings"):
+        reader.warn("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
+    if not reader.flag("add_out_norm"):
+        reader.warn("add_out_norm", False, "the class has the norm in any case, and so does the spec")
+    if (cap := reader.factor("output_logit_soft_cap")) is not None:
+        model["logits_cap"] = cap
+    linear["chunk_size"] = reader.whole("chunk_size")
+    reader.skip(*_XLSTM_OTHER)
+    sections = {"G": ("linear_attention", linear), "D": ("mlp", {"ffn_hidden_size": inner, "activation": "swiglu"})}
+    return model_of(reader, "GD" * layers, model, sections)
+
+
+_XLSTM_OTHER = (
+    *("chunkwise_kernel", "sequence_kernel", "step_kernel", "mode", "return_last_states", "autocast_kernel_dtype", "eps", "weight_mode"),
+    *("inference_state_dtype", "gate_soft_cap", "max_inference_chunksize", "norm_reduction_force_float32", "hidden_size"),
+    *("num_hidden_layers", "num_blocks", "embedding_dim"),
+)
+"""Fields of xlstm that choose kernels, or change only the values of gates."""

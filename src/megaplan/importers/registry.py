@@ -113,6 +113,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "mistral": decoders.mistral,
     "mistral4": latent.mistral4,
     "mixtral": experts.mixtral,
+    "modernbert-decoder": inner.modernbert_decoder,
     "nanochat": inner.nanochat,
     "nemotron": decoders.nemotron,
     "nemotron_h": hybrids.nemotron_h,
@@ -145,13 +146,13 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "starcoder2": decoders.starcoder2,
     "step3p5": layer_heads.step3p5,
     "vaultgemma": decoders.vaultgemma,
+    "xlstm": linear_attention.xlstm,
     "youtu": latent.dense,
 }
 """Import function of each `model_type`, from a config to `model` of a spec."""
 
 REFUSED: dict[str, tuple[str, str]] = {
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
-    "dots3_note": ("vision_config", "encoders of images have experts, and those of sound a stem of convolutions, which no tower is"),
     "gemma3n": ("text_config", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma3n_text": ("hidden_size_per_layer_input", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma4_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model, and a projection joins them"),
@@ -161,11 +162,9 @@ REFUSED: dict[str, tuple[str, str]] = {
     "inkling2_text": ("n_layers_per_attn_res_block", "attention to outputs of earlier layers, and positions are relative logits (r_proj)"),
     "inkling_text": ("d_rel", "positions are relative logits (r_proj), and keys, values and blocks have short convolutions"),
     "kimi_k3": ("attention_residuals", "layers attend to the outputs of earlier ones (attention residuals)"),
-    "modernbert-decoder": ("norm_bias", "embeddings have a norm, the first block has none, and the head another layer (lm_head.dense)"),
     "qwen4_exp": ("text_config", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "recurrent_gemma": ("lru_width", "two blocks in three are RG-LRU recurrences (rg_lru, linear_x, linear_y, conv_1d)"),
-    "xlstm": ("num_heads", "its blocks are mLSTM cells (q, k, v, ogate, igate, fgate), which no letter is"),
     "zamba2": ("hybrid_layer_ids", "its attention blocks share parameters (shared_transformer), and every layer of a spec has its own"),
     "zaya": ("cca_time0", "queries and keys are mixed by convolutions, the router is an MLP, and residual sums have weights"),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Encoders of sound, and of Gemma 4 and Phi-4: counts of parameters, since a spec states none of them."""
+"""Encoders of sound, and of dots3_note, Gemma 4 and Phi-4: counts of parameters, since a spec states none of them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,62 @@ def phi4_audio(reader: ConfigReader) -> Found:
     return Found(convolved + distances * reader.whole("num_attention_heads") + reader.whole("num_blocks") * layer)
 
 
+def dots3_vision(reader: ConfigReader) -> Found:
+    """dots3_note_vision_encoder: RMSNorms, norms over heads, experts in some layers, a merger; earlier configs have other names."""
+    width = reader.value("embed_dim") or reader.whole("hidden_size")
+    dim = width // (reader.value("num_heads") or reader.whole("num_attention_heads"))
+    bias = reader.flag("use_bias" if reader.has("use_bias") else "attention_bias")
+    attends = linear(width, 3 * width, bias=bias) + linear(width, width, bias=bias) + 2 * dim
+    expert = 3 * width * reader.whole("moe_intermediate_size") + width  # with its row of the router
+    dense = gated(width, reader.whole("intermediate_size"), bias=reader.flag("mlp_bias"))
+    fed = [count * expert or dense for count in _dots3_experts(reader)]
+    first = linear(reader.whole("num_channels") * reader.whole("patch_size") ** 2, width) + width
+    given = reader.whole("adapter_in_dim")
+    wide = given * reader.whole("adapter_merge_size") ** 2
+    last = width + layer_norm(given) + mlp(wide, wide, reader.whole("adapter_out_dim"))
+    reader.skip("embed_dim", "num_heads", "hidden_size", "num_attention_heads", "attention_bias", "spatial_merge_size")
+    return Found(first + len(fed) * (attends + 2 * width) + sum(fed) + last, why="experts in some of its layers")
+
+
+def _dots3_experts(reader: ConfigReader) -> list[int]:
+    """Experts of each layer, 0 where it has an MLP."""
+    layers, counts = reader.whole("num_hidden_layers"), reader.value("pyramid_num_routed")
+    kinds, usual = reader.value("mlp_layer_types"), reader.whole("num_local_experts")
+    own = {int(key): one.get("num_local_experts", usual) for key, one in reader.mapping("per_layer_config").items() if key.isdigit()}
+    reader.skip("pyramid_num_routed", "mlp_layer_types", "per_layer_config")
+    if counts is None and kinds is None:
+        counts = [*[-1] * 25, *range(4, 65, 4), 64]
+    if counts is not None:
+        own = own or dict(enumerate(counts))
+        kinds = ["sparse" if count > 0 else "dense" for count in counts]
+    if len(kinds) < layers:
+        reader.wrong("mlp_layer_types", kinds, f"a list of {layers} layers")
+    return [own.get(layer, usual) if kind == "sparse" else 0 for layer, kind in enumerate(kinds[:layers])]
+
+
+def dots3_audio(reader: ConfigReader) -> Found:
+    """dots3_note_audio_encoder: convolutions, layers with RMSNorms, keys without a bias, an adapter; earlier names are Whisper's."""
+    older = reader.mapping("whisper_config")
+
+    def size(name: str, other: str) -> int:
+        return older[other] if isinstance(older.get(other), int) else reader.whole(name)
+
+    width, inner = size("hidden_size", "d_model"), size("intermediate_size", "encoder_ffn_dim")
+    channels, bands = reader.whole("downsample_hidden_size"), size("feature_size", "num_mel_bins")
+    bias = reader.flag("attention_bias")
+    attends = 3 * linear(width, width, bias=bias) + width * width
+    layer = attends + linear(width, 2 * inner) + linear(inner, width) + 2 * width
+    convolved = linear(9, channels) + 2 * linear(9 * channels, channels) + channels * ((bands + 7) // 8) * width
+    given = reader.value("whisper_adapter_in_dim") or reader.whole("adapter_input_size")
+    made = reader.value("whisper_adapter_out_dim") or reader.value("adapter_output_size") or reader.whole("adapter_out_dim")
+    reader.skip("whisper_adapter_in_dim", "whisper_adapter_out_dim", "adapter_output_size", "adapter_input_size", "adapter_out_dim")
+    adapter = layer_norm(given) + mlp(given, made, made)
+    return Found(convolved + size("num_hidden_layers", "encoder_layers") * layer + width + adapter)
+
+
 EVERY_ENCODER: dict[str, Structure] = ENCODERS | {
+    "dots3_note_audio_encoder": dots3_audio,
+    "dots3_note_vision_encoder": dots3_vision,
     "gemma4_audio": gemma4_audio,
     "gemma4_unified_audio": frames,
     "gemma4_unified_vision": gemma4_unified_vision,

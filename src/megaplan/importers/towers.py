@@ -218,6 +218,11 @@ def _phi4(parts: Parts) -> Found:
     return Found(mlp(image, parts.hidden, parts.hidden) + 2 * image + sounds, why="rows between the crops of an image")
 
 
+def _inside(_parts: Parts) -> Found:
+    """Nothing: each encoder ends with its own projection."""
+    return Found(0, why="an encoder that ends with its own projection")
+
+
 def _paddle(parts: Parts) -> Found:
     return _merger(parts, parts.hidden)
 
@@ -225,6 +230,7 @@ def _paddle(parts: Parts) -> Found:
 MULTIMODAL: dict[str, Structure] = {
     "cosmos3_omni": _qwen3,
     "deepseek_vl": _aligned,
+    "dots3_note": _inside,
     "exaone4_5": _qwen2_5,
     "gemma3": _gemma3,
     "gemma4": _gemma4,

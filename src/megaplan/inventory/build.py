@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import CENTERED, ResidualPath, norm_tensors, tensors_of
 from megaplan.inventory.adapters import adapted_block
-from megaplan.inventory.embedding import final_norm_block, vocabulary_block
+from megaplan.inventory.embedding import final_norm_block, head_layer_tensors, vocabulary_block
 from megaplan.inventory.features import mtp_block, relation_bias_block, side_block
 from megaplan.inventory.tensors import Block, Init, Inventory, Outside, make_block
 from megaplan.inventory.towers import STATED, counted_block, stated_blocks
@@ -107,7 +107,8 @@ def _outside_blocks(model: Model, *, vocab_parallel: bool, split_towers: bool) -
     if features.relation_bias is not None:
         heads = (model.attention or _missing("attention")).num_heads
         blocks.append(("relation_bias", relation_bias_block(features.relation_bias, heads)))
-    blocks.append(("final_norm", final_norm_block(hidden, model.norm, model.streams)))
+    layer = () if model.head_layer is None else head_layer_tensors(model.head_layer, hidden, model.norm, vocab)
+    blocks.append(("final_norm", final_norm_block(hidden, model.norm, model.streams, layer)))
     if not model.tie_embeddings:
         blocks.append(("head", vocabulary_block(Outside.HEAD, vocab, hidden, vocab_parallel=vocab_parallel, bias=model.head_bias)))
     if features.mtp is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from megaplan.families.residual import StreamNorm, norm_tensors
 from megaplan.families.streams import Streams, last_tensors
+from megaplan.inventory.makers import replicated
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
+from megaplan.spec.models import HeadLayer
 
 
 def vocabulary_block(
@@ -23,7 +25,15 @@ def vocabulary_block(
     return make_block(family, tuple(tensors))
 
 
-def final_norm_block(hidden_size: int, kind: StreamNorm, streams: Streams | None = None) -> Block:
-    """The norm before the head, and the sum of streams that it reads."""
+def head_layer_tensors(layer: HeadLayer, hidden_size: int, kind: StreamNorm, logits: int) -> tuple[ParamTensor, ...]:
+    """Parameters of the layer between the last norm and the head; `logits` is the vocabulary."""
+    product = replicated("layer.weight", (hidden_size, hidden_size), Group.MATRIX)
+    biases = (("layer.bias", hidden_size, layer.bias), ("logits.bias", logits, layer.logits_bias))
+    given = [replicated(name, (width,), Group.OTHER, Init.ZEROS) for name, width, is_given in biases if is_given]
+    return product, *given, *norm_tensors(kind, hidden_size, prefix="layer_norm.")
+
+
+def final_norm_block(hidden_size: int, kind: StreamNorm, streams: Streams | None = None, layer: tuple[ParamTensor, ...] = ()) -> Block:
+    """The norm before the head, the sum of streams that it reads, and the layer behind it."""
     collapse = () if streams is None else last_tensors(streams, hidden_size)
-    return make_block(Outside.FINAL_NORM, (*collapse, *norm_tensors(kind, hidden_size, prefix="")))
+    return make_block(Outside.FINAL_NORM, (*collapse, *norm_tensors(kind, hidden_size, prefix=""), *layer))

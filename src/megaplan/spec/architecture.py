@@ -9,7 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.dense.section import Mlp
 from megaplan.families.layer_embeddings import LayerEmbeddings
-from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention, LightningAttention
+from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention, LightningAttention, MatrixLstm
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
@@ -107,6 +107,20 @@ class NormGate(Section):
     layers: tuple[NaturalInt, ...]
 
 
+class HeadLayer(Section):
+    """A layer between the last norm and the head: a square product, its activation and a norm.
+
+    Attributes:
+        activation: Activation.
+        bias: Bias on the product.
+        logits_bias: Bias on the logits, for a tied head; the bias of a head of its own is `head_bias`.
+    """
+
+    activation: Literal["gelu", "silu", "relu"] = "gelu"
+    bias: StrictBool = False
+    logits_bias: StrictBool = False
+
+
 class Features(OptionsSection):
     """Optional features; null means absent.
 
@@ -144,7 +158,7 @@ class Features(OptionsSection):
 
 Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="kind")]
 Mamba = Annotated[Mamba1 | Mamba2 | Mamba3, Field(discriminator="kind")]
-LinearAttention = Annotated[GatedDeltaNet | KimiDeltaAttention | LightningAttention, Field(discriminator="kind")]
+LinearAttention = Annotated[GatedDeltaNet | KimiDeltaAttention | LightningAttention | MatrixLstm, Field(discriminator="kind")]
 
 
 class Model(OptionsSection):
@@ -157,6 +171,7 @@ class Model(OptionsSection):
         vocab_size: Tokens of the vocabulary.
         tie_embeddings: The head reuses the token embedding.
         head_bias: Bias on the head.
+        head_layer: A layer between the last norm and the head; null for none.
         learned_positions: Rows of a learned embedding of positions, added to the token embedding; null for none.
         embedding_norm: A norm of what the embedding makes, after its factor and positions.
         norm: The norm of every block and before the head: rmsnorm or rmsnorm_no_scale, layernorm with a bias, or layernorm_no_bias.
@@ -164,6 +179,7 @@ class Model(OptionsSection):
         parallel_layers: Layers that read the normed input of the layer before them: 0-based global indices, rising.
         added_norm_layers: Layers with a norm on what they add too, in a model with norms before each block: global indices, rising.
         post_norm_layers: Layers whose only norm is on what they add, in a model with norms before each block: global indices, rising.
+        unnormed_layers: Layers without a norm, in a model with norms before each block: global indices, rising.
         norm_gate: Gates of the norms before blocks; null for none.
         stream_scale: A learned factor of each channel of the stream before a block adds to it.
         streams: Hyper-connections, several streams of the residual path; null for one stream, to which blocks add.
@@ -186,7 +202,7 @@ class Model(OptionsSection):
     options: ClassVar[frozenset[str]] = frozenset(
         {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
         | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier", "logits_cap", "towers"}
-        | {"added_norm_layers", "streams", "norm_gate", "stream_scale", "embedding_norm"}
+        | {"added_norm_layers", "streams", "norm_gate", "stream_scale", "embedding_norm", "head_layer", "unnormed_layers"}
     )
 
     pattern: Text
@@ -195,6 +211,7 @@ class Model(OptionsSection):
     vocab_size: PositiveInt
     tie_embeddings: StrictBool = False
     head_bias: StrictBool = False
+    head_layer: HeadLayer | None = None
     learned_positions: PositiveInt | None = None
     embedding_norm: StrictBool = False
     norm: StreamNorm = "rmsnorm"
@@ -202,6 +219,7 @@ class Model(OptionsSection):
     parallel_layers: tuple[NaturalInt, ...] = ()
     post_norm_layers: tuple[NaturalInt, ...] = ()
     added_norm_layers: tuple[NaturalInt, ...] = ()
+    unnormed_layers: tuple[NaturalInt, ...] = ()
     norm_gate: NormGate | None = None
     stream_scale: StrictBool = False
     streams: Streams | None = None
@@ -227,7 +245,8 @@ class Model(OptionsSection):
     @property
     def residual_path(self) -> ResidualPath:
         """Residual path of the blocks."""
-        return ResidualPath(self.norm, self.norm_placement, streams=self.streams, scales_stream=self.stream_scale)
+        path = ResidualPath(self.norm, self.norm_placement, streams=self.streams, scales_stream=self.stream_scale)
+        return path._replace(plain_is_none=True) if self.unnormed_layers else path
 
     @property
     def num_streams(self) -> int:
@@ -242,6 +261,8 @@ class Model(OptionsSection):
         embedding = self.features.layer_embeddings
         if embedding is not None and layer in embedding.layers:
             path = path._replace(embedding_dim=embedding.dim)
+        if layer in self.unnormed_layers:
+            return path._replace(placement="none")
         if layer in self.added_norm_layers:
             return path._replace(placement="both")
         return path._replace(placement="post") if layer in self.post_norm_layers else path
@@ -251,7 +272,7 @@ class Model(OptionsSection):
         """Layers whose residual path may be another than the model's."""
         gated = () if self.norm_gate is None else self.norm_gate.layers
         embedded = () if self.features.layer_embeddings is None else self.features.layer_embeddings.layers
-        return frozenset((*embedded, *self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers, *gated))
+        return frozenset((*embedded, *self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers, *self.unnormed_layers, *gated))
 
     @property
     def choices(self) -> tuple[tuple[int, int], ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import rising
+from megaplan.families.linear_attention.section import WITHOUT_DELTA_RULE
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.scalars import GATED
 from megaplan.spec.context import Checked
-from megaplan.spec.models import SIDES, GroupedQueryAttention, LightningAttention
+from megaplan.spec.models import SIDES, GroupedQueryAttention
 from megaplan.spec.tower_rules import tower_rules, unused_images
 from megaplan.wording import plural
 
@@ -71,9 +73,13 @@ def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP715", detail, key, "norm_placement: pre")
 
 
+PLACED = ("post_norm_layers", "added_norm_layers", "unnormed_layers")
+"""Lists of layers whose norms are at other places than the model's."""
+
+
 def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
     model = checked.spec.model
-    for name in ("post_norm_layers", "added_norm_layers"):
+    for name in PLACED:
         key, layers = f"model.{name}", getattr(model, name)
         yield from rising(checked, key, layers)
         if layers and layers[-1] >= model.num_layers:
@@ -85,9 +91,13 @@ def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
         if set(layers) & {*model.parallel_layers, *(each - 1 for each in model.parallel_layers)}:
             detail = f"a layer of {name} is in parallel_layers, or before one that is: parallel layers share the norm before a block"
             yield checked.error("MP715", detail, key, "parallel_layers: []")
-    if both := sorted(set(model.post_norm_layers) & set(model.added_norm_layers)):
-        detail = f"layer {both[0]} is in post_norm_layers and in added_norm_layers"
-        yield checked.error("MP715", detail, "model.added_norm_layers", f"remove {both[0]} from one of them")
+    for one, other in combinations(PLACED, 2):
+        if both := sorted(set(getattr(model, one)) & set(getattr(model, other))):
+            detail = f"layer {both[0]} is in {one} and in {other}"
+            yield checked.error("MP715", detail, f"model.{other}", f"remove {both[0]} from one of them")
+    if model.unnormed_layers and model.parallel_layers:
+        detail = "unnormed_layers and parallel_layers are given, and a layer without a norm of its own has one form"
+        yield checked.error("MP715", detail, "model.unnormed_layers", "parallel_layers: []")
 
 
 def _norm_gates(checked: Checked) -> Iterator[Diagnostic]:
@@ -98,7 +108,7 @@ def _norm_gates(checked: Checked) -> Iterator[Diagnostic]:
     if layers and layers[-1] >= model.num_layers:
         detail = f"norm_gate.layers has {layers[-1]}, num_layers = {model.num_layers}, and a layer is from 0 to {model.num_layers - 1}"
         yield checked.error("MP715", detail, key, f"use layers below {model.num_layers}")
-    others = {*model.parallel_layers, *(each - 1 for each in model.parallel_layers), *model.post_norm_layers}
+    others = {*model.parallel_layers, *(each - 1 for each in model.parallel_layers), *model.post_norm_layers, *model.unnormed_layers}
     if layers and (model.norm_placement == "post" or set(layers) & others):
         detail = "a layer of norm_gate.layers has no norm before it that it alone reads (norm_placement, parallel_layers, post_norm_layers)"
         yield checked.error("MP715", detail, key, "remove the layer")
@@ -126,13 +136,22 @@ def _streams(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP715", detail, "model.streams", f"remove model.{name}, or model.streams")
 
 
-def _norms(checked: Checked) -> Iterator[Diagnostic]:
-    model, mesh = checked.spec.model, checked.spec.mesh
+def _head_biases(checked: Checked) -> Iterator[Diagnostic]:
+    """Checks that a tied head, and a head of its own, has the bias that belongs to it."""
+    model = checked.spec.model
     if model.head_bias and model.tie_embeddings:
         yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no tensor of its own", "model.head_bias")
+    if model.head_layer is not None and model.head_layer.logits_bias and not model.tie_embeddings:
+        detail = "head_layer.logits_bias = true, tie_embeddings = false: the bias of a head of its own is head_bias"
+        yield checked.error("MP715", detail, "model.head_layer", "head_bias: true, without head_layer.logits_bias")
+
+
+def _norms(checked: Checked) -> Iterator[Diagnostic]:
+    model, mesh = checked.spec.model, checked.spec.mesh
+    yield from _head_biases(checked)
     if model.zero_centered_norm:
         yield from _zero_centered(checked)
-    lists = [name for name in ("parallel_layers", "post_norm_layers", "added_norm_layers", "norm_gate") if getattr(model, name)]
+    lists = [name for name in ("parallel_layers", *PLACED, "norm_gate") if getattr(model, name)]
     if model.norm == "rmsnorm_no_scale" and lists:
         yield checked.error(
             "MP715", f"norm = {model.norm}, and {lists[0]} is given: all blocks have one form", "model.norm", "norm: rmsnorm"
@@ -152,6 +171,8 @@ def _norms(checked: Checked) -> Iterator[Diagnostic]:
     if model.features.mtp is None:
         return
     for name, plain in (
+        ("head_layer", None),
+        ("unnormed_layers", ()),
         ("norm", "rmsnorm"),
         ("norm_placement", "pre"),
         ("embedding_norm", False),
@@ -197,7 +218,7 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
     features = checked.spec.model.features
     yield from _depths(checked)
     yield from _layer_embeddings(checked)
-    yield from _lightning(checked)
+    yield from _linear_states(checked)
     if features.relation_bias is not None and checked.pattern is not None and not checked.has("A"):
         detail = f"features.relation_bias is given, and the {plural(len(checked.pattern.layers), 'layer')} have no A"
         yield checked.error("MP709", detail, "model.features.relation_bias", "remove features.relation_bias, or add A to the pattern")
@@ -217,11 +238,11 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP710", detail, "model.features.ngram.num_rows", "num_rows counts the rows of all tables together")
 
 
-def _lightning(checked: Checked) -> Iterator[Diagnostic]:
-    """Checks that no context group shares a sequence whose states lightning attention carries."""
-    cp = checked.spec.mesh.cp
-    if isinstance(checked.spec.model.linear_attention, LightningAttention) and cp > 1:
-        detail = f"linear_attention.kind = lightning, mesh.cp = {cp}: its states are not handed between ranks"
+def _linear_states(checked: Checked) -> Iterator[Diagnostic]:
+    """Checks that no context group shares a sequence whose states linear attention without a delta rule carries."""
+    linear, cp = checked.spec.model.linear_attention, checked.spec.mesh.cp
+    if isinstance(linear, WITHOUT_DELTA_RULE) and cp > 1:
+        detail = f"linear_attention.kind = {linear.kind}, mesh.cp = {cp}: its states are not handed between ranks"
         yield checked.error("MP715", detail, "model.linear_attention.kind", "mesh: {cp: 1}")
 
 

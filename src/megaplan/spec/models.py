@@ -14,7 +14,7 @@ from megaplan.dtypes import DType
 from megaplan.families.attention.scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention, LayerHeads, LayerLatents, LayerWindow
 from megaplan.families.dense.section import Mlp
-from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention, LightningAttention
+from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention, LightningAttention, MatrixLstm
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.moe.section import LayerSkew, MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
@@ -40,6 +40,7 @@ from megaplan.spec.architecture import (
     Attention,
     CategoryEmbedding,
     Features,
+    HeadLayer,
     Mamba,
     Model,
     MultiTokenPrediction,
@@ -79,6 +80,7 @@ __all__ = [
     "FloatType",
     "GatedDeltaNet",
     "GroupedQueryAttention",
+    "HeadLayer",
     "Host",
     "Indexer",
     "KimiDeltaAttention",
@@ -98,6 +100,7 @@ __all__ = [
     "Mamba1",
     "Mamba2",
     "Mamba3",
+    "MatrixLstm",
     "MatrixRecurrence",
     "Mesh",
     "MixtureOfExperts",

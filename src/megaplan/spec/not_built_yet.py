@@ -11,12 +11,13 @@ from collections.abc import Callable
 from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
+from megaplan.families.linear_attention.section import WITHOUT_DELTA_RULE
 from megaplan.families.registry import FAMILIES
 from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
 from megaplan.spec.document import NOWHERE
-from megaplan.spec.models import Features, LatentAttention, LightningAttention, Mamba1, Spec
+from megaplan.spec.models import Features, LatentAttention, Mamba1, Spec
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.settings import ROUTING, SCALES, given_options
 
@@ -56,9 +57,9 @@ def _plain_inner_norm(spec: Spec) -> object | None:
     return mamba.inner_norm if isinstance(mamba, Mamba1) and mamba.inner_norm == "plain" else None
 
 
-def _lightning(spec: Spec) -> object | None:
+def _without_delta_rule(spec: Spec) -> object | None:
     """Linear attention without a delta rule, of which there is no kernel."""
-    return spec.model.linear_attention.kind if isinstance(spec.model.linear_attention, LightningAttention) else None
+    return spec.model.linear_attention.kind if isinstance(spec.model.linear_attention, WITHOUT_DELTA_RULE) else None
 
 
 def _gated_square(spec: Spec) -> object | None:
@@ -145,7 +146,7 @@ def _other_host(spec: Spec) -> object | None:
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
-    ("model.linear_attention.kind", _lightning, "gated_delta or kda"),
+    ("model.linear_attention.kind", _without_delta_rule, "gated_delta or kda"),
     ("model.mlp.activation", _gated_square, "swiglu, geglu, relu2, gelu or xielu"),
     ("model.parallel_layers", _shared_norm, "[], or without these"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),

@@ -18,7 +18,8 @@ from megaplan.blocks.work import Workload, total
 from megaplan.cost.formulas import FORMULAS
 from megaplan.cost.model import ModelCosts, flops_per_token, model_costs
 from megaplan.families.linear_attention.lightning import lightning_work
-from megaplan.families.linear_attention.section import LightningAttention
+from megaplan.families.linear_attention.matrix_lstm import mlstm_work
+from megaplan.families.linear_attention.section import LightningAttention, MatrixLstm
 from megaplan.families.moe.composition import routing
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Block, Owner
@@ -303,6 +304,7 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
     heads = {"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128}
     delta = GatedDeltaNet.model_validate({"kind": "gated_delta", **heads})
     lightning = LightningAttention(kind="lightning", num_heads=64, head_dim=128, chunk_size=256)
+    mlstm = MatrixLstm(kind="mlstm", num_heads=8, key_dim=256, value_dim=512)
     indexer_linears = 2 * (64 * 512 + 3584 * 64 + 3584 * 8)
     found = {
         "linear": costs_of(llama).layers[1].forward_flops // 3,
@@ -313,6 +315,7 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
         "selective_scan": selective_scan(at_4096, channels=8192, state_dim=16, save_every=256).forward,
         "delta_rule": delta_rule(at_4096, delta).forward,
         "lightning": next(op.work.forward for op in lightning_work(at_4096, lightning, 6144) if op.name == "lightning"),
+        "mlstm": next(op.work.forward for op in mlstm_work(at_4096, mlstm, 4096) if op.name == "mlstm"),
         "gated_conv1d": GatedConvolutionSizes(1, 4096, 2048, 3, False, 2).work().forward,
         "m2rnn": m2rnn(at_4096, recurrent).forward,
         "causal_conv1d": causal_conv1d(8192 + 2 * 8 * 128, 4, 2).forward,

@@ -45,6 +45,33 @@ def test_lightning_attention_keeps_a_state_a_chunk() -> None:
         made("G", {"cp": 2}, linear_attention={"kind": "lightning", "num_heads": HEADS, "head_dim": WIDTH})
 
 
+def test_mlstm_keeps_a_state_and_a_normaliser_a_chunk() -> None:
+    chunk, key, value = 8, WIDTH, 2 * WIDTH
+    sizes = {"num_heads": HEADS, "key_dim": key, "value_dim": value, "chunk_size": chunk}
+    spec, inventory = made("G", linear_attention={"kind": "mlstm", **sizes})
+    projected = HEADS * (2 * key + 2 * value + 2)
+    assert inventory.layers[0].elements == H + projected * H + 2 * HEADS + HEADS * value + HEADS * value * H
+    assert kept(spec, inventory)["states"] == B * (T // chunk) * HEADS * key * (value + 1) * 4
+    assert flops(spec, inventory)["mlstm"] == HEADS * (2 * chunk * (key + value) + 4 * key * value)
+    assert "mlstm" in megarun_refuses(spec)[0].detail
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*kind = mlstm, mesh.cp = 2"):
+        made("G", {"cp": 2}, linear_attention={"kind": "mlstm", **sizes})
+
+
+def test_a_layer_before_the_head_and_a_layer_without_a_norm() -> None:
+    plain, changed = made("A", attention=GQA), made("A", attention=GQA, head_layer={"bias": True}, unnormed_layers=[0])
+    layers = [inventory.layers[0].elements for _, inventory in (plain, changed)]
+    assert layers[0] - layers[1] == H
+    assert plain[1].layers[1].elements == changed[1].layers[1].elements
+    assert changed[1].block("final_norm").elements - plain[1].block("final_norm").elements == H * H + 2 * H
+    assert kept(*plain).keys() - kept(*changed).keys() == {"normed", "rstd"}
+    said = "\n".join(note.detail for note in megarun_refuses(changed[0]))
+    assert "head_layer" in said
+    assert "unnormed_layers" in said
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*head_layer.logits_bias = true"):
+        made("A", attention=GQA, head_layer={"logits_bias": True})
+
+
 def test_an_indexer_of_blocks() -> None:
     indexer = {"num_heads": 2, "head_dim": 6, "block_size": 4, "top_blocks": 2, "layers": [0]}
     plain, chosen = made("A", attention=GQA), made("A", attention=GQA | {"block_indexer": indexer})

@@ -12,6 +12,13 @@ FORMULAS = {
         "arXiv:2401.04658, algorithm 1; counting multiply-adds",
         "64 · (4 · 256 · 128 + 4 · 128 · 128) = 12582912",
     ),
+    "mlstm": Formula(
+        "attention inside chunks of Q, and the matrix state between them",
+        "F = H(2Q(K + V) + 4KV), I = 2F; H heads, K key, V value width, Q = min(chunk, T)",
+        "FLOPs per token",
+        "arXiv:2503.13427, section 3; counting multiply-adds",
+        "8 · (2 · 64 · (256 + 512) + 4 · 256 · 512) = 4980736",
+    ),
     "delta_rule": Formula(
         "the gated delta rule in chunks of Q; backward repeats all but the outputs",
         "F = H(4QK + 3QV + 6KV), I = 2F + H(4QK + QV + 4KV); H value heads, K key, V value width, Q = min(chunk, save_every, T)",

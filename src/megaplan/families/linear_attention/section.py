@@ -60,6 +60,30 @@ class LightningAttention(OptionsSection):
     chunk_size: PositiveInt = 256
 
 
+class MatrixLstm(OptionsSection):
+    """mLSTM (arXiv:2405.04517): a matrix state per head, which exponential input gates write and forget gates decay.
+
+    Attributes:
+        kind: mlstm.
+        num_heads: Heads of queries, keys, values and states.
+        key_dim: Width of a query and key head, the rows of a head's state.
+        value_dim: Width of a value head, the columns of a head's state.
+        chunk_size: Positions that are computed at once.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    kind: Literal["mlstm"]
+    num_heads: PositiveInt
+    key_dim: PositiveInt
+    value_dim: PositiveInt
+    chunk_size: PositiveInt = 64
+
+
+WITHOUT_DELTA_RULE = LightningAttention, MatrixLstm
+"""Kinds that megarun does not build."""
+
+
 class KimiDeltaAttention(OptionsSection):
     """Kimi delta attention (arXiv:2510.26692): one decay per head, position and key dim; latents of head_dim give decay and gate.
 

@@ -25,7 +25,7 @@ from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.hosts.megarun.towers import FP64_BYTES, tower_input_bytes
 from megaplan.inventory.tensors import Outside
-from megaplan.spec.models import Features, LatentAttention, Ngram, Spec
+from megaplan.spec.models import Features, HeadLayer, LatentAttention, Ngram, Spec
 from megaplan.spec.pattern import depth_families
 from megaplan.spec.step_graphs import NUMBERS, replays_graphs, replays_update
 
@@ -261,20 +261,35 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool, repeated: bo
     return replay((*ops, Op("repeat", (end,), (OUTPUT,))) if repeated else ops)
 
 
-def final_norm_part(dims: Dims, kind: StreamNorm, *, scaled: bool = False) -> BlockReplay:
-    """The norm before the head, and the factor of logits if they have one, because the head is linear."""
-    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("out", "normed"), dims.residual) | {"ones": (dims.hidden,)})
+def final_norm_part(dims: Dims, kind: StreamNorm, *, scaled: bool = False, layer: HeadLayer | None = None) -> BlockReplay:
+    """The norm before the head, a layer between both, and the factor of logits if they have one, because the head is linear."""
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("out", "normed", "layer_in", "layer_made", "layer_active"), dims.residual)
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, shapes | dict.fromkeys(("ones", "layer_ones"), (dims.hidden,)))
+    tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("layer_mean", "layer_rstd"), dims.residual[:2]))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
     tensors = residual(tensors)
     if dims.streams > 1:
         tensors |= stream_shapes(dims, dims.streams, collapses=True)
-    return BlockReplay(_final_norm_replay(kind, scaled, dims.streams > 1), tensors)
+    return BlockReplay(_final_norm_replay(kind, scaled, dims.streams > 1, layer), tensors)
 
 
 @cache
-def _final_norm_replay(kind: StreamNorm, scaled: bool, collapses: bool) -> Replay:
-    normed = norm_op("norm", kind, COLLAPSED if collapses else "x", "normed" if scaled else OUTPUT, params=("weight", "bias"))
-    return replay((*(collapse_ops() if collapses else ()), normed, *((Op("scale", ("normed",), (OUTPUT,)),) if scaled else ())))
+def _final_norm_replay(kind: StreamNorm, scaled: bool, collapses: bool, layer: HeadLayer | None) -> Replay:
+    last = "normed" if scaled else OUTPUT
+    made = last if layer is None else "layer_in"
+    normed = norm_op("norm", kind, COLLAPSED if collapses else "x", made, params=("weight", "bias"))
+    more = () if layer is None else _head_layer_ops(layer, kind, last)
+    return replay((*(collapse_ops() if collapses else ()), normed, *more, *((Op("scale", ("normed",), (OUTPUT,)),) if scaled else ())))
+
+
+def _head_layer_ops(layer: HeadLayer, kind: StreamNorm, made: str) -> tuple[Op, ...]:
+    """A product, its activation and a norm; a bias of the logits gets its gradient with the norm's scale."""
+    norm = norm_op("layer_norm", kind, "layer_active", made, prefix="layer_")
+    return (
+        linear("layer", "layer_in", "layer_made", "layer.weight", bias="layer.bias" if layer.bias else None),
+        Op("layer activation", ("layer_made",), ("layer_active",), keeps=("layer_made",)),
+        norm._replace(params=(*norm.params, "logits.bias")) if layer.logits_bias else norm,
+    )
 
 
 def head_part(

@@ -1,0 +1,90 @@
+"""mLSTM: a matrix state per head with exponential input gates and forget gates, and no delta rule (arXiv:2405.04517).
+
+Projections make queries, keys, values, a gate as wide as the values, and two numbers per head for the gates of the state. What the heads
+read of their states, over a normaliser, has a LayerNorm over each head without a bias. The layout is that of xLSTM 7B (arXiv:2503.13427).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from megakernels.facts import SUMS_BYTES, Work
+from megakernels.ops.rms_norm.facts import NORM, norm
+from megaplan.blocks.costs import gate_work, linear_work, residual_work
+from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, cut, input_ops, output_ops
+from megaplan.blocks.storages import Shapes, mixer_storages, residual
+from megaplan.blocks.work import OpWork, Workload, Works
+from megaplan.families.family import Selective
+from megaplan.families.linear_attention.section import MatrixLstm
+from megaplan.inventory.makers import column, per_head, row
+from megaplan.inventory.makers import norm as scale
+from megaplan.inventory.tensors import Init, ParamTensor
+
+PART, SCAN = "G", "mlstm"
+MLSTM = Selective("mix", frozenset({"split qk", "gate sigmoid"}))
+
+
+def mlstm_tensors(linear: MatrixLstm, hidden_size: int) -> tuple[ParamTensor, ...]:
+    """Tensors of one block, its pre-norm included."""
+    heads, keys, values = linear.num_heads, linear.num_heads * linear.key_dim, linear.num_heads * linear.value_dim
+    return (
+        scale("norm.weight", hidden_size),
+        column("qk_proj.weight", 2 * keys, hidden_size, parts=(keys, keys), num_matrices=2 * heads),
+        column("v_proj.weight", values, hidden_size, num_matrices=heads),
+        column("gate_proj.weight", values, hidden_size, num_matrices=heads),
+        column("state_gates.weight", 2 * heads, hidden_size, parts=(heads, heads)),
+        per_head("state_gates.bias", (2 * heads,), Init.ZEROS, (heads, heads)),
+        per_head("head_norm.weight", (values,), Init.ONES),
+        row("out_proj.weight", hidden_size, values),
+    )
+
+
+def mlstm_program(dims: Dims, linear: MatrixLstm) -> tuple[BlockProgram, Shapes]:
+    """One block; the state and the normaliser before every chunk are kept, and two numbers of every head and position."""
+    heads, chunks = linear.num_heads // dims.tp, -(-dims.tokens // linear.chunk_size)
+    keys, values = heads * linear.key_dim, heads * linear.value_dim
+    shapes = {"qk": dims.wide(2 * keys), "state_gates": dims.wide(2 * heads)} | dict.fromkeys(("q", "k"), dims.wide(keys))
+    shapes |= dict.fromkeys(("v", "y", "y_normed", "gate", "gate_sigmoid", "gated"), dims.wide(values))
+    statistics = dict.fromkeys(("y_mean", "y_rstd", "maximum", "normaliser"), dims.wide(heads))
+    statistics["states"] = (dims.batch, chunks, heads, linear.key_dim, linear.value_dim + 1)
+    return _program(dims.tp > 1), residual(mixer_storages(dims, shapes, statistics))
+
+
+@cache
+def _program(sharded: bool) -> BlockProgram:
+    projections = (
+        Projection("qk_proj", "qk", "qk_proj.weight"),
+        Projection("v_proj", "v", "v_proj.weight"),
+        Projection("gate_proj", "gate", "gate_proj.weight"),
+        Projection("state_gates", "state_gates", "state_gates.weight", "state_gates.bias"),
+    )
+    inputs, kept = ("q", "k", "v", "state_gates"), ("maximum", "normaliser", "states")
+    return MLSTM.program(
+        *input_ops(*projections, sharded=sharded),
+        cut("split qk", "qk", ("q", "k")),
+        Op(SCAN, inputs, ("y", *kept), keeps=(*inputs, *kept)),
+        Op("head_norm", ("y",), ("y_normed", "y_mean", "y_rstd"), keeps=("y", "y_mean", "y_rstd"), params=("head_norm.weight",)),
+        Op("gate sigmoid", ("gate",), ("gate_sigmoid",), keeps=("gate_sigmoid",)),
+        Op("gate", ("y_normed", "gate_sigmoid"), ("gated",), keeps=("y_normed", "gate_sigmoid")),
+        *output_ops("gated", sharded=sharded),
+    )
+
+
+def mlstm_work(load: Workload, linear: MatrixLstm, hidden_size: int) -> Works:
+    """Work of one block, pre-norm and residual included."""
+    heads, (key, value) = linear.num_heads // load.tp, (linear.key_dim, linear.value_dim)
+    keys, values, chunk = heads * key, heads * value, min(linear.chunk_size, load.seq_length)
+    flops, moved = heads * (2 * chunk * (key + value) + 4 * key * value), 2 * (keys + values) * load.itemsize
+    scan = Work(forward=flops, input_grad=2 * flops, moved_forward=moved, moved_input=2 * moved)
+    normed = norm(values, load.itemsize) + Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
+    return (
+        residual_work(load, PART, hidden_size),
+        linear_work(load, "qk_proj", PART, hidden_size, 2 * keys),
+        linear_work(load, "v_proj", PART, hidden_size, values),
+        linear_work(load, "gate_proj", PART, hidden_size, values),
+        linear_work(load, "state_gates", PART, hidden_size, 2 * heads),
+        OpWork(SCAN, "scan", scan),
+        OpWork("head_norm", PART, normed, NORM),
+        gate_work(load, PART, values, counts=("gate sigmoid", "gate")),
+        linear_work(load, "out_proj", PART, values, hidden_size, closes=True),
+    )
