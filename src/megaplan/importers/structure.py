@@ -18,7 +18,7 @@ _PROCESS = re.compile(r"worker|thread|buffer|bucket|cache|queue|log|batch|wandb|
 
 
 def names_a_tensor(name: str, value: Any) -> bool:
-    """True if an unknown name says that it decides the number or size of tensors: a count or width, or a switch of a norm or bias.
+    """True if an unknown name says that it decides the number or size of tensors: a count, width or rank, or a switch of a norm or bias.
 
     Args:
         name: Name with underscores for dashes.
@@ -28,7 +28,7 @@ def names_a_tensor(name: str, value: Any) -> bool:
         return False
     if value is True:
         return _SWITCHED.search(name) is not None and not name.startswith(("no_", "disable_"))
-    return isinstance(value, int) and value > 0 and _COUNTED.search(name) is not None
+    return isinstance(value, int) and value > 0 and (_COUNTED.search(name) is not None or name.startswith("lora_r"))
 
 
 @dataclass(frozen=True, slots=True)

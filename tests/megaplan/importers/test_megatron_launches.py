@@ -484,6 +484,11 @@ def test_a_vocabulary_of_the_usual_name_is_that_of_gpt2_with_a_warning() -> None
     assert refused.code == "MP916"
 
 
+def test_adapters_of_a_rank_are_no_training_of_the_whole_model() -> None:
+    (found,) = errors(f"{PLAIN} --use-fused-rmsnorm --lora-r 16 --lora-alpha 32")
+    assert (found.code, found.hints[0]) == ("MP913", "--ignore lora-r")
+
+
 def test_mindspeeds_launches_with_sizes_are_read_as_megatrons() -> None:
     forked = import_megatron(f"{PLAIN} --use-fused-rmsnorm --use-fused-swiglu", "x.sh").loaded
     assert forked.spec == import_megatron(PLAIN, "x.sh").loaded.spec
