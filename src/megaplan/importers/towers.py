@@ -290,6 +290,8 @@ def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any
     nested = config.get(TEXT)
     if isinstance(nested, dict):
         inner, source = dict(nested), inside(source, TEXT)
+        if inner.get("architectures") == config.get("architectures"):  # some tools write the whole model's class there, too
+            inner.pop("architectures", None)
     elif config["model_type"] in FLAT or any(key in config for key in ("hidden_size", "num_hidden_layers")):
         inner = _flat(config, facts, class_facts(part.type).fields)
     else:

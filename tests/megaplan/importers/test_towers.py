@@ -57,6 +57,16 @@ def test_a_flat_config_of_an_earlier_release_is_the_nested_one() -> None:
     assert build_inventory(imported(flat).loaded.spec).parameters == total
 
 
+def test_a_text_config_may_repeat_the_class_of_the_whole_model() -> None:
+    ((fields, total),) = SMALL["qwen2_5_vl"]
+    named = {"architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    repeated = {**fields, **named, "text_config": fields["text_config"] | named}
+    assert build_inventory(imported(repeated).loaded.spec).parameters == total
+    other = {**fields, **named, "text_config": fields["text_config"] | {"architectures": ["Qwen2Model"]}}
+    with pytest.raises(MegaplanError, match="MP805"):
+        imported(other)
+
+
 def test_towers_are_frozen_until_set_and_named_in_one_note() -> None:
     found = imported(GEMMA)
     towers = found.loaded.spec.model.towers
