@@ -79,6 +79,6 @@ def _program(words: Sequence[str]) -> tuple[int, int]:
 
 
 def _is_switch(key: str) -> bool:
-    if key in IGNORED or key.startswith(IGNORED_PREFIXES):
-        return False  # paths and the like, which are not read
-    return key not in ARGUMENTS or ARGUMENTS[key].kind is Kind.SWITCH
+    if key in ARGUMENTS:
+        return ARGUMENTS[key].kind is Kind.SWITCH
+    return key not in IGNORED and not key.startswith(IGNORED_PREFIXES)  # else paths and the like, which are not read
