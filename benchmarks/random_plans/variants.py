@@ -104,7 +104,9 @@ def add_shared(draw: Draw, model: dict[str, Any], *, stages: int, whole: bool) -
         draw.maybe(model["linear_attention"], 0.5, chunk_size=16)
     placed = {"norm", "norm_placement", "parallel_layers", "post_norm_layers", "added_norm_layers", "norm_gate", "streams"}
     if "mtp" not in model.get("features", {}):
-        draw.maybe(model, STREAMS_SHARE, head_layer={"activation": draw.choice(["gelu", "silu", "relu"]), "bias": draw.chance(0.5)})
+        head_layer = {"activation": draw.choice(["gelu", "silu", "relu"]), "bias": draw.chance(0.5)}
+        head_layer["logits_bias"] = bool(model.get("tie_embeddings")) and draw.chance(0.5)
+        draw.maybe(model, STREAMS_SHARE, head_layer=head_layer)
         if not model.keys() & placed:
             draw.maybe(model, STREAMS_SHARE, unnormed_layers=draw.some(range(model["num_layers"])) or [0])
     features = model.setdefault("features", {})
