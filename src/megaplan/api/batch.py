@@ -30,11 +30,9 @@ def open_batch(job: LoadedJob, gpus: int, given: int | None) -> tuple[int | None
     Raises:
         MegaplanError: MP495, more than a search takes.
     """
-    if given is None and not job.is_model:
+    if given is None and (not job.is_model or _stated(job) is not None):
         return None, job.read_diagnostics
     batch, stated = batch_of(job, gpus, given)
-    if given is None and stated:
-        return None, job.read_diagnostics
     parts = {} if stated else {f"--global-batch {batch}": assumed(batch)}
     keys = {text.partition("=")[0].strip() for text in job.changes}
     length = job.spec.batch.seq_length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -86,4 +87,4 @@ def _values(node: dict[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    return {True: "true", False: "false", None: "null"}.get(value, str(value)) if value is None or isinstance(value, bool) else str(value)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from megaplan.exploration.engine import Progress
 
 NOTHING_FITS = 1
-Devices = Annotated[
+DeviceNames = Annotated[
     str | None,
     typer.Option(
         "--device",
@@ -45,7 +45,7 @@ def search(
     devices: Annotated[
         str | None, typer.Option("--devices", metavar="N[,N]", help="Number of devices; the spec's if not given. Several are compared.")
     ] = None,
-    device: Devices = None,
+    device: DeviceNames = None,
     global_batch: GlobalBatch = None,
     seq: SeqLength = None,
     price: Annotated[
@@ -88,7 +88,8 @@ def search(
     words = [word.strip() for word in vary.split(",") if word.strip()]
     sizes = sizes_of(devices, device, price)
     given = [*(overrides or ()), *(() if seq is None else (f"batch.seq_length={seq}",))]
-    batch, notes = batch_of_sizes(spec, given, sizes, global_batch)
+    alone = len(sizes) == 1 and host is None  # then the source, which may be stdin, is read once
+    batch, notes = (global_batch, ()) if alone else batch_of_sizes(spec, given, sizes, global_batch)
     changes = with_host(spec, given, host)
 
     def one(size: Size) -> Search:
@@ -110,7 +111,7 @@ def search(
     results = [one(size) for size in sizes]
     _clear_progress()
     _write(sizes, results, folder, as_json=as_json)
-    output.report(notes)
+    output.report(notes or results[0].job.read_diagnostics)
     if any(found.stopped == "interrupt" for found in results):
         return INTERRUPTED
     return 0 if any(found.rows for found in results) else NOTHING_FITS

@@ -58,7 +58,7 @@ def topic_lines(topic: str) -> Iterator[StyledLine]:
         MegaplanError: MP483, with the topics that have the name in theirs, or the nearest.
     """
     plain = re.sub(r"[\s-]+", "_", topic.strip().lower())
-    name = plain.removesuffix("_bytes").removeprefix("mesh.").removesuffix("ism").removeprefix("zero_")
+    name = plain.removesuffix("_bytes").removeprefix("mesh.").removesuffix("ism")
     name = _SYNONYMS.get(name if name in _SYNONYMS else plain.replace("_", ""), name)
     if name == "list":
         return _list()

@@ -142,6 +142,10 @@ def test_names_of_other_frameworks_have_their_topic(name, first):
     assert text.startswith(first)
 
 
+def test_a_name_that_begins_as_another_is_not_that_one(megaplan):
+    assert megaplan("explain", "zero bubble").status == 2
+
+
 def test_a_part_of_a_name_leads_to_the_names_that_have_it(megaplan):
     ran = megaplan("explain", "dispatcher")
     assert ran.status == 2

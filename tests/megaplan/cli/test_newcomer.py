@@ -1,5 +1,6 @@
 """A job from a model, a number of GPUs and a device; a project's settings; the hub."""
 
+import io
 import json
 import shlex
 from pathlib import Path
@@ -116,7 +117,7 @@ def test_a_layout_that_fills_the_gpus_comes_after_one_that_does_not(folder: Path
     assert not estimated([*words, "--set", f"device.capacity={reserve + peak // 100}"], capsys)["fits"]
 
 
-def test_a_search_over_layouts_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_over_layouts_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     quick = ["--vary", "recompute", "--seconds", "2", "--processes", "1"]
     assert run(["search", "model", "--devices", "2,8", *quick]) == 0
     printed = capsys.readouterr()
@@ -128,6 +129,11 @@ def test_a_search_over_layouts_of_a_model(folder: Path, capsys: pytest.CaptureFi
     assert "16 sequences a step" in printed.out
     assert "MP821" not in printed.err
     assert "batch.seq_length=512" in printed.out
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(MODEL).encode())))
+    assert run(["search", "-", "--devices", "2", *quick, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [each["code"] for each in json.loads(printed.out)["diagnostics"]] == ["MP821"]
+    assert "global batch 8, 4 sequences a GPU" in printed.err
     found = megaplan.search("model", devices=2, vary=["recompute"], processes=1, seconds=2)
     assert found.job.spec.global_batch_size == 8
     assert [each.code for each in found.job.read_diagnostics] == ["MP821"]
