@@ -7,10 +7,11 @@ each rank that gathers them. With fewer rows than shards the gathered copy grows
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Literal, NamedTuple
 
-from megaplan.budget.peaks import build_budget
-from megaplan.budget.values import Budget, RankBudget
+from megaplan.budget.peaks import StagePeaks, build_budget
+from megaplan.budget.values import Budget, RankBudget, device_budget
 from megaplan.columns import Column
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
@@ -18,7 +19,9 @@ from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory, Owner
 from megaplan.layout.ranks import Layout, runs_label, runs_of
+from megaplan.spec.host import device_of
 from megaplan.spec.models import Mesh, Spec
+from megaplan.spec.pools import parts_of
 from megaplan.spec.rules import check_rules
 from megaplan.units import format_bytes
 
@@ -104,7 +107,12 @@ def largest_micro_batch(spec: Spec, inventory: Inventory, layout: Layout) -> int
         return spec.model_copy(update={"batch": spec.batch.model_copy(update={"micro_batch_size": size})})
 
     def fits(size: int) -> bool:
-        return build_budget(with_size(size), inventory, layout).fits
+        changed = with_size(size)
+        return all(
+            max(StagePeaks(part.spec, inventory).of(layout, part.ranks))
+            <= device_budget(device_of(part.spec.device), spec.mesh.world_size).usable_bytes
+            for part in parts_of(changed)
+        )
 
     if not fits(1):
         return None
@@ -142,8 +150,8 @@ def low_headroom(worst: RankBudget, spec: Spec) -> list[Diagnostic]:
 
 SHARE = 100
 """Reciprocal of the share of the peak above which padding is reported."""
-MOST_BUDGETS = 8
-"""Number of degrees that are evaluated in the search for one without padding."""
+MOST_DEGREES, MOST_BUDGETS = 512, 8
+"""Number of degrees that are looked at, nearest first, in the search for one without padding, and of those that are evaluated."""
 MOST_NAMED = 3
 
 
@@ -177,7 +185,8 @@ def padding_diagnostics(spec: Spec, inventory: Inventory, layout: Layout, budget
     if not spec.host.kind.trained or spec.pools or spec.has_whole_state or not any(_uneven(spec.mesh, inventory)):
         return []
     budget = budget or build_budget(spec, inventory, layout)
-    worst, cost = budget.worst, _cost(spec, inventory, layout, budget)
+    worst = budget.worst
+    cost = worst.peak_bytes - _peak(spec, inventory, layout, padded=False)
     if cost * SHARE <= worst.peak_bytes:
         return []
     found = _padded(spec, inventory, layout, worst)
@@ -198,11 +207,11 @@ def _line(padded: Padded, spec: Spec) -> str:
     return f"{times}{padded.name}: {rows}, {format_bytes(padded.nbytes)} more"
 
 
-def _cost(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget) -> int:
-    """The worst rank's peak minus its peak without padding."""
+def _peak(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool) -> int:
+    """The worst rank's peak, with padding or without."""
     from megaplan.budget.megarun import megarun_budget  # noqa: PLC0415  (another host has no such padding)
 
-    return budget.worst.peak_bytes - megarun_budget(spec, inventory, layout, padded=False).worst.peak_bytes
+    return megarun_budget(spec, inventory, layout, padded=padded, listed=False).worst.peak_bytes
 
 
 def _uneven(mesh: Mesh, inventory: Inventory) -> Iterator[str]:
@@ -244,13 +253,12 @@ def _nearest(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget
     mesh = spec.mesh
     shards, replicas = mesh.dp_shard, mesh.dp_replicate
     total = shards * replicas
-    same_devices = [(degree, total // degree) for degree in range(2, total + 1) if total % degree == 0 and degree != shards]
-    others = [(degree, replicas) for degree in range(max(2, shards // 2), 2 * shards + 1) if total % degree]
+    divisors = [degree for degree in range(2, total + 1) if total % degree == 0 and degree != shards]
+    same_devices = [(degree, total // degree) for degree in sorted(divisors, key=lambda degree: abs(degree - shards))]
+    near = (degree for away in range(1, shards + 1) for degree in (shards - away, shards + away) if degree >= max(2, shards // 2))
+    others = ((degree, replicas) for degree in near if total % degree)
     budgets = 0
-    for degree, copies in (
-        *sorted(same_devices, key=lambda pair: abs(pair[0] - shards)),
-        *sorted(others, key=lambda pair: abs(pair[0] - shards)),
-    ):
+    for degree, copies in islice(chain(same_devices, others), MOST_DEGREES):
         changed = spec.model_copy(update={"mesh": mesh.model_copy(update={"dp_shard": degree, "dp_replicate": copies})})
         if any(item.severity is Severity.ERROR for item in check_rules(changed)):
             continue
@@ -258,11 +266,10 @@ def _nearest(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget
         if expected * SHARE > worst.peak_bytes:
             continue
         try:
-            budget = build_budget(changed, inventory, layout)
+            peak = _peak(changed, inventory, layout, padded=True)
         except MegaplanError:
             continue
-        left = _cost(changed, inventory, layout, budget)
-        peak = budget.worst.peak_bytes
+        left = peak - _peak(changed, inventory, layout, padded=False)
         if left * SHARE <= peak <= worst.peak_bytes:
             also = f" --set mesh.dp_replicate={copies}" if copies != replicas else ""
             return f"--set mesh.dp_shard={degree}{also}   # peak {format_bytes(peak)}, {format_bytes(max(0, left))} of it padding"

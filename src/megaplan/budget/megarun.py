@@ -29,7 +29,9 @@ SEQUENTIAL_FAMILIES = frozenset(family.letter for family in FAMILIES.values() if
 """Letters for which the ranks of a CP group differ in memory while state is relayed."""
 
 
-def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True, shards: ShardsPool = SHARDS) -> Budget:
+def megarun_budget(
+    spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool = True, shards: ShardsPool = SHARDS, listed: bool = True
+) -> Budget:
     """Bytes of every rank by phase and column.
 
     Args:
@@ -38,11 +40,16 @@ def megarun_budget(spec: Spec, inventory: Inventory, layout: Layout, *, padded: 
         layout: Slots of the spec.
         padded: True if shards are padded, as FSDP2 does; the difference is the cost of padding (`megaplan.budget.fit`).
         shards: Pool of gradient shards; another than the runtime's own describes older versions.
+        listed: False to list only the first of the ranks with equal cells.
     """
     device = device_budget(device_of(spec.device), spec.mesh.world_size)
     usable, counts = device.usable_bytes, schedule_counts(spec)
     evaluations = evaluate(spec, inventory, layout, padded=padded, shards=shards)
-    ranks = [found for evaluation, places in evaluations for found in stage_ranks(evaluation, usable, places, counts, range(layout.pp))]
+    ranks = [
+        found
+        for evaluation, places in evaluations
+        for found in stage_ranks(evaluation, usable, places, counts, range(layout.pp), listed=listed)
+    ]
     last, _ = evaluations[0]
     stages = tuple(
         new(StageBudget, (slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, last.parts(slot).stored.whole_parameters))

@@ -70,7 +70,10 @@ def runs_between(mesh: Mesh, offsets: Iterable[int], places: Container[int]) -> 
 def all_offsets(mesh: Mesh, run: EqualRanks, places: Container[int]) -> list[int]:
     """Every offset of a run, in every replica."""
     replica, tp, cp = mesh.dp_shard * mesh.cp * mesh.tp, mesh.tp, mesh.cp
-    own = [offset for offset in range(run.first, run.stop) if offset // tp % cp in places]
+    if all(place in places for place in range(cp)):
+        own = list(range(run.first, run.stop))
+    else:
+        own = [offset for offset in range(run.first, run.stop) if offset // tp % cp in places]
     return own if mesh.dp_replicate == 1 else [base + offset for base in range(0, replica * mesh.dp_replicate, replica) for offset in own]
 
 

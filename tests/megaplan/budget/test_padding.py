@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megaplan.budget.fit import padding_diagnostics
+from megaplan.budget.fit import largest_micro_batch, padding_diagnostics
 from megaplan.budget.megarun import megarun_budget
 from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
@@ -98,3 +98,14 @@ def test_even_shards_cost_nothing() -> None:
     given = planned("llama-3.1-8b")
     assert padding_diagnostics(*given) == []
     assert build_budget(*given) == megarun_budget(*given, padded=False)
+
+
+def test_a_search_lists_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks decide on a micro-batch or a shard degree: with a million ranks, listing them at every step would take all the time."""
+    given = planned("nam56r-8xh200", "mesh.dp_shard=2048")
+    budget = build_budget(*given)
+    lists = list[object]()
+    monkeypatch.setattr("megaplan.budget.megarun.all_offsets", lambda *arguments: lists.append(arguments) or [0])
+    assert largest_micro_batch(*given)
+    assert padding_diagnostics(*given, budget)
+    assert not lists
