@@ -280,10 +280,12 @@ class Evaluator:
         proven = best is not None or (isinstance(found, Fitting) and found.proven)
         if proven and isinstance(found, Fitting) and found.by_sums and self._keeps_least(thrifty):
             return Outcome(layout, None, 1, num_policies - 1, UNLIMITED, proven, over)
-        if over * HOPELESS > self.usable_bytes:
-            return Outcome(layout, None, 1, num_policies - 1, least, proven, over)
+        left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
         bound = _bound_after(found, slowest, limit_ns)
-        return self._best_policy(Outcome(layout, best, int(tries), 0, bound, proven, over), policies, thrifty, limit_ns)
+        if isinstance(found, Fitting):
+            left, dropped = self._without_more(left, thrifty, found)
+            bound = min(bound, dropped)
+        return self._best_policy(Outcome(layout, best, int(tries), num_policies, bound, proven, over), left, limit_ns)
 
     def _keeps_least(self, thrifty: MemoryPolicy) -> bool:
         """True if no other policy fits when the sums of memory show that the one with the least memory does not.
@@ -310,11 +312,10 @@ class Evaluator:
         bound = next((bound for bound, policy in policies if self._may_fit(layout, policy)), UNLIMITED)
         return Outcome(layout, None, 0, len(policies), bound, bound == UNLIMITED, over)
 
-    def _best_policy(self, tried: Outcome, policies: Sequence[tuple[int, MemoryPolicy]], thrifty: MemoryPolicy, limit_ns: int) -> Outcome:
-        """Outcome of a layout whose policy with the least memory has been tried; `policies` as in `bounds`."""
+    def _best_policy(self, tried: Outcome, left: Policies, limit_ns: int) -> Outcome:
+        """Outcome of a layout whose policy with the least memory has been tried; `left` are those to try, as in `bounds`."""
         layout, best, proven, bound = tried.layout, tried.best, tried.proven, tried.bound_ns
         evaluated = tried.num_evaluated
-        left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
         while left:
             limit = self._limit(limit_ns, best)
             bound = min([bound, *[least for least, _ in left if least > limit]])
@@ -334,8 +335,7 @@ class Evaluator:
             elif found is not None:
                 left, dropped = self._without_more(left, policy, found)
                 proven, bound = proven and found.proven, min(bound, dropped)
-        pruned = len(policies) - evaluated
-        return Outcome(layout, best, evaluated, pruned, bound, proven, 0 if best is not None else tried.over_bytes)
+        return Outcome(layout, best, evaluated, tried.num_pruned - evaluated, bound, proven, 0 if best is not None else tried.over_bytes)
 
     def _without_more(self, left: Policies, policy: MemoryPolicy, found: Fitting) -> tuple[Policies, int]:
         """Policies to try after one did not fit, and the least bound of the excluded ones, if they are not proven not to fit."""
