@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from megaplan.api.search import Search
     from megaplan.cli.search_sizes import Size
+    from megaplan.errors import Diagnostic
     from megaplan.exploration.engine import Progress
 
 NOTHING_FITS = 1
@@ -88,7 +89,7 @@ def search(
     words = [word.strip() for word in vary.split(",") if word.strip()]
     sizes = sizes_of(devices, device, price)
     given = [*(overrides or ()), *(() if seq is None else (f"batch.seq_length={seq}",))]
-    alone = len(sizes) == 1 and host is None  # then the source, which may be stdin, is read once
+    alone = len(sizes) == 1 and host is None  # then the search itself asks for the batch
     batch, notes = (global_batch, ()) if alone else batch_of_sizes(spec, given, sizes, global_batch)
     changes = with_host(spec, given, host)
 
@@ -110,8 +111,9 @@ def search(
 
     results = [one(size) for size in sizes]
     _clear_progress()
-    _write(sizes, results, folder, as_json=as_json)
-    output.report(notes or results[0].job.read_diagnostics)
+    notes = notes or results[0].job.read_diagnostics
+    _write(sizes, results, folder, notes, as_json=as_json)
+    output.report(notes)
     if any(found.stopped == "interrupt" for found in results):
         return INTERRUPTED
     return 0 if any(found.rows for found in results) else NOTHING_FITS
@@ -127,23 +129,24 @@ def _free_bytes(headroom: str) -> int:
         raise refuse("MP489", f"--headroom {headroom}: {error}", "--headroom 8GiB") from None
 
 
-def _write(sizes: Sequence[Size], results: Sequence[Search], folder: str | None, *, as_json: bool) -> None:
-    """Writes the plans, and the answer: that of one search, or a table of several."""
+def _write(sizes: Sequence[Size], results: Sequence[Search], folder: str | None, notes: Sequence[Diagnostic], *, as_json: bool) -> None:
+    """Writes the plans, and the answer: that of one search, or a table of several; its JSON has the notes of reading."""
     from megaplan.api.search_json import search_document  # noqa: PLC0415
     from megaplan.cli.search_sizes import sizes_document, sizes_lines  # noqa: PLC0415
     from megaplan.cli.search_text import search_lines  # noqa: PLC0415
 
+    found = {"diagnostics": [each.as_document() for each in notes]}
     if len(results) == 1:
         written = _written(results[0], folder)
         if as_json:
-            output.write_json(search_document(results[0], written))
+            output.write_json(search_document(results[0], written) | found)
         else:
             output.write_styled(search_lines(results[0], written, sizes[0].price))
         return
-    for found in results:
-        _written(found, folder and f"{folder}/{found.job.spec.device.name}-{found.devices}")
+    for result in results:
+        _written(result, folder and f"{folder}/{result.job.spec.device.name}-{result.devices}")
     if as_json:
-        output.write_json(sizes_document(sizes, results))
+        output.write_json(sizes_document(sizes, results) | found)
     else:
         output.write_styled(sizes_lines(sizes, results))
 

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
@@ -68,7 +68,7 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
         if path == STDIN:
             if sys.stdin is None:
                 raise _refusal("MP103", "standard input is closed", name)
-            return _bounded(sys.stdin.buffer, max_bytes)
+            return _of_stdin(sys.stdin, max_bytes)
         with Path(path).open("rb") as file:
             return _bounded(file, max_bytes)
     except FileNotFoundError:
@@ -91,6 +91,17 @@ def _cached(path: str, max_bytes: int) -> bytes:
         detail = f"{path} is no file, and the Hugging Face cache in {cache_folder()} has no {CONFIG} of a model of that name"
         raise _refusal("MP101", detail, path, f"megaplan estimate {path} --fetch", f"hf download {path} {CONFIG}")
     raise _refusal("MP101", f"{path} does not exist", path, *_near_names(path))
+
+
+_read_before: list[tuple[TextIO, bytes]] = []
+"""Standard input, and its bytes: a command that reads the same source for several hosts or sizes reads them once."""
+
+
+def _of_stdin(stdin: TextIO, max_bytes: int) -> bytes:
+    before = next((data for source, data in _read_before if source is stdin), b"")
+    data = before + stdin.buffer.read(max(0, max_bytes + 1 - len(before)))
+    _read_before[:] = [(stdin, data)]
+    return data
 
 
 def _bounded(file: BinaryIO, max_bytes: int) -> bytes:

@@ -134,6 +134,11 @@ def test_a_search_over_layouts_of_a_model(folder: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr()
     assert [each["code"] for each in json.loads(printed.out)["diagnostics"]] == ["MP821"]
     assert "global batch 8, 4 sequences a GPU" in printed.err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(MODEL).encode())))
+    assert run(["search", "-", "--devices", "2,4", "--host", "torchtitan", *quick, "--json"]) == 0  # read once for all of them
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["searches"]) == 2
+    assert [each["code"] for each in json.loads(printed.out)["diagnostics"]] == ["MP821"]
     found = megaplan.search("model", devices=2, vary=["recompute"], processes=1, seconds=2)
     assert found.job.spec.global_batch_size == 8
     assert [each.code for each in found.job.read_diagnostics] == ["MP821"]

@@ -145,6 +145,7 @@ def test_faults_of_the_text_and_of_its_values_come_together(refused: Refused) ->
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(SAMPLE.encode())))
     assert load_spec("-").spec.name == "sample"
+    assert load_spec("-").spec.name == "sample", "read again"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"mesh: [")))
     found = problem("-")
     assert (found.code, found.location.file, found.location.line) == ("MP108", "<stdin>", 1)
