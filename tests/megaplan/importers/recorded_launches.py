@@ -3,14 +3,19 @@
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import chdir
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.recording.confine import missing
 from megaplan.importers.megatron.recording.record import Recording, record
+from megaplan.importers.megatron.spec import import_megatron
 
 SCRIPTS = Path(__file__).parent / "launches"
 CONFINED = not missing()
@@ -48,3 +53,19 @@ def plain_script(name: str) -> str:
 
 def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
+
+
+BARE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --bf16 "
+"""Arguments of a small model, without data."""
+
+
+def notes(text: str, name: str, **more: Any) -> list[str]:
+    """What an import assumed."""
+    return [found.detail for found in import_megatron(text, name, **more).loaded.diagnostics if found.code == "MP919"]
+
+
+def errors(text: str, name: str = "launch.sh", **more: Any) -> Sequence[Diagnostic]:
+    """Errors of a launch that is refused."""
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, name, **more)
+    return [found for found in caught.value.diagnostics if found.severity is Severity.ERROR]

@@ -1,23 +1,21 @@
 """Launches in the forms that people have: scripts of bash that are recorded, plain scripts, Megatron's own YAML, a log's table."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accuracy_megatron.launches import launch_text, stages_of_spec
 from megatron_goldens import ROWS
-from recorded_launches import SCRIPTS, recorded
+from recorded_launches import BARE, SCRIPTS, errors, notes, recorded
 
 from megaplan.cli.main import run
-from megaplan.errors import Diagnostic, MegaplanError, Severity
+from megaplan.errors import MegaplanError, Severity
 from megaplan.exporters.megatron import export_megatron
 from megaplan.exporters.values import Source
 from megaplan.hosts.megatron.argument import value_at
 from megaplan.hosts.megatron.chunks import recomputed_groups
 from megaplan.importers.megatron.spec import ImportedLaunch, import_megatron, import_recording
-from megaplan.importers.structure import Policy
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
@@ -106,16 +104,6 @@ def imported(name: str, **more: Any) -> ImportedLaunch:
     return import_recording(recorded(name, **more), f"{name}.sh")
 
 
-def notes(text: str, name: str, **more: Any) -> list[str]:
-    return [found.detail for found in import_megatron(text, name, **more).loaded.diagnostics if found.code == "MP919"]
-
-
-def errors(text: str, name: str = "launch.sh", **more: Any) -> Sequence[Diagnostic]:
-    with pytest.raises(MegaplanError) as caught:
-        import_megatron(text, name, **more)
-    return [found for found in caught.value.diagnostics if found.severity is Severity.ERROR]
-
-
 def source_of(spec: Spec) -> Source:
     inventory = build_inventory(spec)
     return Source(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
@@ -160,19 +148,16 @@ def test_the_environment_and_the_scripts_own_arguments_change_it() -> None:
     assert passed.model.mlp.activation == "swiglu"
 
 
-PLAIN = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --bf16 "
-
-
 def test_a_variable_that_an_argument_needs_is_named() -> None:
-    (found,) = errors(f"GPUS=8\ntorchrun pretrain_gpt.py {PLAIN} \\\n  --tensor-model-parallel-size ${{TP}} --save $OUT\n")
+    (found,) = errors(f"GPUS=8\ntorchrun pretrain_gpt.py {BARE} \\\n  --tensor-model-parallel-size ${{TP}} --save $OUT\n")
     assert (found.code, found.location.line, found.hints[0]) == ("MP918", 3, "--env TP=…")
     assert found.detail == "--tensor-model-parallel-size $TP, and TP is set nowhere"
-    spec = import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --tensor-model-parallel-size $TP", "x.sh", gpus=2, environment={"TP": "2"})
+    spec = import_megatron(f"torchrun pretrain_gpt.py {BARE} --tensor-model-parallel-size $TP", "x.sh", gpus=2, environment={"TP": "2"})
     assert spec.loaded.spec.mesh.tp == 2
 
 
 def test_gpus_that_are_given_stand_for_nodes_and_processes_that_are_not_known() -> None:
-    text = f"torchrun --nnodes $NODES --nproc-per-node $GPUS pretrain_gpt.py {PLAIN}"
+    text = f"torchrun --nnodes $NODES --nproc-per-node $GPUS pretrain_gpt.py {BARE}"
     assert import_megatron(text, "x.sh", gpus=8).loaded.spec.mesh.world_size == 8
     found = import_megatron(text, "x.sh").loaded
     assert found.spec.mesh.world_size == 1
@@ -182,7 +167,7 @@ def test_gpus_that_are_given_stand_for_nodes_and_processes_that_are_not_known() 
 
 def test_fewer_gpus_than_the_degrees_need_are_an_example() -> None:
     degrees = "--num-layers 16 --pipeline-model-parallel-size 16 --global-batch-size 48"
-    text = f"torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {PLAIN} {degrees}"
+    text = f"torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {BARE} {degrees}"
     found = import_megatron(text, "x.sh").loaded
     assert found.spec.mesh.world_size == 16
     assert any(
@@ -195,13 +180,13 @@ def test_fewer_gpus_than_the_degrees_need_are_an_example() -> None:
 
 
 def test_a_setting_of_training_that_is_set_nowhere_is_read_as_absent() -> None:
-    found = import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --train-iters $STEPS", "x.sh").loaded
+    found = import_megatron(f"torchrun pretrain_gpt.py {BARE} --train-iters $STEPS", "x.sh").loaded
     (told,) = [each for each in found.diagnostics if "STEPS" in each.detail]
     assert (told.detail, told.hints[0]) == ("--train-iters $STEPS, and STEPS is set nowhere: it is read as absent", "--env STEPS=…")
 
 
 def test_gpus_that_differ_from_what_the_launch_states_are_noted() -> None:
-    text = f"torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {PLAIN}"
+    text = f"torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {BARE}"
     found = import_megatron(text, "x.sh", gpus=4).loaded
     assert found.spec.mesh.world_size == 4
     assert "4 GPUs, as --gpus says; the launch states 16" in [item.detail for item in found.diagnostics]
@@ -212,7 +197,7 @@ def test_gpus_that_differ_from_what_the_launch_states_are_noted() -> None:
 @pytest.mark.parametrize("said", ["", " --position-embedding-type rope", " --position-embedding-type learned_absolute"])
 def test_the_older_switch_of_rotary_positions_stands_beside_the_newer_argument(said: str) -> None:
     """Megatron's parser replaces the type of positions; scripts that give both are common."""
-    model = import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --use-rotary-position-embeddings{said}", "x.sh").loaded.spec.model
+    model = import_megatron(f"torchrun pretrain_gpt.py {BARE} --use-rotary-position-embeddings{said}", "x.sh").loaded.spec.model
     assert model.learned_positions is None
     assert model.attention is not None
     assert model.attention.nope_layers == ()
@@ -220,18 +205,18 @@ def test_the_older_switch_of_rotary_positions_stands_beside_the_newer_argument(s
 
 @pytest.mark.parametrize("argument", ["--q-lora-rank 64", "--cross-entropy-fusion-impl te", "--mamba-state-dim 64"])
 def test_a_known_argument_that_the_launch_gives_no_meaning_is_not_called_unknown(argument: str) -> None:
-    (found,) = errors(f"torchrun pretrain_gpt.py {PLAIN} {argument}")
+    (found,) = errors(f"torchrun pretrain_gpt.py {BARE} {argument}")
     assert found.code == "MP914"
     assert found.detail == f"{argument}: with the other arguments of this launch it has no counterpart"
-    (alone,) = errors(f"torchrun pretrain_gpt.py {PLAIN} {argument} --num-attention-heads=x")
+    (alone,) = errors(f"torchrun pretrain_gpt.py {BARE} {argument} --num-attention-heads=x")
     assert alone.code == "MP916", "what is read behind an error is not judged"
 
 
 def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
-    text = f"torchrun pretrain_gpt.py {PLAIN} $EXTRA_ARGS --micro-batch-size 2 ${{MORE}}"
+    text = f"torchrun pretrain_gpt.py {BARE} $EXTRA_ARGS --micro-batch-size 2 ${{MORE}}"
     assert import_megatron(text, "x.sh").loaded.spec.batch.micro_batch_size == 2
     assert "$EXTRA_ARGS, $MORE are set nowhere, and read as empty" in notes(text, "x.sh")
-    assert not any("$DATA" in note for note in notes(f"torchrun pretrain_gpt.py {PLAIN} --data-path $DATA", "x.sh"))  # not read at all
+    assert not any("$DATA" in note for note in notes(f"torchrun pretrain_gpt.py {BARE} --data-path $DATA", "x.sh"))  # not read at all
 
 
 @pytest.mark.parametrize(
@@ -259,7 +244,7 @@ def test_a_plain_script_has_variables_defaults_and_quotations() -> None:
 set -euo pipefail
 export GPUS=8 NAME='a b'  # of a node
 SIZE="$GPUS"0
-torchrun --nproc_per_node ${{GPUS}} --nnodes "${{NODES:-2}}" pretrain_gpt.py {PLAIN} \\
+torchrun --nproc_per_node ${{GPUS}} --nnodes "${{NODES:-2}}" pretrain_gpt.py {BARE} \\
   --global-batch-size $SIZE --micro-batch-size=${{MBS:-5}} --save "out/$NAME" \\
   --swiglu # the end
 """
@@ -271,7 +256,7 @@ torchrun --nproc_per_node ${{GPUS}} --nnodes "${{NODES:-2}}" pretrain_gpt.py {PL
 
 
 def test_a_yaml_key_that_stands_twice_is_taken_the_last_time_and_noted() -> None:
-    words = {word.split()[0]: word.partition(" ")[2] or "true" for word in PLAIN.split("--")[1:] for word in [word.strip()]}
+    words = {word.split()[0]: word.partition(" ")[2] or "true" for word in BARE.split("--")[1:] for word in [word.strip()]}
     lines = [f"  --{key}: {value}" for key, value in words.items()]
     text = "MODEL_ARGS:\n" + "\n".join([*lines, "  --micro-batch-size: 1", "  --micro-batch-size: 2"])
     assert import_megatron(text, "x.yaml").loaded.spec.batch.micro_batch_size == 2
@@ -279,7 +264,7 @@ def test_a_yaml_key_that_stands_twice_is_taken_the_last_time_and_noted() -> None
 
 
 def test_a_run_that_ends_within_its_warm_up_has_none() -> None:
-    text = f"{PLAIN} --lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 333 --train-iters 20"
+    text = f"{BARE} --lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 333 --train-iters 20"
     imported = import_megatron(text, "x.sh").loaded
     assert imported.spec.training.steps == 20
     (told,) = [found.detail for found in imported.diagnostics if found.code == "MP915"]
@@ -287,9 +272,9 @@ def test_a_run_that_ends_within_its_warm_up_has_none() -> None:
 
 
 def test_a_vocabulary_is_the_tokenizers_or_is_asked_for() -> None:
-    known = import_megatron(f"{PLAIN} --tokenizer-type GPTSentencePieceTokenizer --tokenizer-model x/nemotron_2_256k.model", "x.sh")
+    known = import_megatron(f"{BARE} --tokenizer-type GPTSentencePieceTokenizer --tokenizer-model x/nemotron_2_256k.model", "x.sh")
     assert known.loaded.spec.model.vocab_size == 256_000
-    unknown = f"{PLAIN} --tokenizer-type HuggingFaceTokenizer --tokenizer-model org/new"
+    unknown = f"{BARE} --tokenizer-type HuggingFaceTokenizer --tokenizer-model org/new"
     (found,) = errors(unknown)
     assert (found.code, found.hints[0]) == ("MP916", "--set model.vocab_size=…")
     assert "HuggingFaceTokenizer org/new" in found.detail
@@ -328,73 +313,8 @@ def test_megatrons_own_runs_import_from_their_yaml_and_from_a_script() -> None:
     assert (taken, len(ROWS)) == (67, 69)
 
 
-TABLE = """[rank0]: using world size: 16, data-parallel size: 8
------------------------- arguments ------------------------
-  accumulate_allreduce_grads_in_fp32 .............. True
-  add_bias_linear ................................. False
-  attention_backend ............................... AttnBackend.fused
-  attention_dropout ............................... 0.0
-  bf16 ............................................ True
-  create_attention_mask_in_dataloader ............. False
-  encoder_num_layers .............................. 4
-  exp_avg_dtype ................................... torch.float32
-  expert_tensor_parallel_size ..................... 1
-  ffn_hidden_size ................................. 1024
-  fp8 ............................................. hybrid
-  fp8_recipe ...................................... tensorwise
-  global_batch_size ............................... 64
-  gradient_accumulation_fusion .................... True
-  group_query_attention ........................... True
-  hidden_dropout .................................. 0.0
-  hidden_size ..................................... 256
-  kv_channels ..................................... 32
-  max_position_embeddings ......................... 4096
-  micro_batch_size ................................ 1
-  moe_layer_freq .................................. [0, 1, 1, 1]
-  moe_aux_loss_coeff .............................. 0.01
-  moe_router_load_balancing_type .................. seq_aux_loss
-  normalization ................................... RMSNorm
-  norm_epsilon .................................... 1e-06
-  num_attention_heads ............................. 8
-  num_experts ..................................... 8
-  num_layers ...................................... 4
-  num_query_groups ................................ 2
-  padded_vocab_size ............................... 32768
-  pipeline_model_parallel_size .................... 1
-  position_embedding_type ......................... rope
-  recompute_granularity ........................... None
-  seq_length ...................................... 512
-  sequence_parallel ............................... True
-  some_newer_argument ............................. 3
-  swiglu .......................................... True
-  tensor_model_parallel_size ...................... 2
-  untie_embeddings_and_output_weights ............. True
-  use_distributed_optimizer ....................... True
-  vocab_size ...................................... 32001
-  world_size ...................................... 16
--------------------- end of arguments ---------------------
- iteration        1/    1000 | consumed samples:           64 |
-"""
-
-
-@pytest.mark.parametrize("prefix", ["", "0: ", "[2026-08-01 10:00:00] "])
-def test_a_training_logs_table_is_a_launch(prefix: str) -> None:
-    text = "".join(f"{prefix}{line}\n" for line in TABLE.splitlines())
-    imported = import_megatron(text, "train.log").loaded
-    spec = imported.spec
-    assert spec.model.pattern == "ADAEAEAE"
-    assert (spec.model.vocab_size, spec.model.norm, spec.model.norm_eps, spec.model.tie_embeddings) == (32768, "rmsnorm", 1e-6, False)
-    assert (spec.mesh.world_size, spec.mesh.tp, spec.mesh.etp, spec.schedule.num_microbatches) == (16, 2, 1, 8)
-    assert spec.precision.recipe is not None
-    assert (spec.precision.recipe.name, spec.host.attention_mask, spec.host.wgrad_fusion) == ("fp8_current", False, True)
-    assert (spec.host.moe_load_balancing, spec.host.attention_backend) == ("seq_aux_loss", "fused")
-    assert spec.model.moe is not None
-    assert not spec.model.moe.bias
-    assert "MP917" not in {found.code for found in imported.diagnostics}
-
-
 def test_the_block_method_recomputes_the_first_layers_of_a_stage() -> None:
-    text = PLAIN.replace("--num-layers 2", "--num-layers 8") + "--recompute-granularity full --recompute-num-layers 3 --recompute-method "
+    text = BARE.replace("--num-layers 2", "--num-layers 8") + "--recompute-granularity full --recompute-num-layers 3 --recompute-method "
     (block,) = stages_of_spec(import_megatron(text + "block", "x.sh").loaded.spec)
     (uniform,) = stages_of_spec(import_megatron(text + "uniform", "x.sh").loaded.spec)
     assert recomputed_groups(block.run, "*-" * 8) == (("*-",) * 3, "*-" * 5)
@@ -405,170 +325,12 @@ def test_the_command_takes_variables_and_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "launch.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {PLAIN} --micro-batch-size $MBS\n")
+    (tmp_path / "launch.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {BARE} --micro-batch-size $MBS\n")
     assert run(["import", "megatron", "launch.sh", "--env", "MBS=2", "-o", "a.yaml", "--", "--swiglu"]) == 0
     assert "activation: swiglu" in (tmp_path / "a.yaml").read_text(encoding="utf-8")
-    assert run(["import", "megatron", "-o", "b.yaml", "--gpus", "8", "--", *PLAIN.split(), "--swiglu", "--micro-batch-size", "2"]) == 0
+    assert run(["import", "megatron", "-o", "b.yaml", "--gpus", "8", "--", *BARE.split(), "--swiglu", "--micro-batch-size", "2"]) == 0
     body = [(tmp_path / name).read_text(encoding="utf-8").splitlines() for name in ("a.yaml", "b.yaml")]
     different = [pair for pair in zip(*body, strict=True) if pair[0] != pair[1] and not pair[0].startswith("#")]
     assert different == [("name: launch", "name: arguments")]
     assert run(["import", "megatron", "launch.sh", "--env", "MBS"]) == 2
     capsys.readouterr()
-
-
-SHELLS = {
-    "array": 'ARGS=(--num-layers 2  # of them\n  --hidden-size 128)\nARGS+=(--num-attention-heads 4)\ntorchrun x.py "${ARGS[@]}" $REST',
-    "text": 'ARGS="\n  --num-layers 2 \\\n  --hidden-size 128 --num-attention-heads 4\n"\ntorchrun x.py $ARGS $REST',
-    "sum": "A=1\ntorchrun x.py --num-layers $((A * 2)) --hidden-size $((2 ** 1 * 0 + 64 * (1 + $A))) --num-attention-heads 4 $REST",
-    "printf": "printf -v ARGS '%s ' --num-layers 2 --hidden-size 128\ntorchrun x.py ${ARGS} --num-attention-heads 4 $REST",
-    "pipe": "FEW='--num-layers 2 --hidden-size 128'\nmkdir -p log && cd log; torchrun x.py $FEW --num-attention-heads 4 $REST"
-    " > a.txt 2>&1 | tee \\\n log &",
-    "program": "T=$(date +%s)\nexec torchrun x.py --num-layers 2 --hidden-size 128 --num-attention-heads 4 --save run-$T $REST",
-}
-
-
-@pytest.mark.parametrize("name", SHELLS)
-def test_straight_lines_of_bash_are_read(name: str) -> None:
-    rest = PLAIN.replace("--num-layers 2 --hidden-size 64 --num-attention-heads 4", "")
-    spec = import_megatron(f"REST='{rest}'\n{SHELLS[name]}", "x.sh").loaded.spec
-    assert (spec.model.num_layers, spec.model.hidden_size) == (4, 128)
-
-
-def test_a_sourced_file_is_read_or_named(tmp_path: Path) -> None:
-    (tmp_path / "model.sh").write_text("MODEL_ARGS=(--num-layers 6 --hidden-size 128)", encoding="utf-8")
-    rest = PLAIN.replace("--num-layers 2 --hidden-size 64", "")
-    for folder in (
-        '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
-        "$(dirname $0)",
-        '$(cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd)',
-    ):
-        text = f'DIR={folder}\nsource "$DIR/model.sh"\ntorchrun x.py "${{MODEL_ARGS[@]}}" {rest}'
-        assert import_megatron(text, str(tmp_path / "launch.sh")).loaded.spec.model.num_layers == 12
-    with pytest.raises(MegaplanError) as caught:
-        import_megatron(f"source absent.sh\ntorchrun x.py $MODEL_ARGS {rest}", "x.sh")
-    found = caught.value.diagnostics
-    assert found[0].detail == "--num-layers, --hidden-size are missing"
-    assert "absent.sh does not exist" in [each.detail for each in found]
-
-
-def test_an_unknown_argument_is_a_note_unless_its_name_decides_a_tensor() -> None:
-    forked = f"{PLAIN} --use-mpi --trigger-path /x --no-query-key-layer-scaling --no-async-tensor-model-parallel-allreduce"
-    (note,) = [found for found in import_megatron(forked, "x.sh").loaded.diagnostics if found.code == "MP913"]
-    assert (note.severity, note.detail) == (Severity.NOTE, "--use-mpi\n--trigger-path /x")
-    assert [found.detail for found in errors(forked, policy=Policy(strict=True))] == ["--use-mpi", "--trigger-path /x"]
-    (found,) = errors(f"{PLAIN} --num-registers-layers 4")
-    assert (found.code, found.hints[0]) == ("MP913", "--ignore num-registers-layers")
-    assert import_megatron(f"{PLAIN} --num-registers-layers 4", "x.sh", policy=Policy(ignored=frozenset({"num_registers_layers"})))
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "hint"),
-    [
-        ("--num-key-value-heads 2", "MP913", "--group-query-attention --num-query-groups 2"),
-        ("--intermediate-size 256", "MP913", "--ffn-hidden-size 256"),
-        ("--qk-norm", "MP913", "--qk-layernorm"),
-        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /models/own-100k.model", "MP916", "--set model.vocab_size=…"),
-        ("--tokenizer-type GPT2BPETokenizer --vocab-file own.json", "MP916", "--set model.vocab_size=…"),
-    ],
-)
-def test_hints_by_meaning(words: str, code: str, hint: str) -> None:
-    (found,) = errors(f"{PLAIN} {words}")
-    assert (found.code, found.hints[0]) == (code, hint)
-
-
-def test_a_vocabulary_of_the_usual_name_is_that_of_gpt2_with_a_warning() -> None:
-    found = import_megatron(f"{PLAIN} --tokenizer-type GPT2BPETokenizer --vocab-file /data/gpt/vocab.json", "x.sh").loaded
-    assert found.spec.model.vocab_size == import_megatron(PLAIN, "x.sh").loaded.spec.model.vocab_size
-    assert [note.code for note in found.diagnostics if "as its type has as a rule" in note.detail] == ["MP919"]
-    (refused,) = errors(f"{PLAIN} --tokenizer-type GPT2BPETokenizer --vocab-file /own-tokenizer/vocab.json")
-    assert refused.code == "MP916"
-
-
-def test_adapters_of_a_rank_are_no_training_of_the_whole_model() -> None:
-    (found,) = errors(f"{PLAIN} --use-fused-rmsnorm --lora-r 16 --lora-alpha 32")
-    assert (found.code, found.hints[0]) == ("MP913", "--ignore lora-r")
-
-
-def test_mindspeeds_launches_with_sizes_are_read_as_megatrons() -> None:
-    forked = import_megatron(f"{PLAIN} --use-fused-rmsnorm --use-fused-swiglu", "x.sh").loaded
-    assert forked.spec == import_megatron(PLAIN, "x.sh").loaded.spec
-
-
-@pytest.mark.parametrize("word", ["rmsnorm", "RMS_norm"])
-def test_words_in_other_letters_are_read(word: str) -> None:
-    found = import_megatron(f"{PLAIN} --normalization {word}", "x.sh").loaded
-    assert found.spec.model.norm == "rmsnorm"
-    assert f"--normalization {word} is read as RMSNorm" in [each.detail for each in found.diagnostics]
-
-
-def test_arguments_of_earlier_releases() -> None:
-    spec = import_megatron(f"{PLAIN} --num-experts 8 --moe-token-dispatcher-type alltoall_seq --fp8-hybrid", "x.sh").loaded.spec
-    assert spec.host.moe_dispatcher == "alltoall"
-    assert spec.precision.recipe is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "command"),
-    [
-        (
-            "NPROC_PER_NODE=8 \\\nmegatron sft --model ORG/M --tensor_model_parallel_size 4 --global_batch_size 16 --max_length 8192",
-            "ms-swift",
-            "megaplan estimate ORG/M --gpus 8 --global-batch 16 --seq 8192 --set mesh.tp=4",
-        ),
-        (
-            "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=ORG/M trainer.n_gpus_per_node=4",
-            "verl",
-            "megaplan estimate ORG/M --gpus 4",
-        ),
-        ("ray job submit -- python3 slime/train.py --hf-checkpoint a/b --rollout-num-gpus 8", "slime", "megaplan estimate a/b --gpus 8"),
-        (
-            "trainer:\n  devices: 8\n  num_nodes: 2\nmodel:\n  tensor_model_parallel_size: 2",
-            "NeMo 1",
-            "megaplan estimate MODEL --gpus 16 --set mesh.tp=2",
-        ),
-        ("import mindspeed_llm", "MindSpeed", "megaplan estimate MODEL --gpus 8"),
-        (
-            "base_model: ORG/M\nsequence_len: 4096\nmicro_batch_size: 2\n",
-            "axolotl",
-            "megaplan estimate ORG/M --gpus 8 --seq 4096 --set batch.micro_batch_size=2",
-        ),
-        ("model_name_or_path: ORG/M\nstage: sft\ncutoff_len: 2048\n", "LLaMA-Factory", "megaplan estimate ORG/M --gpus 8 --seq 2048"),
-        ("model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "torchtune", "megaplan estimate MODEL --gpus 8"),
-        ("parallelism:\n  tp: 2\nmodel:\n  model_config:\n    hidden_size: 16\n", "nanotron", "megaplan estimate MODEL --gpus 8"),
-        ("from megatron.bridge.recipes.llama import llama3_8b", "a Megatron-Bridge recipe", "megaplan estimate MODEL --gpus 8"),
-        ('{"zero_optimization": {"stage": 3}}', "DeepSpeed", "megaplan estimate MODEL --gpus 8"),
-    ],
-)
-def test_another_front_end_is_named_in_one_error(text: str, name: str, command: str) -> None:
-    (found,) = errors(text)
-    assert (found.code, found.hints[0]) == ("MP926", command)
-    assert f"is of {name}, whose model" in found.detail
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "command"),
-    [
-        ('[model]\nname = "llama3"\n[training]\nsteps = 1\n', "job.toml", "megaplan import torchtitan job.toml"),
-        ('{"model_type": "llama", "hidden_size": 64}', "config.json", "megaplan import hf config.json"),
-    ],
-)
-def test_a_file_of_another_importer_is_named_with_its_command(text: str, name: str, command: str) -> None:
-    (found,) = errors(text, name)
-    assert (found.code, found.hints[0]) == ("MP926", command)
-
-
-@pytest.mark.parametrize(
-    ("older", "newer"),
-    [
-        ("--checkpoint-activations", "--recompute-granularity full --recompute-method uniform"),
-        (
-            "--activations-checkpoint-method block --activations-checkpoint-num-layers 2",
-            "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
-        ),
-        ("--model-parallel-size 2 --batch-size 4 --DDP-impl local", "--tensor-model-parallel-size 2 --micro-batch-size 4"),
-    ],
-)
-def test_names_of_earlier_releases_are_read_as_todays(older: str, newer: str) -> None:
-    specs = [import_megatron(f"{PLAIN} {words}", "x.sh").loaded for words in (older, newer)]
-    assert specs[0].spec == specs[1].spec
-    assert any("is of earlier releases" in found.detail for found in specs[0].diagnostics)

@@ -1,5 +1,10 @@
 """Job files of torchtitan, of 2024 and of 2026."""
 
+import pytest
+
+from megaplan.errors import MegaplanError
+from megaplan.importers.torchtitan.spec import import_torchtitan
+
 OLD = """
 [model]
 name = "llama3"
@@ -41,3 +46,15 @@ enable = true
 recipe_name = "rowwise"
 filter_fqns = ["output"]
 """
+
+
+def spec_of(text, **more):
+    """The spec of a job file."""
+    return import_torchtitan(text, "job.toml", **more).loaded.spec
+
+
+def codes(text, **more):
+    """Codes of the errors of a job that is refused, and their text."""
+    with pytest.raises(MegaplanError) as caught:
+        import_torchtitan(text, "job.toml", **more)
+    return [found.code for found in caught.value.diagnostics], str(caught.value.diagnostics)
