@@ -166,3 +166,43 @@ def test_places_that_a_template_leaves_are_no_redirections() -> None:
     assert import_megatron(script, "launch.sh").loaded.spec.precision.params == "fp16"
     with pytest.raises(MegaplanError, match="--env NUMBER_OF_HEADS"):
         import_megatron(script.replace("--num-attention-heads 4", "--num-attention-heads <NUMBER OF HEADS>"), "launch.sh")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rows"),
+    [
+        ("--patch-tokenizer-type LLama3Tokenizer --extra-vocab-size 256", "launch.sh", 128_256),
+        ("--patch-tokenizer-type LLamaTokenizer --extra-vocab-size 0 --load /ckpts/Llama-2-7b", "launch.sh", 32_000),
+        ("--patch-tokenizer-type LLamaTokenizer --extra-vocab-size 293", "qwen1_5/run.sh", 151_936),
+        ("--patch-tokenizer-type Qwen2Tokenizer --extra-vocab-size 421", "launch.sh", 152_064),
+        ("--patch-tokenizer-type DeepSeekV2Tokenizer --extra-vocab-size 2400", "deepseek_v2/run.sh", 102_400),
+        ("--patch-tokenizer-type DeepSeekV2Tokenizer --extra-vocab-size 467 --load /ckpts/DeepSeek-V3/mcore", "launch.sh", 129_280),
+    ],
+)
+def test_rows_that_a_fork_adds_to_a_tokenizers_words(words: str, name: str, rows: int) -> None:
+    """The sum is the published vocabulary; Megatron's padding, here to 512 rows, does not apply to it."""
+    text = f"torchrun --nproc_per_node 4 pretrain_gpt.py {PLAIN} --tensor-model-parallel-size 4 --sequence-parallel {words}"
+    assert import_megatron(text, name).loaded.spec.model.vocab_size == rows
+
+
+def test_a_fork_whose_tokenizer_is_not_known_is_asked_for_its_vocabulary() -> None:
+    for words in (
+        "--patch-tokenizer-type JiebaBPETokenizer --extra-vocab-size 8",
+        "--patch-tokenizer-type Qwen2Tokenizer --extra-vocab-size X",
+    ):
+        with pytest.raises(MegaplanError) as caught:
+            import_megatron(f"{RUN} {words}", "launch.sh")
+        assert [found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR] == ["MP916"]
+
+
+def test_arguments_of_images_say_that_encoders_are_not_counted() -> None:
+    text = RUN.replace("pretrain_gpt.py", "pretrain_qwen.py")
+    assert warned(f"{text} --vocab-size 512") == []
+    (said,) = warned(f"{text} --vocab-size 512 --patch-size 14")
+    assert said.startswith("pretrain_qwen.py builds encoders in front of the decoder")
+
+
+def test_widths_of_latent_attention_have_other_names_in_forks() -> None:
+    latent = f"{RUN} --vocab-size 512 --multi-latent-attention --kv-lora-rank 16 --v-head-dim 16"
+    theirs = import_megatron(f"{latent} --qk-nope-head-dim 16 --qk-rope-head-dim 8", "launch.sh").loaded.spec
+    assert theirs == import_megatron(f"{latent} --qk-head-dim 16 --qk-pos-emb-head-dim 8", "launch.sh").loaded.spec

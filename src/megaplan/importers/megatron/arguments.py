@@ -78,7 +78,7 @@ class Arguments:
         for older, name in RENAMED.items():
             if self.values.get(older) is not None and self.values.get(name) is None:
                 self.values[name] = self.values[older]
-                self.note(name, f"{flag(older)} is of earlier releases, and is read as {flag(name)}")
+                self.note(name, f"{flag(older)} is of earlier releases or forks, and is read as {flag(name)}")
                 self._read.add(older)
         if self.values.get("attention_head_type") in HEADS:
             self.values |= HEADS[self.values.pop("attention_head_type")]

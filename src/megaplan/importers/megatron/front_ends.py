@@ -92,6 +92,8 @@ _OTHER_PROGRAMS = {
 }
 """Parts of the names of programs in Megatron's tree that train no decoder of text."""
 _WITH_ENCODERS = re.compile(r"vlm|multimodal|mimo|flamingo|llava|omni|vl\.py")
+_OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "vision_pretraining", "use_tiling", "max_num_tiles")
+"""Arguments that only a model with images has, whatever its program is called."""
 
 
 def refuse_other_program(launch: Arguments) -> None:
@@ -107,9 +109,10 @@ def refuse_other_program(launch: Arguments) -> None:
     if what is not None:
         detail = f"{launch.name} starts {launch.program.rpartition('/')[2]}, {what}, and a spec is of the training of a decoder of text"
         raise MegaplanError([diagnostic("MP926", detail, Location(launch.name), ("megaplan import megatron TRAINING.sh",))])
-    if _WITH_ENCODERS.search(program):
+    of_images = next((key for key in _OF_IMAGES if launch.values.get(key)), "")
+    if of_images or _WITH_ENCODERS.search(program):
         said = f"{program.rpartition('/')[2]} builds encoders in front of the decoder, which are not counted"
-        launch.guess("", said)
+        launch.guess(of_images, said)
 
 
 def refuse_front_end(text: str, name: str) -> None:

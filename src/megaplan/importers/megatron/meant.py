@@ -18,8 +18,7 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), "--moe-ffn-hidden-size"),
         **dict.fromkeys(("shared_expert_intermediate_size", "shared_expert_ffn_hidden_size"), "--moe-shared-expert-intermediate-size"),
         **dict.fromkeys(("num_nextn_predict_layers", "mtp_depth"), "--mtp-num-layers"),
-        **dict.fromkeys(("qk_nope_head_dim", "qk_head_size"), "--qk-head-dim"),
-        **dict.fromkeys(("qk_rope_head_dim",), "--qk-pos-emb-head-dim"),
+        **dict.fromkeys(("qk_head_size",), "--qk-head-dim"),
         **dict.fromkeys(("vocabulary_size", "n_vocab"), "--vocab-size"),
         **dict.fromkeys(("max_seq_len", "seq_len", "max_length", "sequence_length"), "--seq-length"),
         **dict.fromkeys(("tp", "tp_size", "tensor_parallel_size"), "--tensor-model-parallel-size"),
@@ -54,6 +53,8 @@ RENAMED = MappingProxyType(
         "batch_size": "micro_batch_size",
         "use_qk_norm": "qk_layernorm",
         "use_qk_layernorm": "qk_layernorm",
+        "qk_nope_head_dim": "qk_head_dim",
+        "qk_rope_head_dim": "qk_pos_emb_head_dim",
         "tokenizer_file": "tokenizer_model",
         "warmup": "lr_warmup_fraction",
         "activations_checkpoint_method": "recompute_method",
@@ -61,7 +62,7 @@ RENAMED = MappingProxyType(
         "checkpoint_num_layers": "recompute_num_layers",
     }
 )
-"""Arguments of earlier releases, and the present names of the same values."""
+"""Arguments of earlier releases and of forks, and the present names of the same values."""
 
 OLDER_WORDS: MappingProxyType[tuple[str, Any], str] = MappingProxyType(
     {

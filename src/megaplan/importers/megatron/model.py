@@ -12,7 +12,8 @@ from megaplan.hosts.megatron.rows_model import MODEL, MOE
 from megaplan.hosts.megatron.stages import flag_list
 from megaplan.importers.megatron.arguments import Arguments, typed
 from megaplan.importers.megatron.stack import LaunchLayers
-from megaplan.importers.megatron.tokenizers import tokenizer_size
+from megaplan.importers.megatron.tokenizers import patched_words, tokenizer_size
+from megaplan.importers.megatron.unset import readable
 from megaplan.spec.host import LoadBalancing
 
 ROTARY = ("rope", "yarn")
@@ -111,6 +112,8 @@ def _vocabulary(launch: Arguments, tp: int) -> int:
         size = launch.vocab_size
         if size is not None:
             return size
+        if launch.values.get("extra_vocab_size") is not None:
+            return _extended(launch)
         tokens = tokenizer_size(kind, model, launch.values.get("vocab_file"), launch.name)
         if tokens.size is None:
             launch.unknown_vocabulary(tokens.shown)
@@ -121,6 +124,18 @@ def _vocabulary(launch: Arguments, tp: int) -> int:
         else:
             launch.note("vocab_size", f"{size:,} tokens of {tokens.shown}")
     return ceil(size / multiple) * multiple if pads else size
+
+
+def _extended(launch: Arguments) -> int:
+    """The vocabulary of Pai-Megatron-Patch: a tokenizer's words and the rows that are added, which Megatron does not pad."""
+    launch.pass_over("extra_vocab_size", "patch_tokenizer_type")
+    kind, load, extra = (launch.values.get(key) for key in ("patch_tokenizer_type", "load", "extra_vocab_size"))
+    words = patched_words(kind, load, launch.name)
+    if words is None or isinstance(extra, bool) or not isinstance(extra, int) or extra < 0:
+        launch.unknown_vocabulary(f"{readable(str(kind))} with --extra-vocab-size {readable(str(extra))}")
+        return 1
+    launch.note("extra_vocab_size", f"{words:,} words of {kind} and {extra:,} more rows")
+    return words + extra
 
 
 def _attention(launch: Arguments, stack: LaunchLayers, hidden: int, *, bias: bool, rotates: bool) -> dict[str, Any]:

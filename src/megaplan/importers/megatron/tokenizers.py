@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from megaplan.importers.megatron.tokenizer_files import counted_tokens
@@ -36,6 +37,16 @@ OF_MODEL = {
     r"gemma-?(?:2|[27]b)": 256_000,
 }
 """Sizes by a part of a model's name; added tokens included, as Megatron counts them."""
+WORDS_OF_MODEL = {
+    r"deepseek-?_?v3": 128_813,
+    r"deepseek-?_?v2|deepseek-coder-v2": 100_000,
+    r"qwen|qwq": 151_643,
+    r"llama-?_?3": 128_000,
+    r"llama-?_?2|mistral|mixtral": 32_000,
+    r"(?<![a-z])yi(?![a-z])|yitokenizer": 64_000,
+    r"falcon": 65_024,
+}
+"""Words of tokenizers as Pai-Megatron-Patch counts them, without added tokens, by a part of a model's or a tokenizer's name."""
 OF_TYPE = {"Llama2Tokenizer": 32_000}
 """Sizes that a type suggests where the file of the tokenizer is not named."""
 
@@ -75,6 +86,16 @@ def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = 
     if (size := _of_name(named)) is not None:
         return Tokens(size, shown, f"by the name {named}")
     return Tokens(OF_TYPE.get(name), shown, "as its type has as a rule")
+
+
+def patched_words(kind: Any, load: Any, script: str) -> int | None:
+    """Words to which `--extra-vocab-size` adds rows, by the checkpoint, then the script's place, then `--patch-tokenizer-type`.
+
+    The type comes last, since one serves several models. Source: `megatron_patch/tokenizer/__init__.py` of alibaba/Pai-Megatron-Patch.
+    """
+    names = ("/".join(str(load or "").split("/")[-2:]), "/".join(str(Path(script).absolute()).split("/")[-2:]), str(kind or ""))
+    found = (size for name in names for part, size in WORDS_OF_MODEL.items() if re.search(part, name.lower()))
+    return next(found, None)
 
 
 def _of_gpt2(vocabulary: Any, shown: str, script: str) -> Tokens:
