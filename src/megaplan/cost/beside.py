@@ -134,10 +134,11 @@ def clip_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Once: gradient, parameter and two moments read, the last three written."""
+    """Once: gradient, parameter and two moments read, the last three written; of Lion and SGD one moment."""
     grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
     others = held.shard - (held.shard_matrices if spec.optimizer.uses_muon else 0)
-    yield KindWork("adamw", others * adamw_bytes(grads, moments, stored), 0, held.trained_tensors - _num_matrices(held))
+    moved = adamw_bytes(grads, moments, stored) - (0 if spec.host.optimizer == "adam" else 2 * moments)
+    yield KindWork("adamw", others * moved, 0, held.trained_tensors - _num_matrices(held))
 
 
 def muon_parts(spec: Spec, held: StoredParameters, num_sms: int) -> Iterator[KindWork]:

@@ -316,6 +316,8 @@ def _state(spec: Spec) -> Values:
         "use_megatron_fsdp": spec.sharding.reshard_after_forward,
     }
     host, precision = spec.host, spec.precision
+    if host.optimizer != "adam":
+        found["optimizer"] = host.optimizer
     if spec.sharding.copies:
         found |= {"use_distributed_optimizer": False, "num_distributed_optimizer_instances": None, "overlap_param_gather": False}
     if host.precision_aware_optimizer:

@@ -151,7 +151,7 @@ def _saved_bytes(spec: Spec, tensor: ParamTensor) -> int:
         stored = precision.master if spec.lora is None else spec.lora.stored(precision.params)
         return elements * (copy or stored.bytes)
     by_muon = tensor.group is Group.MATRIX and spec.optimizer.uses_muon
-    moments = (1 if by_muon else 2) * precision.moments.bytes
+    moments = (1 if by_muon or spec.host.optimizer != "adam" else 2) * precision.moments.bytes
     return elements * (precision.master.bytes + moments + copy) + (0 if by_muon else STEP_BYTES)
 
 

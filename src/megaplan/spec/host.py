@@ -181,6 +181,7 @@ class Host(Section):
         distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
         precision_aware_optimizer: Adam with the dtypes of precision.moments; where its kernel holds fp32 masters, their lower 16 bits only.
         exp_avg_sq_dtype: Dtype of the second of the optimizer's moments; null for that of the first, precision.moments.
+        optimizer: Optimizer where optimizer.matrix is adamw: adam, or lion or sgd, which keep one moment.
         optimizer_recipe: fp8 recipe that the optimizer is configured with; null for precision.recipe's, or delayed without one.
         optimizer_offload: Fraction of the optimizer's state and step that is on the host; null for none.
         recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
@@ -242,6 +243,7 @@ class Host(Section):
     distributed_optimizer: StrictBool = True
     precision_aware_optimizer: StrictBool = False
     exp_avg_sq_dtype: MomentType | None = None
+    optimizer: Literal["adam", "lion", "sgd"] = "adam"
     optimizer_recipe: OptimizerRecipe | None = None
     optimizer_offload: OffloadFraction | None = None
     recompute_modules: tuple[RecomputeModule, ...] = ()
@@ -343,5 +345,5 @@ _LATER = frozenset({
     "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
     "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe",
-    "optimizer_offload", "moe_shared_overlap",
+    "optimizer_offload", "moe_shared_overlap", "optimizer",
 })  # fmt: skip

@@ -85,6 +85,7 @@ def hosts(draw: Any, hybrid: bool, muon: bool) -> dict[str, Any]:
         "distributed_optimizer": aware or draw(st.booleans()),
         "precision_aware_optimizer": aware,
         **(draw(optimizers()) if aware else {}),
+        "optimizer": "adam" if aware or muon else draw(st.sampled_from(["adam", "adam", "lion", "sgd"])),
         "recompute_modules": []
         if full
         else draw(st.lists(st.sampled_from(["layernorm", "mla_up_proj", "moe_act"]), unique=True).map(sorted)),

@@ -21,6 +21,7 @@ NEVER_DRAWN = {
     "training.rate_schedule[constant].kind": "one word",
     "optimizer.other": "one word",
     "host.features": "MP903: a plan that names a feature without a price is refused",
+    "host.optimizer": "hosts/megatron/test_optimizer_state.py has the state of each",
     "host.exp_avg_sq_dtype": "hosts/megatron/test_optimizer_state.py has every pair of the optimizer's arguments",
     "host.optimizer_recipe": "hosts/megatron/test_optimizer_state.py has every pair of the optimizer's arguments",
     "host.optimizer_offload": "hosts/megatron/test_optimizer_state.py has every pair of the optimizer's arguments",

@@ -6,9 +6,12 @@ from collections import Counter
 from typing import get_args
 
 from megaplan.cost.step.from_spec import letters_of, low_dtype
-from megaplan.cost.step.workload import Recomputed, Sharded, Software
+from megaplan.cost.step.workload import OPTIMIZER_BYTES, Recomputed, Sharded, Software
 from megaplan.spec.host import GraphModule, Host
 from megaplan.spec.models import Spec
+
+MOMENT_BYTES = 8
+"""An fp32 moment of an element, read and written."""
 
 
 def step_of(spec: Spec) -> tuple[Software, Recomputed]:
@@ -35,6 +38,7 @@ def _software(spec: Spec) -> Software:
         fp8_attention=spec.precision.recipe is not None and spec.precision.recipe.attention,
         low_head=spec.precision.recipe is not None and spec.precision.recipe.head,
         token_drop=spec.model.moe is not None and spec.model.moe.capacity_factor is not None,
+        optimizer_bytes=OPTIMIZER_BYTES - (0 if host.optimizer == "adam" else MOMENT_BYTES),
         zero=host.distributed_optimizer,
         sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
         data_overlap=host.dp_comm_overlap,

@@ -23,7 +23,7 @@ class StateBytes(NamedTuple):
 
     Attributes:
         master: The master copy.
-        moments: Both moments under Adam; the one momentum under Muon.
+        moments: Both moments under Adam; the one momentum under Muon, Lion and SGD.
         gradient: fp32 copy of a 16-bit gradient, made by the optimizer's step and freed before the next forward.
         unscaled: fp32 copies of states of other types, which Adam's kernel reads and writes during its step.
     """
@@ -62,7 +62,7 @@ def adam_bytes(spec: Spec) -> StateBytes:
     """
     host, precision = spec.host, spec.precision
     if host.optimizer_offload is not None:
-        return StateBytes(4, 8, 0 if precision.grads is DType.FP32 else 4, 0)
+        return StateBytes(4, 4 * len(state_dtypes(spec)), 0 if precision.grads is DType.FP32 else 4, 0)
     if not adam_holds_masters(spec):
         gradient = 0 if precision.grads is DType.FP32 else 4
         return StateBytes(4, sum(each.bytes for each in state_dtypes(spec)), gradient, _unscaled_bytes(spec))
@@ -77,9 +77,11 @@ def muon_bytes(spec: Spec) -> StateBytes:
     return StateBytes(4, spec.precision.moments.bytes, 0 if spec.precision.grads is DType.FP32 else 4, 0)
 
 
-def state_dtypes(spec: Spec) -> tuple[DType, DType]:
-    """Types of the first and the second moment."""
+def state_dtypes(spec: Spec) -> tuple[DType, ...]:
+    """Types of the first and the second moment; Lion and SGD have the first alone."""
     first = spec.precision.moments
+    if spec.host.optimizer != "adam":
+        return (first,)
     return first, first if spec.host.exp_avg_sq_dtype is None else spec.host.exp_avg_sq_dtype
 
 
@@ -100,6 +102,13 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
         detail = f"precision.moments = {low[0]}: only the precision-aware optimizer keeps moments below fp32"
         key = "precision.moments" if precision.moments is not DType.FP32 else "host.exp_avg_sq_dtype"
         yield key, detail, "moments: fp32, or host: {precision_aware_optimizer: true}"
+    if host.optimizer != "adam":
+        for refused, key, fix in (
+            (spec.optimizer.matrix == "muon", "optimizer.matrix = muon", "optimizer: {matrix: adamw}"),
+            (aware, "host.precision_aware_optimizer = true", "precision_aware_optimizer: false"),
+        ):
+            if refused:
+                yield "host.optimizer", f"host.optimizer = {host.optimizer}, {key}: Megatron has it with adam alone", fix
     if aware and spec.optimizer.matrix == "muon":
         detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"
         yield "host.precision_aware_optimizer", detail, "optimizer: {matrix: adamw}"

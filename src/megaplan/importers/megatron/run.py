@@ -121,7 +121,10 @@ def read_state(launch: Arguments, *, gpt: bool) -> dict[str, dict[str, Any]]:
 
 def read_optimizer(launch: Arguments, recipe: str | None) -> dict[str, Any]:
     """Keys of `host` about the optimizer's state; `recipe` is the one of the linears."""
-    found: dict[str, Any] = {}
+    word = launch.word("optimizer")
+    if word == "sgd" and launch.values.get("sgd_momentum") == 0:
+        launch.cannot("optimizer", "SGD without momentum keeps no state, and a spec's optimizers have a moment", "sgd --sgd-momentum 0.9")
+    found: dict[str, Any] = {"optimizer": word} if word in ("lion", "sgd") else {}
     first, second, given = launch.word("exp_avg_dtype"), launch.word("exp_avg_sq_dtype"), launch.word("fp8_recipe")
     if second != first:
         found["exp_avg_sq_dtype"] = second

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from typing import Any
 
+import pytest
+
 import megaplan
 from megaplan.budget.values import RankBudget
 from megaplan.columns import Column, Phase
@@ -29,6 +31,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "low": ("", "fp8", "fp8 gathered", "fp4", "fp4 gathered"),
     "offload": (0.0, 0.5, 1.0),
 }
+STATE = Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER
 USUAL = {name: values[0] for name, values in VALUES.items()}
 
 
@@ -154,3 +157,20 @@ def test_what_is_offloaded_is_in_the_memory_of_the_node() -> None:
     layers = megaplan.estimate(import_megatron(f"{BASE} --bf16 --cpu-offloading --cpu-offloading-num-layers 1", "launch", [], 8).document)
     assert layers.worst.host.pinned > 0
     assert layers.worst.host.pageable == 0
+
+
+def test_lion_and_sgd_keep_one_moment() -> None:
+    """`_OPTIMIZER_STATE_KEYS` of Megatron's `distrib_optimizer.py`; torch's SGD keeps a buffer where it has momentum."""
+    words = f"{BASE} --bf16 --use-distributed-optimizer"
+    adam = megaplan.estimate(import_megatron(words, "launch", [], 1).document)
+    for name in ("lion", "sgd"):
+        spec = import_megatron(f"{words} --optimizer {name}", "launch", [], 1).loaded.spec
+        assert (spec.optimizer.matrix, spec.host.optimizer) == ("adamw", name)
+        assert adam_bytes(spec) == (4, 4, 0, 0)
+        found = megaplan.estimate(import_megatron(f"{words} --optimizer {name}", "launch", [], 1).document)
+        held = [sum(rank.cells[Phase.FORWARD_BACKWARD][column] for column in STATE) for rank in (adam.worst, found.worst)]
+        assert held[0] - held[1] == 4 * adam.parameters
+        assert found.step_seconds < adam.step_seconds
+    for refused in ("--optimizer sgd --sgd-momentum 0", "--optimizer lion --use-precision-aware-optimizer"):
+        with pytest.raises(MegaplanError):
+            import_megatron(f"{words} {refused}", "launch", [], 1)
