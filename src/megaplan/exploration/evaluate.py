@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 
 from megaplan.budget.evaluation import BlockMemo
@@ -15,10 +15,10 @@ from megaplan.exploration.floors import floors_of
 from megaplan.exploration.policies import keeps_more
 from megaplan.exploration.recompute import chain
 from megaplan.exploration.space import UNSCHEDULED, Space
-from megaplan.exploration.values import ONE_RANK, Exact, LayoutChoice, MemoryPolicy, Objective, Outcome
+from megaplan.exploration.values import ONE_RANK, Exact, Fitting, LayoutChoice, MemoryPolicy, Objective, Outcome
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
-from megaplan.layout.build import Spans, spans_of
+from megaplan.layout.build import spans_of
 from megaplan.partition.fitting import quick_fitting
 from megaplan.partition.memory import Memory
 from megaplan.partition.stack import Stack, stack_of
@@ -37,26 +37,6 @@ LIKELY = 1.5
 UNLIMITED = 1 << 62
 Policies = list[tuple[int, MemoryPolicy]]
 """Policies of a layout, each with a lower bound on its step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fitting:
-    """Cuts of one spec.
-
-    Attributes:
-        spans: Cuts that fit, or the last ones that were tried.
-        over_bytes: Excess of the worst rank over the memory less the requested headroom; 0 or less if they fit.
-        proven: True if it is proven that no cuts fit; then `over_bytes` is the excess of storage and kept tensors alone.
-        beyond: True if it is proven that the step of any fitting cuts is longer than the limit.
-        by_sums: True if the proof also holds for every policy that keeps more. It does for sums of what is held, not for what the allocator
-            reserves: that may be less where more is held.
-    """
-
-    spans: Spans
-    over_bytes: int
-    proven: bool
-    beyond: bool = False
-    by_sums: bool = True
 
 
 class Side:
@@ -280,11 +260,8 @@ class Evaluator:
         proven = best is not None or (isinstance(found, Fitting) and found.proven)
         if proven and isinstance(found, Fitting) and found.by_sums and self._keeps_least(thrifty):
             return Outcome(layout, None, 1, num_policies - 1, UNLIMITED, proven, over)
-        left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
-        bound = _bound_after(found, slowest, limit_ns)
-        if isinstance(found, Fitting):
-            left, dropped = self._without_more(left, thrifty, found)
-            bound = min(bound, dropped)
+        left, dropped = self._left(layout, policies, thrifty, found)
+        bound = min(_bound_after(found, slowest, limit_ns), dropped)
         return self._best_policy(Outcome(layout, best, int(tries), num_policies, bound, proven, over), left, limit_ns)
 
     def _keeps_least(self, thrifty: MemoryPolicy) -> bool:
@@ -336,6 +313,13 @@ class Evaluator:
                 left, dropped = self._without_more(left, policy, found)
                 proven, bound = proven and found.proven, min(bound, dropped)
         return Outcome(layout, best, evaluated, tried.num_pruned - evaluated, bound, proven, 0 if best is not None else tried.over_bytes)
+
+    def _left(
+        self, layout: LayoutChoice, policies: Sequence[tuple[int, MemoryPolicy]], thrifty: MemoryPolicy, found: Exact | Fitting | None
+    ) -> tuple[Policies, int]:
+        """Policies to try after the one with the least memory, and the least bound of the excluded ones that are not proven not to fit."""
+        left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
+        return self._without_more(left, thrifty, found) if isinstance(found, Fitting) else (left, UNLIMITED)
 
     def _without_more(self, left: Policies, policy: MemoryPolicy, found: Fitting) -> tuple[Policies, int]:
         """Policies to try after one did not fit, and the least bound of the excluded ones, if they are not proven not to fit."""

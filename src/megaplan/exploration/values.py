@@ -74,6 +74,26 @@ SpecOf = Callable[[LayoutChoice, MemoryPolicy], Spec]
 """Function that gives the spec of a layout with a policy."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """Cuts of one spec.
+
+    Attributes:
+        spans: Cuts that fit, or the last ones that were tried.
+        over_bytes: Excess of the worst rank over the memory less the requested headroom; 0 or less if they fit.
+        proven: True if it is proven that no cuts fit; then `over_bytes` is the excess of storage and kept tensors alone.
+        beyond: True if it is proven that the step of any fitting cuts is longer than the limit.
+        by_sums: True if the proof also holds for every policy that keeps more. It does for sums of what is held, not for what the allocator
+            reserves: that may be less where more is held.
+    """
+
+    spans: Spans
+    over_bytes: int
+    proven: bool
+    beyond: bool = False
+    by_sums: bool = True
+
+
 class Exact(NamedTuple):
     """A layout with a policy and its cuts.
 

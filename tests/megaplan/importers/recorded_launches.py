@@ -60,7 +60,7 @@ BARE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128
 
 
 def notes(text: str, name: str, **more: Any) -> list[str]:
-    """What an import assumed."""
+    """Details of the assumptions of an import."""
     return [found.detail for found in import_megatron(text, name, **more).loaded.diagnostics if found.code == "MP919"]
 
 

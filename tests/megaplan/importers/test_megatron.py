@@ -108,7 +108,7 @@ WRONG = {
     "--num-layers 4 --global-batch-size 7 --micro-batch-size 2": "MP914",
     "--num-layers 4 --recompute-granularity selective --recompute-modules shared_experts": "MP914",
     "--num-layers 4 --recompute-granularity full --recompute-method other": "MP914",
-    "--num-layers 4 --optimizer sgd": "MP914",
+    "--num-layers 4 --optimizer soap": "MP914",
     "--num-layers 4 --exp-avg-dtype bf16": "MP914",
     "--num-layers 5 --pipeline-model-parallel-size 2": "MP914",
     "--num-layers 4 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tttL|": "MP911",

@@ -103,12 +103,7 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
         key = "precision.moments" if precision.moments is not DType.FP32 else "host.exp_avg_sq_dtype"
         yield key, detail, "moments: fp32, or host: {precision_aware_optimizer: true}"
     if host.optimizer != "adam":
-        for refused, key, fix in (
-            (spec.optimizer.matrix == "muon", "optimizer.matrix = muon", "optimizer: {matrix: adamw}"),
-            (aware, "host.precision_aware_optimizer = true", "precision_aware_optimizer: false"),
-        ):
-            if refused:
-                yield "host.optimizer", f"host.optimizer = {host.optimizer}, {key}: Megatron has it with adam alone", fix
+        yield from _one_moment_problems(spec)
     if aware and spec.optimizer.matrix == "muon":
         detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"
         yield "host.precision_aware_optimizer", detail, "optimizer: {matrix: adamw}"
@@ -123,6 +118,16 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
         detail = f"host.optimizer_recipe = {given}, precision.recipe.name = {recipe.name}: Megatron has one recipe for both"
         yield "host.optimizer_recipe", detail, "optimizer_recipe: null"
     yield from _gathered_problems(spec)
+
+
+def _one_moment_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
+    """Settings of Adam that Lion and SGD do not have."""
+    for given, key, fix in (
+        (spec.optimizer.matrix == "muon", "optimizer.matrix = muon", "optimizer: {matrix: adamw}"),
+        (spec.host.precision_aware_optimizer, "host.precision_aware_optimizer = true", "precision_aware_optimizer: false"),
+    ):
+        if given:
+            yield "host.optimizer", f"host.optimizer = {spec.host.optimizer}, {key}: Megatron has it with adam alone", fix
 
 
 def _gathered_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Parts of a launch outside its model: mesh, schedule, batch, precision, optimizer, recompute, host, training."""
+"""Parts of a launch outside its model: mesh, schedule, batch, precision, optimizer, recompute, host."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, get_args
 from megaplan.hosts.megatron.argument import ONLY
 from megaplan.hosts.megatron.rows_refused import REFUSED
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES, NO_RECIPE
-from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp, section_rows
+from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp
 from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.model import load_balancing
 from megaplan.importers.megatron.stack import LaunchLayers
 from megaplan.importers.megatron.unset import unset_names
 from megaplan.low_precision import FORMATS
-from megaplan.scalars import MAX_INT, MAX_MICROBATCHES
+from megaplan.scalars import MAX_MICROBATCHES
 from megaplan.spec.host import GraphModule, Host, OffloadModule
 
 RECIPE_FLAGS = ("fp8_output_proj", "fp8_dot_product_attention", "keep_mtp_spec_in_bf16")
@@ -121,18 +121,18 @@ def read_state(launch: Arguments, *, gpt: bool) -> dict[str, dict[str, Any]]:
 
 def read_optimizer(launch: Arguments, recipe: str | None) -> dict[str, Any]:
     """Keys of `host` about the optimizer's state; `recipe` is the one of the linears."""
-    word = launch.word("optimizer")
+    first, second, given = (launch.word(key) for key in ("exp_avg_dtype", "exp_avg_sq_dtype", "fp8_recipe"))
+    found: dict[str, Any] = {"optimizer": word} if (word := launch.word("optimizer")) in ("lion", "sgd") else {}
     if word == "sgd" and launch.values.get("sgd_momentum") == 0:
-        launch.cannot("optimizer", "SGD without momentum keeps no state, and a spec's optimizers have a moment", "sgd --sgd-momentum 0.9")
-    found: dict[str, Any] = {"optimizer": word} if word in ("lion", "sgd") else {}
-    first, second, given = launch.word("exp_avg_dtype"), launch.word("exp_avg_sq_dtype"), launch.word("fp8_recipe")
+        launch.cannot("optimizer", "SGD without momentum keeps no state, and a spec's optimizers have a moment", "adam")
     if second != first:
         found["exp_avg_sq_dtype"] = second
     own = NO_RECIPE if recipe in (None, "nvfp4") else MEGATRON_RECIPES[str(recipe)]
     if launch.given("use_precision_aware_optimizer") and given != own:
         found["optimizer_recipe"] = given
-    fraction = launch.number("optimizer_offload_fraction")
-    if launch.given("optimizer_cpu_offload") and fraction:
+    if not launch.given("optimizer_cpu_offload"):
+        launch.pass_over("optimizer_offload_fraction")
+    elif fraction := launch.number("optimizer_offload_fraction"):
         found["optimizer_offload"] = fraction
     return found
 
@@ -360,44 +360,3 @@ def _modules(launch: Arguments, modules: Any) -> list[str]:
         if module not in PRICED_MODULES:
             launch.cannot("recompute_modules", f"{module} is not priced; the modules that are priced: {', '.join(PRICED_MODULES)}")
     return named
-
-
-def read_training(launch: Arguments) -> dict[str, Any]:
-    """`training`; keys that the launch leaves open keep the spec's defaults."""
-    found = {row.key.rpartition(".")[2]: launch.converted(row) for row in section_rows("training") if launch.value(row.name) is not None}
-    rate = _rate(launch, found.get("learning_rate"))
-    return {**found, **({"rate_schedule": rate} if rate else {})}
-
-
-def _steps(launch: Arguments, key: str) -> int | None:
-    """A number of steps, from 0 on; None if absent."""
-    found = launch.value(key)
-    if found is None or (isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MAX_INT):
-        return found
-    launch.wrong(key, found, "an integer from 0 on")
-    return None
-
-
-def _rate(launch: Arguments, base: float | None) -> dict[str, Any] | None:
-    style = launch.value("lr_decay_style")
-    warmup, decay = (_steps(launch, key) for key in ("lr_warmup_iters", "lr_wsd_decay_iters"))
-    least, fraction, shape = launch.number("min_lr"), launch.number("lr_warmup_fraction"), launch.text("lr_wsd_decay_style")
-    if style is None:
-        return None
-    steps = _steps(launch, "train_iters")
-    if steps is not None and (warmup or 0) + (decay or 0 if style == "WSD" else 0) > steps:
-        launch.warn("lr_warmup_iters" if warmup else "lr_wsd_decay_iters", f"the run ends before, after {steps} steps")
-        return None
-    kept: dict[str, Any] = {} if warmup is None else {"warmup_steps": warmup}
-    final = {} if not base or least is None else {"final_fraction": float(f"{least / base:.12g}")}
-    if fraction is not None:
-        launch.warn("lr_warmup_fraction", "warm-up of a spec is in steps")
-    if style == "constant":
-        return {"kind": "constant", **kept}
-    if style == "cosine":
-        return {"kind": "cosine", **kept, **final}
-    shapes = {"linear": "linear", "minus_sqrt": "sqrt"}
-    if style == "WSD" and decay is not None and shape in shapes:
-        return {"kind": "wsd", **kept, "decay_steps": decay, "decay": shapes[shape], **final}
-    launch.warn("lr_decay_style", "rates of a spec are constant, cosine or WSD with a linear or square-root decay")
-    return None

@@ -14,8 +14,9 @@ from megaplan.importers.megatron.front_ends import refuse_front_end, refuse_othe
 from megaplan.importers.megatron.launch import read_arguments
 from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.recorded import read_recording, unset_names
-from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_optimizer, read_state, read_training, wholly_sharded
+from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_optimizer, read_state, wholly_sharded
 from megaplan.importers.megatron.stack import read_stack
+from megaplan.importers.megatron.training import read_training
 from megaplan.importers.megatron.unset import remedies
 from megaplan.importers.structure import Policy
 from megaplan.spec.comments import settings_in_comments
