@@ -206,3 +206,42 @@ def test_widths_of_latent_attention_have_other_names_in_forks() -> None:
     latent = f"{RUN} --vocab-size 512 --multi-latent-attention --kv-lora-rank 16 --v-head-dim 16"
     theirs = import_megatron(f"{latent} --qk-nope-head-dim 16 --qk-rope-head-dim 8", "launch.sh").loaded.spec
     assert theirs == import_megatron(f"{latent} --qk-head-dim 16 --qk-pos-emb-head-dim 8", "launch.sh").loaded.spec
+
+
+def test_a_file_that_is_not_here_is_guessed_by_the_script_then_by_the_type() -> None:
+    named = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model data/tokenizer"
+    assert vocabulary(named, "jobs/train_qwen3_8B.sh") == 151_669
+    (said,) = warned(f"{RUN} --tokenizer-type Llama2Tokenizer --tokenizer-model data/tokenizer.model")
+    assert "is not known: 32,000 tokens, as its type has as a rule" in said
+    with pytest.raises(MegaplanError):
+        vocabulary(named, "launch.sh")
+
+
+def test_a_launch_that_only_blackwell_runs_has_its_device() -> None:
+    low = f"{RUN} --vocab-size 512 --fp8-format e4m3 --fp8-recipe mxfp8"
+    found = import_megatron(low, "launch.sh")
+    assert found.loaded.spec.device.name == "b200"
+    assert any("b200 until --set device.name" in each.detail for each in found.loaded.diagnostics)
+    assert import_megatron(low, "launch.sh", ["device.name=gb200"]).loaded.spec.device.name == "gb200"
+    assert import_megatron(f"{RUN} --vocab-size 512", "launch.sh").loaded.spec.device.name == "h200"
+
+
+def test_arguments_of_deepspeeds_fork() -> None:
+    run = f"{RUN} --vocab-size 512"
+    plain = import_megatron(f"{run} --use-distributed-optimizer", "launch.sh").loaded.spec
+    assert import_megatron(f"{run} --deepspeed --zero-stage 1", "launch.sh").loaded.spec == plain
+    assert "whose buffers are not DeepSpeed's" in warned(f"{run} --deepspeed --zero-stage 1")[-1]
+    for stage in (2, 3):
+        with pytest.raises(MegaplanError):
+            import_megatron(f"{run} --deepspeed --zero-stage {stage}", "launch.sh")
+    dense = import_megatron(run, "launch.sh").loaded.spec
+    assert import_megatron(f"{run} --deepspeed --zero-stage 0 --num-experts 1", "launch.sh").loaded.spec == dense
+    assert (
+        import_megatron(f"{run} --glu-activation swiglu", "launch.sh").loaded.spec
+        == import_megatron(f"{run} --swiglu", "launch.sh").loaded.spec
+    )
+    rotary = import_megatron(f"{run} --position-embedding-type rotary", "launch.sh").loaded.spec
+    assert rotary == import_megatron(f"{run} --position-embedding-type rope", "launch.sh").loaded.spec
+    none = import_megatron(f"{run} --position-embedding-type none", "launch.sh").loaded.spec
+    assert import_megatron(f"{run} --position-embedding-type alibi", "launch.sh").loaded.spec == none
+    assert warned(f"{run} --position-embedding-type alibi")[-1].startswith("ALiBi has no parameters")

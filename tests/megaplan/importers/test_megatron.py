@@ -95,7 +95,6 @@ WRONG = {
     "--num-layers 4 --normalization T5Norm": "MP914",
     "--num-layers 4 --fp8-format fp8": "MP914",
     "--num-layers 4 --fp4-format e3m0": "MP914",
-    "--num-layers 4 --fp4-format e2m1": "MP507",
     "--num-layers 4 --transformer-impl inference_optimized": "MP914",
     "--num-layers 4 --transformer-impl local --fp8-format hybrid": "MP902",
     "--num-layers 4 --position-embedding-type learned_absolute": "MP916",

@@ -13,13 +13,11 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
-from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, RENAMED
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, RENAMED, translate_forks
 from megaplan.importers.megatron.unset import readable, remedies, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
 
-HEADS: dict[Any, dict[str, Any]] = {"multihead": {}, "multiquery": {"group_query_attention": True, "num_query_groups": 1}}
-"""Arguments that the types of heads of earlier forks are read as."""
 MOST_DIGITS = 40
 """Most digits of a number that a launch gives."""
 _SHAPES = ("hidden_size", "num_attention_heads", "seq_length")
@@ -80,8 +78,8 @@ class Arguments:
                 self.values[name] = self.values[older]
                 self.note(name, f"{flag(older)} is of earlier releases or forks, and is read as {flag(name)}")
                 self._read.add(older)
-        if self.values.get("attention_head_type") in HEADS:
-            self.values |= HEADS[self.values.pop("attention_head_type")]
+        for key, said, uncertain in translate_forks(self.values):
+            (self.guess if uncertain else self.note)(key, said)
         if self.values.get("checkpoint_activations") and self.values.get("recompute_method") is None:
             self.values["recompute_method"] = "uniform"  # the only method of the releases that had this switch
         for older, (name, value) in OLDER.items():

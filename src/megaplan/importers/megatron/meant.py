@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 MEANT = MappingProxyType(
     {
@@ -30,7 +30,6 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("attention_head_type",), "--group-query-attention --num-query-groups 1   # for"),
         **dict.fromkeys(("qk_norm",), "--qk-layernorm"),
         **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
-        **dict.fromkeys(("glu_activation",), "--swiglu   # for"),
         **dict.fromkeys(("no_tie_embed_logits",), "--untie-embeddings-and-output-weights"),
         **dict.fromkeys(("zero_stage",), "--use-distributed-optimizer   # for stage 1, not"),
     }
@@ -56,6 +55,7 @@ RENAMED = MappingProxyType(
         "qk_nope_head_dim": "qk_head_dim",
         "qk_rope_head_dim": "qk_pos_emb_head_dim",
         "tokenizer_file": "tokenizer_model",
+        "tokenizer_name_or_path": "tokenizer_model",
         "warmup": "lr_warmup_fraction",
         "activations_checkpoint_method": "recompute_method",
         "activations_checkpoint_num_layers": "recompute_num_layers",
@@ -84,3 +84,43 @@ OLDER_IGNORED = frozenset({
     "recompute_in_first_chunk", "no_check_for_nan_in_loss", "local_rank",
 })  # fmt: skip
 """Arguments of earlier releases that change no tensor of the ledger."""
+
+HEADS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {"multihead": {}, "multiquery": {"group_query_attention": True, "num_query_groups": 1}}
+)
+"""Arguments that the types of heads of earlier forks are read as."""
+
+
+class Translated(NamedTuple):
+    """An argument of a fork that is read as others.
+
+    Attributes:
+        key: The argument.
+        said: Its reading.
+        uncertain: True if memory can differ from the reading.
+    """
+
+    key: str
+    said: str
+    uncertain: bool = False
+
+
+def translate_forks(values: dict[str, Any]) -> list[Translated]:
+    """Arguments of forks of Megatron-LM, which leave `values`; those that they are read as take their place."""
+    found: list[Translated] = []
+    if values.get("attention_head_type") in HEADS:
+        values |= HEADS[values.pop("attention_head_type")]
+    if values.get("glu_activation") == "swiglu":
+        values["swiglu"] = bool(values.pop("glu_activation"))
+        found.append(Translated("swiglu", "--glu-activation swiglu is read as --swiglu"))
+    if values.get("zero_stage") in (0, 1):
+        sharded = bool(values.pop("zero_stage"))
+        if sharded:
+            values["use_distributed_optimizer"] = True
+            said = "--zero-stage 1 of DeepSpeed is read as --use-distributed-optimizer, whose buffers are not DeepSpeed's"
+            found.append(Translated("use_distributed_optimizer", said, uncertain=True))
+    if values.get("deepspeed") and values.get("num_experts") == 1:
+        for key in ("num_experts", "moe_router_topk", "topk"):
+            values.pop(key, None)
+        found.append(Translated("num_experts", "--num-experts 1 of DeepSpeed is a dense model"))
+    return found

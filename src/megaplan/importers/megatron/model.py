@@ -89,11 +89,14 @@ def _given(**switches: bool) -> dict[str, bool]:
 
 def _position(launch: Arguments) -> str:
     """Megatron's type of positions; learned ones by default."""
-    position = str(launch.value("position_embedding_type"))
+    position = str(launch.value("position_embedding_type")).replace("rotary", "rope")  # the word of forks
     if launch.given("use_rotary_position_embeddings"):  # Megatron's parser replaces every other value by rope
         if position != "rope":
             launch.overruled("position_embedding_type", "--use-rotary-position-embeddings makes it rope")
         return "rope"
+    if position == "alibi":
+        launch.guess("position_embedding_type", "ALiBi has no parameters, and what its biases of scores take is not counted")
+        return "none"
     if position not in (*ROTARY, "learned_absolute", "none"):
         launch.cannot("position_embedding_type", "positions of a spec are learned, rotary, or none", "rope")
     return position

@@ -19,6 +19,7 @@ from megaplan.importers.megatron.stack import read_stack
 from megaplan.importers.megatron.training import read_training
 from megaplan.importers.megatron.unset import remedies
 from megaplan.importers.structure import Policy
+from megaplan.low_precision import GENERATIONS
 from megaplan.spec.comments import settings_in_comments
 from megaplan.spec.document import Document, SourceMap
 from megaplan.spec.load import LoadedSpec, check_document
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from megaplan.importers.megatron.recording.rows import Recording
 
 VOCABULARY = "model.vocab_size"
+BLACKWELL = "b200"
+"""The device of a launch that only Blackwell can run, until one is named."""
 REASON = "the stages of the Megatron launch"
 
 
@@ -115,6 +118,10 @@ def _imported(launch: Arguments, name: str, overrides: Sequence[str], gpus: int 
     if launch.foreign():
         launch.stop()
     plain, stated = _document(launch, _title(name), gpus)
+    recipe = plain["precision"].get("recipe")
+    if recipe and GENERATIONS[recipe["name"]] == ("blackwell",) and not any(text.lstrip().startswith("device") for text in overrides):
+        plain["device"] = {"name": BLACKWELL}
+        launch.say(f"{recipe['name']} multiplies on Blackwell, and the launch names no device: {BLACKWELL} until --set device.name=…")
     launch.finish()
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
     loaded = check_document(document)

@@ -47,6 +47,8 @@ WORDS_OF_MODEL = {
     r"falcon": 65_024,
 }
 """Words of tokenizers as Pai-Megatron-Patch counts them, without added tokens, by a part of a model's or a tokenizer's name."""
+NAMELESS = frozenset({"tokenizer", "tokenizer.model", "tokenizer.json"})
+"""Names of files that every tokenizer has."""
 OF_TYPE = {"Llama2Tokenizer": 32_000}
 """Sizes that a type suggests where the file of the tokenizer is not named."""
 
@@ -62,8 +64,9 @@ class Tokens(NamedTuple):
 def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = "") -> Tokens:
     """The tokens of a launch.
 
-    A type alone decides no size where a file is named: one of one's own may be behind it. A file that is here is counted. Where no file is
-    named, or by a variable that is set nowhere, the script's name and then the type suggest a size.
+    A file that is here is counted, and the name of a model in its path has that model's tokens. Where no file is named, or by a variable
+    that is set nowhere, or by no name of its own (`data/tokenizer.model`), the script's name and then the type suggest a size. A name of
+    its own has no guess: a tokenizer of one's own may be behind it.
 
     Args:
         kind: `--tokenizer-type`; None for Megatron's default.
@@ -77,7 +80,9 @@ def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = 
     if name == "TikTokenizer":
         return Tokens(TIKTOKEN_TOKENS, f"{shown}, Megatron's limit without --vocab-size")
     if model and not unset_names(model):
-        return Tokens(_of_name(model) or counted_tokens(model, script), shown)
+        size = _of_name(model) or counted_tokens(model, script)
+        if size is not None or model.rpartition("/")[2] not in NAMELESS:
+            return Tokens(size, shown)
     if name == DEFAULT and not model:
         return _of_gpt2(vocabulary, shown, script)
     if model and (size := _of_name(readable(model))) is not None:
