@@ -245,3 +245,20 @@ def test_arguments_of_deepspeeds_fork() -> None:
     none = import_megatron(f"{run} --position-embedding-type none", "launch.sh").loaded.spec
     assert import_megatron(f"{run} --position-embedding-type alibi", "launch.sh").loaded.spec == none
     assert warned(f"{run} --position-embedding-type alibi")[-1].startswith("ALiBi has no parameters")
+
+
+def test_experts_of_deepspeeds_fork_are_in_every_second_layer() -> None:
+    run = f"{RUN} --vocab-size 512 --deepspeed --num-experts 4"
+    assert [layer for layer, letter in enumerate(layers_of(run)) if letter == "E"] == [1]
+    assert [layer for layer, letter in enumerate(layers_of(f"{run} --expert-interval 1")) if letter == "E"] == [0, 1]
+    spec = import_megatron(f"{run} --moe-expert-parallel-size 1 --topk 2", "launch.sh").loaded.spec
+    assert (spec.model.moe.num_experts, spec.model.moe.top_k) == (4, 2)
+    assert import_megatron(run, "launch.sh").loaded.spec.model.moe.top_k == 1
+    with pytest.raises(MegaplanError):
+        import_megatron(f"{run} --mlp-type residual", "launch.sh")
+
+
+def layers_of(text: str) -> str:
+    """The letter of the second half of each layer."""
+    model = import_megatron(text, "launch.sh").loaded.spec.model
+    return (model.pattern * model.num_layers)[: model.num_layers][1::2]

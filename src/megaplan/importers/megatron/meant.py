@@ -31,6 +31,7 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("qk_norm",), "--qk-layernorm"),
         **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
         **dict.fromkeys(("no_tie_embed_logits",), "--untie-embeddings-and-output-weights"),
+        **dict.fromkeys(("mlp_type",), "--moe-shared-expert-intermediate-size   # for"),
         **dict.fromkeys(("zero_stage",), "--use-distributed-optimizer   # for stage 1, not"),
     }
 )
@@ -56,6 +57,8 @@ RENAMED = MappingProxyType(
         "qk_rope_head_dim": "qk_pos_emb_head_dim",
         "tokenizer_file": "tokenizer_model",
         "tokenizer_name_or_path": "tokenizer_model",
+        "moe_expert_parallel_size": "expert_model_parallel_size",
+        "moe_train_capacity_factor": "moe_expert_capacity_factor",
         "warmup": "lr_warmup_fraction",
         "activations_checkpoint_method": "recompute_method",
         "activations_checkpoint_num_layers": "recompute_num_layers",
@@ -119,8 +122,25 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
             values["use_distributed_optimizer"] = True
             said = "--zero-stage 1 of DeepSpeed is read as --use-distributed-optimizer, whose buffers are not DeepSpeed's"
             found.append(Translated("use_distributed_optimizer", said, uncertain=True))
-    if values.get("deepspeed") and values.get("num_experts") == 1:
-        for key in ("num_experts", "moe_router_topk", "topk"):
-            values.pop(key, None)
-        found.append(Translated("num_experts", "--num-experts 1 of DeepSpeed is a dense model"))
+    if values.get("deepspeed") and values.get("num_experts") is not None:
+        found += _deepspeed_experts(values)
     return found
+
+
+def _deepspeed_experts(values: dict[str, Any]) -> list[Translated]:
+    """Experts of Megatron-DeepSpeed, in every second layer and with one choice by default.
+
+    Source: `megatron/arguments.py` and `megatron/model/transformer.py` of deepspeedai/Megatron-DeepSpeed: a layer has experts if its
+    number, from 1, divides by `--expert-interval`.
+    """
+    interval, choices = values.pop("expert_interval", 2), values.pop("topk", 1)
+    if values["num_experts"] == 1:
+        del values["num_experts"]
+        return [Translated("num_experts", "--num-experts 1 of DeepSpeed is a dense model")]
+    values.setdefault("moe_router_topk", choices)
+    layers = values.get("num_layers")
+    if not all(isinstance(each, int) and each > 0 for each in (interval, layers)):
+        return []
+    values.setdefault("moe_layer_freq", [int(layer % interval == 0) for layer in range(1, layers + 1)])
+    said = f"of DeepSpeed: in every layer whose number divides by {interval}, with {choices} for each token"
+    return [Translated("num_experts", f"--num-experts {values['num_experts']} {said}")]
