@@ -139,7 +139,7 @@ def _deepspeed_experts(values: dict[str, Any]) -> list[Translated]:
         return [Translated("num_experts", "--num-experts 1 of DeepSpeed is a dense model")]
     values.setdefault("moe_router_topk", choices)
     layers = values.get("num_layers")
-    if not all(isinstance(each, int) and each > 0 for each in (interval, layers)):
+    if not (isinstance(interval, int) and isinstance(layers, int) and interval > 0 and layers > 0):
         return []
     values.setdefault("moe_layer_freq", [int(layer % interval == 0) for layer in range(1, layers + 1)])
     said = f"of DeepSpeed: in every layer whose number divides by {interval}, with {choices} for each token"
