@@ -258,6 +258,25 @@ def test_experts_of_deepspeeds_fork_are_in_every_second_layer() -> None:
         import_megatron(f"{run} --mlp-type residual", "launch.sh")
 
 
+def test_words_and_marks_of_forks_are_planned_as_the_ones_they_contain() -> None:
+    run = f"{RUN} --vocab-size 512 --num-experts 4"
+    found = import_megatron(f"{run} --moe-token-dispatcher-type lshalltoall", "launch.sh").loaded.spec
+    assert found == import_megatron(f"{run} --moe-token-dispatcher-type alltoall", "launch.sh").loaded.spec
+    (said,) = [each for each in warned(f"{run} --moe-token-dispatcher-type lshalltoall") if "fork" in each]
+    assert said == "--moe-token-dispatcher-type lshalltoall is a fork's, and is planned as alltoall"
+    hybrid = (
+        RUN.replace("pretrain_gpt.py", "pretrain_hybrid.py").replace("--num-layers 2", "--hybrid-layer-pattern {}") + " --vocab-size 512"
+    )
+    plain, grouped = (import_megatron(hybrid.format(pattern), "launch.sh").loaded.spec for pattern in ("**--", "[**][--]"))
+    assert plain == grouped
+
+
+def test_names_that_stand_for_a_file_are_guessed() -> None:
+    (said,) = warned(f"{RUN} --vocab-file /PATH/TO/VOCAB")
+    assert "is not known: 50,257 tokens, as its type has as a rule" in said
+    assert vocabulary("--tokenizer-type HuggingFaceTokenizer --tokenizer-model '<your tokenizer>'", "jobs/train_qwen3_8B.sh") == 151_669
+
+
 def layers_of(text: str) -> str:
     """The letter of the second half of each layer."""
     model = import_megatron(text, "launch.sh").loaded.spec.model

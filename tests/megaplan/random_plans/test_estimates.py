@@ -44,11 +44,11 @@ def test_every_cell_of_a_random_budget_is_possible(seeds: range) -> None:
 
 
 def impossible_ranks(spec: Spec, budget: Budget) -> list[str]:
-    """Ranks that are missing or named twice, and peaks out of order."""
-    peaks = [rank.peak_bytes for rank in budget.ranks]
+    """Ranks that are missing or named twice, and headrooms out of order."""
+    rooms = [rank.headroom_bytes for rank in budget.ranks]
     faults = {
         "a rank is not named once": sorted(rank for each in budget.ranks for rank in each.ranks) != [*range(spec.mesh.world_size)],
-        "the worst rank is not the first": peaks != sorted(peaks, reverse=True),
+        "the worst rank is not the first": rooms != sorted(rooms),
     }
     return [fault for fault, is_there in faults.items() if is_there]
 

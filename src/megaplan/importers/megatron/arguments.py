@@ -181,6 +181,9 @@ class Arguments:
             if near is not None:
                 self.note(key, f"{flag(key)} {found} is read as {near}")
                 return near
+            if inner := next((word for word in row.words if len(word) >= 8 and word in str(found)), None):
+                self.guess(key, f"{flag(key)} {found} is a fork's, and is planned as {inner}")
+                return inner
             self.cannot(key, f"it is read as one of {', '.join(row.words)}", next(iter(row.words)))
             return None if row.default is None else str(row.default)
         return str(found)

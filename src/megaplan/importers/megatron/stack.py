@@ -58,7 +58,10 @@ def read_stack(launch: Arguments, pp: int) -> LaunchLayers:
 
 def _hybrid(launch: Arguments, pp: int) -> LaunchLayers:
     key = "hybrid_layer_pattern" if launch.value("hybrid_layer_pattern") is not None else "hybrid_override_pattern"
-    pattern = parse_hybrid(str(launch.value(key)), launch.at(key))
+    given = str(launch.value(key))
+    if (text := given.translate({ord("["): None, ord("]"): None})) != given:
+        launch.note(key, "brackets of a fork group layers, and change none")
+    pattern = parse_hybrid(text, launch.at(key))
     for other in (
         "num_layers_per_virtual_pipeline_stage",
         "num_virtual_stages_per_pipeline_rank",

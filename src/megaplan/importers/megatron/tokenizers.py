@@ -29,7 +29,7 @@ OF_MODEL = {
     r"(?<![a-z])yi-?(?:6|9|34)b": 64_000,
     r"(?<![a-z])bloom(?![a-z])": 250_680,
     r"(?<![a-z])opt-\d+(?:\.\d+)?[bm]": 50_265,
-    r"olmo-?2": 100_278,
+    r"olmo-?2|dolma-?2": 100_278,
     r"falcon-?(?:7|40|180)b": 65_024,
     r"qwen[-_]?(?:1[._p]?5|2(?![._p]?5))": 151_646,
     r"qwen[-_]?2[._p]?5|distill-qwen": 151_665,
@@ -50,8 +50,8 @@ WORDS_OF_MODEL = {
     r"falcon": 65_024,
 }
 """Words of tokenizers as Pai-Megatron-Patch counts them, without added tokens, by a part of a model's or a tokenizer's name."""
-NAMELESS = frozenset({"tokenizer", "tokenizer.model", "tokenizer.json"})
-"""Names of files that every tokenizer has."""
+NAMELESS = re.compile(r"(?:^|/)tokenizer(?:\.model|\.json)?$|path[/_ -]?to|<[^>]*>|(?<![a-z])your(?![a-z])", re.IGNORECASE)
+"""Names of files that every tokenizer has, and those that stand for one in an example."""
 OF_TYPE = {"Llama2Tokenizer": 32_000}
 """Sizes that a type suggests where the file of the tokenizer is not named."""
 
@@ -84,7 +84,7 @@ def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = 
         return Tokens(TIKTOKEN_TOKENS, f"{shown}, Megatron's limit without --vocab-size")
     if model and not unset_names(model):
         size = _of_name(model) or counted_tokens(model, script)
-        if size is not None or model.rpartition("/")[2] not in NAMELESS:
+        if size is not None or NAMELESS.search(model) is None:
             return Tokens(size, shown)
     if name == DEFAULT and not model:
         return _of_gpt2(vocabulary, shown, script)
@@ -110,6 +110,8 @@ def _of_gpt2(vocabulary: Any, shown: str, script: str) -> Tokens:
     """The tokens of a table in GPT-2's form: GPT-2's own where no other is named."""
     if not isinstance(vocabulary, str) or unset_names(vocabulary) or re.search(r"gpt-?2", vocabulary.lower()):
         return Tokens(GPT2_TOKENS, shown)
+    if NAMELESS.search(vocabulary):
+        return Tokens(GPT2_TOKENS, f"{shown} with {vocabulary}", "as its type has as a rule")
     size, shown = counted_tokens(vocabulary, script), f"{shown} with {vocabulary}"
     if size is None and re.search(r"(?:^|/)vocab\.json$", vocabulary) and "token" not in vocabulary.lower():
         return Tokens(GPT2_TOKENS, shown, "as its type has as a rule")
