@@ -99,7 +99,7 @@ class Translated(NamedTuple):
 
     Attributes:
         key: The argument.
-        said: Its reading.
+        said: The reading, as a note.
         uncertain: True if memory can differ from the reading.
     """
 
