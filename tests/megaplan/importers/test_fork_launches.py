@@ -281,3 +281,18 @@ def layers_of(text: str) -> str:
     """The letter of the second half of each layer."""
     model = import_megatron(text, "launch.sh").loaded.spec.model
     return (model.pattern * model.num_layers)[: model.num_layers][1::2]
+
+
+def test_what_is_read_twice_is_said_once() -> None:
+    found = import_megatron(f"{RUN} --vocab-size 512 --optimizer fusedadamw", "launch.sh").loaded.diagnostics
+    assert sum("fusedadamw" in each.detail for each in found) == 1
+
+
+def test_a_tokenizers_file_that_is_not_here_decides_the_vocabulary_alone() -> None:
+    """The way without it is taken with a note; a test of a file that decides a size is refused as before."""
+    chosen = "if [ -f /models/own/tokenizer.json ]; then WORDS='{}'; else WORDS='--vocab-size 512'; fi\n" + f"{RUN} $WORDS"
+    found = import_megatron(chosen.format("--tokenizer-type HuggingFaceTokenizer --tokenizer-model /models/own"), "launch.sh").loaded
+    assert found.spec.model.vocab_size == 512
+    assert any("is read as if it does not hold; it decides --vocab-size" in each.detail for each in found.diagnostics)
+    with pytest.raises(MegaplanError, match="which only running it answers"):
+        import_megatron(chosen.format("--vocab-size 512 --hidden-size 128"), "launch.sh")

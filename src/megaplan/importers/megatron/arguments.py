@@ -311,7 +311,7 @@ class Arguments:
             MegaplanError: Everything found.
         """
         if self._errors:
-            raise MegaplanError([*self._errors, *(self._omissions if self._missing else ())])
+            raise MegaplanError([*dict.fromkeys(self._errors), *(self._omissions if self._missing else ())])
 
     def _is_settled(self, key: str) -> bool:
         """True for an argument that was read, that is off, or that changes nothing."""
@@ -343,7 +343,7 @@ class Arguments:
         found = self._reported and [
             diagnostic("MP915", "\n".join(self._reported.values()), self.at(next(iter(self._reported))), severity=Severity.WARNING)
         ]
-        return (*(found or ()), *self._notes, *self._omissions)
+        return (*(found or ()), *dict.fromkeys(self._notes), *self._omissions)
 
     @property
     def _omissions(self) -> tuple[Diagnostic, ...]:

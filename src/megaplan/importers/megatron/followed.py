@@ -70,6 +70,11 @@ def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequ
     return replace(found, values={**found.values, **more.values})
 
 
+_FILE_TEST = re.compile(r"!? *-[defrsx] ")
+_OF_TOKENIZER = frozenset({"vocab_size", "padded_vocab_size", "tokenizer_type", "tokenizer_model", "vocab_file", "merge_file"})
+"""Arguments that a script chooses by a tokenizer's file: without the file here, the way without it is taken."""
+
+
 class _Script:
     """A script and what it is given."""
 
@@ -106,7 +111,8 @@ class _Script:
         for place, condition in enumerate(shell.undecided[:MOST_CONDITIONS]):
             keys = self._changed({**decisions, place: not decisions.get(place, False)}, given, number)
             outcome = "holds" if decisions.get(place, False) else "does not hold"
-            if keys and all(map(_changes_no_tensor, keys)):
+            of_a_file = _FILE_TEST.match(condition.text) is not None
+            if keys and all(_changes_no_tensor(key) or (of_a_file and key in _OF_TOKENIZER) for key in keys):
                 said = f"{condition.text} is not known, and is read as if it {outcome}; it decides {', '.join(map(flag, keys))}"
                 notes.append((condition.line, said))
             elif keys:

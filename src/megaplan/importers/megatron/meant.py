@@ -71,6 +71,8 @@ OLDER_WORDS: MappingProxyType[tuple[str, Any], str] = MappingProxyType(
     {
         ("moe_token_dispatcher_type", "alltoall_seq"): "alltoall",
         ("softmax_type", "off-by-one"): "vanilla",
+        ("optimizer", "adamw"): "adam",
+        ("optimizer", "fusedadamw"): "adam",
     }
 )
 """Words of earlier releases, and those that took their place."""
