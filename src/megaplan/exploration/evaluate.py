@@ -317,9 +317,15 @@ class Evaluator:
     def _left(
         self, layout: LayoutChoice, policies: Sequence[tuple[int, MemoryPolicy]], thrifty: MemoryPolicy, found: Exact | Fitting | None
     ) -> tuple[Policies, int]:
-        """Policies to try after the one with the least memory, and the least bound of the excluded ones that are not proven not to fit."""
+        """Policies to try after the one with the least memory, and the least bound of the excluded ones that are not proven not to fit.
+
+        Where that one is far from fitting, only those with other kernels are left: their scratch is in no order of policies.
+        """
         left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
-        return self._without_more(left, thrifty, found) if isinstance(found, Fitting) else (left, UNLIMITED)
+        if not isinstance(found, Fitting) or found.over_bytes * HOPELESS <= self.usable_bytes:
+            return left, UNLIMITED
+        dropped = [least for least, policy in left if policy.triton == thrifty.triton]
+        return [each for each in left if each[1].triton != thrifty.triton], UNLIMITED if found.proven else min(dropped, default=UNLIMITED)
 
     def _without_more(self, left: Policies, policy: MemoryPolicy, found: Fitting) -> tuple[Policies, int]:
         """Policies to try after one did not fit, and the least bound of the excluded ones, if they are not proven not to fit."""
