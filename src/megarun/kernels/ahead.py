@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,6 +82,9 @@ class KernelsAhead:
             return
         if threading.active_count() > 1:  # a lock that another thread holds would stay held in a fork
             self._refused = "this process has other threads, so that none can be forked from it"
+            return
+        if current_process().daemon:
+            self._refused = "this process is a daemon of multiprocessing, which may not start processes"
             return
         context = get_context("fork")
         self._pipe, given = context.Pipe()

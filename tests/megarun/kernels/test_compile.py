@@ -5,14 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
+from multiprocessing import current_process
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from megaplan.plan.make import make_plan, write_plan
 from megaplan.spec.models import Spec
 from megarun.cli.main import run
+from megarun.kernels.ahead import KernelsAhead
+from megarun.kernels.target import Target
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
@@ -98,6 +102,15 @@ def test_the_ranks_of_a_machine_wait_for_its_first(ahead: dict[str, Any], compil
 def test_a_compiler_that_fails_stops_no_run(ahead: dict[str, Any]) -> None:
     assert "ended with status -9" in ahead["killed"][0][0]["error"]
     assert "other threads" in ahead["threaded"][0][0]["error"]
+
+
+def test_a_daemon_of_multiprocessing_starts_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Process.start` raises there; the run goes on without a compiler, as with threads."""
+    monkeypatch.setitem(current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    monkeypatch.setattr("threading.active_count", lambda: 1)
+    ahead = KernelsAhead(cast("Any", None))
+    ahead.begin_for(Target((9, 0), 132), 0)
+    assert "daemon of multiprocessing" in ahead.finish(HashStore(), 0, lambda: False, lambda *_: None).error
 
 
 def test_a_run_that_stops_waits_for_no_kernel(ahead: dict[str, Any]) -> None:
