@@ -105,7 +105,7 @@ def test_a_compiler_that_fails_stops_no_run(ahead: dict[str, Any]) -> None:
 
 
 def test_a_daemon_of_multiprocessing_starts_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Process.start` raises there; the run goes on without a compiler, as with threads."""
+    """`Process.start` raises there; the run continues without a compiler, as with threads."""
     monkeypatch.setitem(current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     monkeypatch.setattr("threading.active_count", lambda: 1)
     ahead = KernelsAhead(cast("Any", None))
