@@ -50,7 +50,7 @@ WORDS_OF_MODEL = {
     r"falcon": 65_024,
 }
 """Words of tokenizers as Pai-Megatron-Patch counts them, without added tokens, by a part of a model's or a tokenizer's name."""
-NAMELESS = re.compile(r"(?:^|/)tokenizer(?:\.model|\.json)?$|path[/_ -]?to|<[^>]*>|(?<![a-z])your(?![a-z])", re.IGNORECASE)
+NAMELESS = re.compile(r"(?:^|/)tokenizer(?:\.model|\.json)?$|path[/_ -]?to(?![a-z])|<[^>]*>|(?<![a-z])your(?![a-z])", re.IGNORECASE)
 """Names of files that every tokenizer has, and placeholders of examples."""
 OF_TYPE = {"Llama2Tokenizer": 32_000, "Llama3Tokenizer": 128_256}
 """Sizes that a type suggests where the file of the tokenizer is not named."""
