@@ -296,3 +296,12 @@ def test_a_tokenizers_file_that_is_not_here_decides_the_vocabulary_alone() -> No
     assert any("is read as if it does not hold; it decides --vocab-size" in each.detail for each in found.diagnostics)
     with pytest.raises(MegaplanError, match="which only running it answers"):
         import_megatron(chosen.format("--vocab-size 512 --hidden-size 128"), "launch.sh")
+
+
+@pytest.mark.parametrize(
+    "words", ["--attention-head-type a b", "--optimizer adam sgd", "--moe-token-dispatcher-type a b", "--glu-activation geglu"]
+)
+def test_words_that_cannot_be_read_are_refused(words: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{RUN} --vocab-size 512 --num-experts 2 {words}", "launch.sh")
+    assert {found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR} <= {"MP913", "MP914", "MP916"}

@@ -168,7 +168,7 @@ class Arguments:
 
     def word(self, key: str) -> str | None:
         """One of the accepted words; None if the argument is absent and Megatron has no default."""
-        found, row = self.value(key), ARGUMENTS[key]
+        found, row = self.text(key), ARGUMENTS[key]
         if found is None and row.default is None:
             return None
         if (key, found) in OLDER_WORDS:

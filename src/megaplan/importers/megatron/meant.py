@@ -31,6 +31,7 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("qk_norm",), "--qk-layernorm"),
         **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
         **dict.fromkeys(("no_tie_embed_logits",), "--untie-embeddings-and-output-weights"),
+        **dict.fromkeys(("glu_activation",), "--swiglu   # for"),
         **dict.fromkeys(("mlp_type",), "--moe-shared-expert-intermediate-size   # for"),
         **dict.fromkeys(("zero_stage",), "--use-distributed-optimizer   # for stage 1, not"),
     }
@@ -113,8 +114,9 @@ class Translated(NamedTuple):
 def translate_forks(values: dict[str, Any]) -> list[Translated]:
     """Arguments of forks of Megatron-LM, which leave `values`; those that they are read as take their place."""
     found: list[Translated] = []
-    if values.get("attention_head_type") in HEADS:
-        values |= HEADS[values.pop("attention_head_type")]
+    if (heads := str(values.get("attention_head_type"))) in HEADS:
+        values |= HEADS[heads]
+        del values["attention_head_type"]
     if values.get("glu_activation") == "swiglu":
         values["swiglu"] = bool(values.pop("glu_activation"))
         found.append(Translated("swiglu", "--glu-activation swiglu is read as --swiglu"))
