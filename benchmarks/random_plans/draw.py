@@ -18,6 +18,7 @@ from random_plans.settings import (
     add_framework,
     add_libraries,
     add_serving_ranks,
+    add_single,
     add_used_dtypes,
     device_section,
     host_section,
@@ -65,6 +66,8 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         add_used_dtypes(stream("used dtypes"), document)
         add_blocks(stream("scales of blocks"), document)
         add_base(stream("base"), document)
+    elif seed >= FIRST_RUN:
+        add_single(stream("single"), document)
     return document
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from megaplan.devices import load_device
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.limits import BLOCKS
-from megaplan.hosts.megatron.limits import MEGATRON_RECIPES
+from megaplan.hosts.megatron.state import MEGATRON_RECIPES
 from megaplan.low_precision import EMULATED, FORMATS, GENERATIONS, TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths

@@ -270,6 +270,20 @@ def megatron_section(
     return section
 
 
+def add_single(draw: Draw, document: dict[str, Any]) -> None:
+    """Give a Megatron-Core plan fp32 for all roles, without the parts that it has in 16 bits alone."""
+    host, model, attention = document["host"], document["model"], document["model"].get("attention", {})
+    beyond = "recipe" in document.get("precision", {}) or document["mesh"].get("cp", 1) > 1 or "linear_attention" in model
+    if beyond or {"window_size", "indexer"} & attention.keys() or not draw.chance(0.15):
+        return
+    document["precision"] = dict.fromkeys(ROLES, FP32)
+    for key in ("precision_aware_optimizer", "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_overlap"):
+        host.pop(key, None)
+    host.update({"attention_backend": "unfused"} if "attention_backend" in host else {})
+    if host.get("moe_dispatcher") == "flex":
+        host["moe_dispatcher"] = "alltoall"
+
+
 def add_framework(draw: Draw, section: dict[str, Any]) -> None:
     """Settings of a Megatron-Core plan that change its time alone: the framework that runs it, and which transfers overlap."""
     draw.maybe(section, 0.3, framework=lambda: draw.choice(["megatron-lm", "megatron-bridge", "nemo", "mlperf"]))

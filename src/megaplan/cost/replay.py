@@ -31,7 +31,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.schedules import LinkedOrders, SlotTimes, actions, link
 from megaplan.spec.host import fabric_size
-from megaplan.spec.models import Spec
+from megaplan.spec.models import RecomputePolicy, Spec
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -67,6 +67,23 @@ class Sums(NamedTuple):
     last: LayerTime
     forward_launches: int
     backward_launches: int
+
+
+_MODULES: dict[tuple[str, str], RecomputePolicy] = {("A", "core_attn"): "selective", ("D", "mlp"): "full", ("E", "moe"): "full"}
+"""Policies that are what a module of Megatron's selective recompute runs again; the other modules run little."""
+
+
+def policy_of(spec: Spec, letter: str) -> RecomputePolicy:
+    """The recompute policy of a letter's layers; Megatron's full and selective recompute are keys of its host."""
+    if spec.host.recompute_num_layers:
+        return "full"
+    modules = [policy for (own, module), policy in _MODULES.items() if own == letter and module in spec.host.recompute_modules]
+    return modules[0] if modules else spec.recompute.of(letter)
+
+
+def _layer_policy(spec: Spec, layer: int, letter: str) -> RecomputePolicy:
+    """The policy of one layer; the last one is not recomputed."""
+    return "none" if layer == spec.model.num_layers - 1 else policy_of(spec, letter)
 
 
 class ReplayTimer:
@@ -116,7 +133,7 @@ class ReplayTimer:
     def work_key(self, spec: Spec) -> tuple[object, ...]:
         """The values that decide the work of one microbatch: specs with one key differ in schedule, pipeline, data ranks or resharding."""
         mesh = spec.mesh
-        policies = tuple([spec.recompute.of(block.family) for block, _, _ in self.makes])
+        policies = tuple([policy_of(spec, block.family) for block, _, _ in self.makes])
         degrees = mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.vocab_parallel
         return policies, degrees, spec.batch.micro_batch_size, spec.host.kernels, _around(spec)
 
@@ -124,7 +141,7 @@ class ReplayTimer:
         layers, makes = self.inventory.layers, dict[tuple[int, str, bool], LayerTime]()
         found = []
         for index, block in enumerate(layers):
-            make = id(block), spec.policy(index, block.family), self.scaled[index]
+            make = id(block), _layer_policy(spec, index, block.family), self.scaled[index]
             time = makes.get(make)
             if time is None:
                 time = makes[make] = self.layer(spec, block, make[1], scaled=make[2])
@@ -221,11 +238,11 @@ class ReplayTimer:
         return found
 
     def _add_up(self, spec: Spec) -> Sums:
-        policies = [spec.recompute.of(block.family) for block, _, _ in self.makes]
+        policies = [policy_of(spec, block.family) for block, _, _ in self.makes]
         first, last, _ = self._end(spec)
         layers = self.inventory.layers
         end = self.layer(spec, layers[-1], "none", scaled=self.scaled[-1])
-        start = self.layer(spec, layers[0], spec.policy(0, layers[0].family), scaled=self.scaled[0])
+        start = self.layer(spec, layers[0], _layer_policy(spec, 0, layers[0].family), scaled=self.scaled[0])
         each = [
             (self.layer(spec, block, policy, scaled=scaled), count)
             for (block, scaled, count), policy in zip(self.makes, policies, strict=True)

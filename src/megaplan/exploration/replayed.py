@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from megaplan.cost.rates import Rates, rates_of
-from megaplan.cost.replay import Change, ReplayTimer, Sums, kept
+from megaplan.cost.replay import Change, ReplayTimer, Sums, kept, policy_of
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
@@ -73,7 +73,7 @@ class ReplayClock:
             + least_on_slots(numbers, timer.layer(spec, last, "none", scaled=timer.scaled[-1]))
         )
         for block, scaled, often in timer.makes:
-            found += often * least_on_slots(numbers, timer.layer(spec, block, spec.recompute.of(block.family), scaled=scaled))
+            found += often * least_on_slots(numbers, timer.layer(spec, block, policy_of(spec, block.family), scaled=scaled))
         return -(-found // turns)
 
     def _on_ranks(self, spec: Spec) -> int:

@@ -267,7 +267,7 @@ def _run(spec: Spec) -> Values:
         "sequence_parallel": spec.mesh.tp > 1 and spec.host.sequence_parallel,
         "expert_tensor_parallel_size": spec.mesh.etp,
         "global_batch_size": spec.global_batch_size,
-        "bf16": spec.precision.params is not DType.FP16,
+        "bf16": spec.precision.params is DType.BF16,
         "fp16": spec.precision.params is DType.FP16,
         "accumulate_allreduce_grads_in_fp32": spec.precision.params is DType.FP16 and spec.precision.grads is DType.FP32,
         "overlap_param_gather": bool(spec.host.dp_comm_overlap) and spec.host.distributed_optimizer,

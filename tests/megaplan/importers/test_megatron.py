@@ -200,7 +200,7 @@ def test_an_estimate_of_an_imported_run_is_of_the_bytes_that_are_replayed(row: d
 def test_what_a_published_run_is_refused_for() -> None:
     codes = {row["name"].partition("/")[2]: set(refused_codes(row)) for row in STATED if row not in PRICED}
     assert len(codes) == 2
-    assert set().union(*codes.values()) == {"MP902", "MP914"}
+    assert set().union(*codes.values()) == {"MP902", "MP903"}
 
 
 def refused_codes(row: dict[str, Any]) -> list[str]:

@@ -31,6 +31,8 @@ def unpriced(spec: Spec) -> str | None:
         return f"model.mamba.kind {model.mamba.kind}" if model.mamba is not None else "M blocks"
     if isinstance(model.attention, LatentAttention) and model.attention.indexer is not None:
         return "sparse attention's indexer"
+    if spec.precision.params is DType.FP32:
+        return "products in fp32"
     features = model.features
     given = [name for name in type(features).model_fields if getattr(features, name) is not None]
     if features.mtp is not None and _depths_are_layers(spec, letters):

@@ -67,7 +67,7 @@ def _parts(run: MegatronRun, letters: str) -> Iterator[tuple[str | None, int]]:
     stream = run.boundary_bytes
     for letter in letters:
         if letter == EMBEDDING:
-            yield None, stream // 2 * bool(run.spec.host.hidden_dropout)
+            yield None, run.at.stream_tokens * run.at.dims.hidden * bool(run.spec.host.hidden_dropout)
         elif letter == LOSS:
             yield None, 2 * stream  # the final norm's input and output
         elif letter == MTP:

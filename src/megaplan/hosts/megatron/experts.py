@@ -30,7 +30,7 @@ def dispatcher(spec: Spec) -> Dispatcher:
 
 def probability_bytes(spec: Spec) -> int:
     """Bytes of a routing probability: the router's type, or the stream's where none is given."""
-    return {"fp32": 4, "fp64": 8}.get(spec.host.moe_router_dtype or "", 2)
+    return {"fp32": 4, "fp64": 8}.get(spec.host.moe_router_dtype or "", spec.precision.params.bytes)
 
 
 def rows_share(at: Setting, moe: MixtureOfExperts) -> float:
@@ -112,8 +112,8 @@ class _Rows(NamedTuple):
 
 def _rows(at: Setting, moe: MixtureOfExperts) -> _Rows:
     width, share = moe.row_width(at.dims.hidden), rows_share(at, moe)
-    sent = 2 * at.stream_tokens * moe.top_k * width
-    return _Rows(sent, int(sent * share), 2 * routed_rows(at, moe, share) * width)
+    sent = at.element_bytes * at.stream_tokens * moe.top_k * width
+    return _Rows(sent, int(sent * share), at.element_bytes * routed_rows(at, moe, share) * width)
 
 
 def _deduplicated_bytes(at: Setting, moe: MixtureOfExperts) -> int:
@@ -136,10 +136,10 @@ def _named_bytes(at: Setting, moe: MixtureOfExperts) -> int:
         returned = rows.routed + (rows.sent if dims.ep > 1 and not added else 0)
         return named + max(restored, returned)
     if kind == "allgather":
-        return (0 if added else rows.routed) + 2 * at.stream_tokens * dims.hidden * dims.tp * dims.ep
+        return (0 if added else rows.routed) + at.element_bytes * at.stream_tokens * dims.hidden * dims.tp * dims.ep
     if kind == "deepep":  # the received tokens, the experts' output, and that in the tokens' order
         return rows.routed + 2 * _deduplicated_bytes(at, moe)
-    return rows.routed + 2 * at.stream_tokens * dims.hidden
+    return rows.routed + at.element_bytes * at.stream_tokens * dims.hidden
 
 
 def experts_shapes(at: Setting) -> Sized:
@@ -153,7 +153,7 @@ def experts_shapes(at: Setting) -> Sized:
     kept = {
         **of_bytes({"routed.fc1.input": at.input_bytes(rows, outer)}, Column.ROUTING),
         **at.narrow({"routed.fc1.output": (rows, width * (2 if gated else 1))}),
-        **of_bytes({"routed.activation.output": 2 * rows * width if again else at.input_bytes(rows, width)}),
+        **of_bytes({"routed.activation.output": at.element_bytes * rows * width if again else at.input_bytes(rows, width)}),
         **({} if gated or at.spec.host.fused_squared_relu else at.narrow({"routed.activation.unscaled": (rows, width)})),
         **at.wide({"router": (at.stream_tokens, moe.num_experts, 4)}, Column.ROUTING),
         **_shared_shapes(at, moe),
@@ -190,7 +190,7 @@ def _moving_shapes(at: Setting, moe: MixtureOfExperts, kept: Shapes, *, gated: b
     the experts' output is there.
     """
     rows, outer = _rows(at, moe), moe.row_width(at.dims.hidden)
-    number, width = rows.routed // (2 * outer), moe.ffn_hidden_size // at.dims.etp
+    number, width = rows.routed // (at.element_bytes * outer), moe.ffn_hidden_size // at.dims.etp
     columns = width * (2 if gated else 1)
     named = most = _named_bytes(at, moe)
     if "moe" in recomputed_modules(at.spec):

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.diagnostics import diagnostic
-from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.families.linear_attention.section import GatedDeltaNet
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megatron import HOST
 from megaplan.hosts.megatron.pattern import LETTERS
+from megaplan.hosts.megatron.precision import low_precision_limits, state_limits
 from megaplan.hosts.megatron.setting import attention_kernel
 from megaplan.hosts.megatron.sparse import sparse_limits
-from megaplan.hosts.megatron.state import MEGATRON_RECIPES, adam_problems
 from megaplan.hosts.values import Limit
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.context import Checked
@@ -89,8 +88,8 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     yield from _attention(spec, letters)
     yield from _features(spec)
     yield from _parallel(spec)
-    yield from _state(spec)
-    yield from _low_precision(spec)
+    yield from state_limits(spec)
+    yield from low_precision_limits(spec)
     yield from _recompute(spec, letters)
     yield from _implementation(spec)
     if spec.data.packing != "none":
@@ -329,43 +328,6 @@ def _fsdp_recipe(spec: Spec) -> dict[str, bool]:
         return {}
     beyond = recipe.name not in PER_TENSOR or not recipe.param_gather
     return {f"precision.recipe = {{name: {recipe.name}, param_gather: {str(recipe.param_gather).lower()}}}": beyond}
-
-
-def _state(spec: Spec) -> Iterator[Limit]:
-    precision = spec.precision
-    if precision.params not in (DType.BF16, DType.FP16):
-        detail = f"precision.params = {precision.params}, and Megatron is priced and written with bf16 or fp16"
-        yield Limit("precision.params", detail, "params: bf16")
-    for letter, dtype in precision.families.items():
-        yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: Megatron has one dtype for all layers")
-    if precision.grads not in (DType.FP32, precision.params):
-        detail = f"precision.grads = {precision.grads}, and Megatron's main gradients are fp32 or {precision.params}"
-        yield Limit("precision.grads", detail, "grads: fp32")
-    if precision.params is DType.FP16 and spec.optimizer.matrix == "muon":
-        yield Limit("precision.params", "precision.params = fp16, optimizer.matrix = muon: Megatron's Muon runs in bf16", "params: bf16")
-    if precision.reduce is not precision.grads:
-        detail = (
-            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces its gradient buffer as it is"
-        )
-        yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")
-    for key, detail, fix in adam_problems(spec):
-        yield Limit(key, detail, fix)
-
-
-def _low_precision(spec: Spec) -> Iterator[Limit]:
-    """Recipes, and keys of one, that Megatron-Core has no counterpart of."""
-    recipe = spec.precision.recipe
-    if recipe is None:
-        return
-    if recipe.name not in MEGATRON_RECIPES:
-        detail = f"precision.recipe.name = {recipe.name}, and Megatron has {', '.join(MEGATRON_RECIPES)}"
-        yield Limit("precision.recipe.name", detail, "name: fp8_current")
-    if recipe.families is not None:
-        detail = f"precision.recipe.families = {', '.join(recipe.families)}: Megatron's recipe is of all layers, but the first and the last"
-        yield Limit("precision.recipe.families", detail, "families: null")
-    if recipe.head and recipe.name != "mxfp8":
-        detail = f"precision.recipe.head = true, name = {recipe.name}: Megatron's output projection is in low precision under mxfp8 alone"
-        yield Limit("precision.recipe.head", detail, "head: false")
 
 
 def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:

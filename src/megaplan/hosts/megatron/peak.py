@@ -11,6 +11,7 @@ from megaplan.hosts.megatron.experts import dispatcher, dispatcher_bytes
 from megaplan.hosts.megatron.pattern import LOSS, MTP, count, operators
 from megaplan.hosts.megatron.programs import num_scores
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
+from megaplan.hosts.megatron.state import is_single
 from megaplan.hosts.megatron.storage import (
     gathered_bytes,
     gradient_copies_bytes,
@@ -140,7 +141,7 @@ def _pools(stage: MegatronStage, largest: int) -> GraphPools:
 def _deferred_bytes(stage: MegatronStage) -> int:
     """Logits' gradients and the head's inputs of the microbatches whose weight gradient waits for the end of the step."""
     waiting = min(stage.spec.host.deferred_head_microbatches or 0, _num_microbatches(stage))
-    return waiting * (2 * _logits(stage.run) + stage.run.boundary_bytes) if LOSS in stage.chunks[-1] else 0
+    return waiting * (stage.run.at.element_bytes * _logits(stage.run) + stage.run.boundary_bytes) if LOSS in stage.chunks[-1] else 0
 
 
 def _logits(run: MegatronRun) -> int:
@@ -261,7 +262,7 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
     parts = {"cuBLAS workspaces": 2 * _cublas_bytes(run)}
     if not local or moe is not None:  # a router multiplies by Transformer Engine whichever made the layers
         parts["Transformer Engine workspace"] = engine
-    gathered = 2 * at.tokens * dims.hidden if host.sequence_parallel and dims.tp > 1 else 0
+    gathered = at.element_bytes * at.tokens * dims.hidden if host.sequence_parallel and dims.tp > 1 else 0
     if moe is not None:
         if host.moe_grouped_gemm:
             parts["grouped GEMM workspaces"] = 4 * engine
@@ -271,12 +272,14 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
             gathered = max(gathered, run.boundary_bytes * dims.tp * dims.ep)
     parts["all-gather buffer"] = gathered
     parts["CUDA graphs"] = graph_bytes(run, chunks)
+    if is_single(spec) and count(letters, "*"):
+        parts["causal mask"] = spec.batch.seq_length**2
     if local:  # its attention multiplies queries and keys into the same buffer, which grows to the larger of its uses
-        parts["attention buffer"] = max(2 * num_scores(at) - gathered, 0)
+        parts["attention buffer"] = max(at.element_bytes * num_scores(at) - gathered, 0)
     if host.tp_comm_overlap:
         parts["TP overlap workspaces"] = 3 * 32 * MIB
     if host.wgrad_fusion:
-        parts["dummy weight gradients"] = sum(2 * rows * columns for rows, columns in shapes)
+        parts["dummy weight gradients"] = sum(at.element_bytes * rows * columns for rows, columns in shapes)
     if isinstance(attention, LatentAttention):
         each = 12 if attention.indexer is None else 8  # an indexer has angles of its own, and no sines and cosines for fused kernels
         parts["rotary cache"] = each * spec.batch.seq_length * attention.qk_rope_head_dim * (count(letters, "*") + letters.count(MTP))
@@ -299,12 +302,15 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
     phases: dict[str, int] = {}
     if LOSS in chunks[0]:
         logits = _logits(run)
+        each, hidden = run.at.element_bytes, run.at.dims.hidden
+        # fp32 terms beside logits of 16 bits, or in place of logits of fp32; the native loss, compiled, makes one more
+        wide = 4 if each == 4 else each + 4
         # of a prediction, what its own loss keeps: the gradient in place of logits, or fp32 terms
-        kept = (2 if host.cross_entropy == "te" else 4) * logits * chunks[0].count(MTP)
-        phases["loss"] = kept + {"unfused": 6, "native": 10, "te": 2, "te_fp32": 6}[host.cross_entropy] * logits
-        weight_gradient = 0 if host.wgrad_fusion else 2 * stage.spec.model.vocab_size // run.at.dims.tp * run.at.dims.hidden
+        kept = (each if host.cross_entropy == "te" else 4) * logits * chunks[0].count(MTP)
+        phases["loss"] = kept + {"unfused": wide, "native": wide + 4, "te": each, "te_fp32": wide}[host.cross_entropy] * logits
+        weight_gradient = 0 if host.wgrad_fusion else each * stage.spec.model.vocab_size // run.at.dims.tp * hidden
         shard = run.boundary_bytes if host.sequence_parallel and run.at.dims.tp > 1 else 0
-        phases["LM-head backward"] = kept + 2 * logits + weight_gradient + 2 * run.at.tokens * run.at.dims.hidden + shard
+        phases["LM-head backward"] = kept + each * logits + weight_gradient + each * run.at.tokens * hidden + shard
     if any(map(operators, chunks)):
         if host.recompute_num_layers:
             phases[LAYER_BACKWARD] = max(_group_bytes(run, letters) for letters in chunks)

@@ -30,6 +30,7 @@ from megaplan.hosts.megatron.setting import (
     of_bytes,
     operator_replay,
 )
+from megaplan.hosts.megatron.state import is_single
 
 Sized = tuple[Shapes, Shapes]
 """Storages that an operator keeps in addition to `Setting.common`, and those that it needs temporarily, in addition to `Setting.around`."""
@@ -59,7 +60,7 @@ def attention_shapes(at: Setting) -> Sized:
         kept |= of_bytes({"context.copy": at.input_bytes(at.tokens, heads * width)})
     elif kernel == "flash" and dims.batch > 1:  # its output has sequences first, and the projection keeps one with positions first
         kept |= at.narrow({"context.transposed": dims.wide(heads, width)})
-    scores = {"scores": scores_shape(at)}
+    scores = {"scores": scores_shape(at), "softmax.gradient": scores_shape(at) if is_single(at.spec) else (0,)}
     if kernel != "unfused":
         kept |= at.wide({"lse": (dims.batch, heads, dims.tokens)})
     else:
@@ -112,7 +113,7 @@ def _latent_shapes(at: Setting, attention: LatentAttention) -> Shapes:
 
 @cache
 def attention_replay(names: Names, away: Names) -> Replay:
-    """Attention; where it is unfused its softmax writes its gradient in place, and the gradient of the values comes with the others'."""
+    """Attention; where it is unfused its softmax in 16 bits writes its gradient in place, and the gradient of the values comes last."""
 
     def present(*wanted: str) -> tuple[str, ...]:
         return tuple(name for name in wanted if name in names)
@@ -125,7 +126,7 @@ def attention_replay(names: Names, away: Names) -> Replay:
         last = "softmax.dropped" if "softmax.dropped" in names else "softmax"
         scores = present("softmax", "softmax.mask", "softmax.dropped")
         ops.append(Op("scores", heads, ("scores",), keeps=("context", *projected), grads=heads))
-        ops.append(Op("softmax", ("scores",), ("softmax",), keeps=("softmax",), flow=Flow.ADD))
+        ops.append(Op("softmax", ("scores",), ("softmax",), keeps=("softmax",), flow=Flow.ADD, fetches=("softmax.gradient",)))
         if last != "softmax":
             ops.append(Op("dropout", ("softmax",), scores[1:], keeps=("softmax.mask",), grads=("softmax",)))
         ops.append(Op("values", heads, made, keeps=(*scores, *projected), grads=(last,), holds=("scores", *scores, *waits)))
@@ -195,10 +196,11 @@ def mamba_shapes(at: Setting) -> Sized:
     kept = at.narrow({"zxbcdt": dims.wide(columns), "scan.output": dims.wide(inner), "gated.output": dims.wide(inner)})
     kept |= of_bytes({"gated.norm": at.input_bytes(at.tokens, inner)})
     copied = dict.fromkeys(("states", "states.gradient"), (states,))
+    narrowed = (0 if is_single(at.spec) else states,)
     convolved = dict.fromkeys(("conv", "conv.gradient"), dims.wide(inner + 2 * groups))
     held = {
         **at.wide({**copied, "products": dims.wide(MAMBA_CHUNK * max(1, mamba.num_groups // dims.tp))}),
-        **at.narrow({**convolved, **{f"{name}.copy": shape for name, shape in copied.items()}, "gradient": dims.wide(inner)}),
+        **at.narrow({**convolved, **{f"{name}.copy": narrowed for name in copied}, "gradient": dims.wide(inner)}),
         **of_bytes({"in_proj.copies": at.gradient_copies_bytes(at.tokens, columns)}),
         **of_bytes({"out_proj.copies": at.gradient_copies_bytes(at.tokens, dims.hidden)}),
     }

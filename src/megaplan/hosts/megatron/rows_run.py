@@ -40,8 +40,8 @@ RUN = (
     count("micro_batch_size", "batch.micro_batch_size", 1, touches="activations"),
     count("global_batch_size", "schedule.num_microbatches", None, JOINT, touches="time", note="absent: one microbatch a data rank"),
     count("seq_length", "batch.seq_length", REQUIRED, touches="activations"),
-    switch("bf16", "precision.params", JOINT, touches=_ALL, note="one of bf16 and fp16"),
-    switch("fp16", "precision.params", JOINT, touches=_ALL, note="one of bf16 and fp16"),
+    switch("bf16", "precision.params", JOINT, touches=_ALL, note="one of bf16 and fp16; fp32 without both"),
+    switch("fp16", "precision.params", JOINT, touches=_ALL, note="one of bf16 and fp16; fp32 without both"),
     switch(
         "accumulate_allreduce_grads_in_fp32", "precision.grads", JOINT, touches="gradients", note="of fp16: fp32; off, fp16. Of bf16: on"
     ),

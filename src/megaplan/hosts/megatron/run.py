@@ -129,7 +129,7 @@ class MegatronRun:
     @property
     def boundary_bytes(self) -> int:
         """Bytes that one stage sends to the next of a microbatch: the residual stream."""
-        return 2 * self.at.stream_tokens * self.at.dims.hidden
+        return self.at.element_bytes * self.at.stream_tokens * self.at.dims.hidden
 
 
 def _in_low_precision(letter: str) -> str:

@@ -11,6 +11,7 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import head_widths
 from megaplan.hosts.megarun.program import Replay, replay
+from megaplan.hosts.megatron.state import is_single
 from megaplan.low_precision import Recipe
 from megaplan.spec.host import device_of
 from megaplan.spec.models import LatentAttention, Spec
@@ -42,6 +43,11 @@ class Setting(NamedTuple):
     shares: bool = False
 
     @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of weights and activations that are in no low precision."""
+        return self.dims.dtype.bytes
+
+    @property
     def tokens(self) -> int:
         """Tokens of one microbatch on a context rank: T."""
         return self.dims.batch * self.dims.tokens
@@ -57,7 +63,7 @@ class Setting(NamedTuple):
         return self.recipe is not None and self.recipe.name == "fp8_delayed"
 
     def narrow(self, shapes: Mapping[str, tuple[int, ...]], column: Column = Column.ACTIVATIONS) -> Shapes:
-        """Storages in 16 bits."""
+        """Storages in the dtype of parameters."""
         return storages(self.dims.dtype, column, shapes)
 
     def wide(self, shapes: Mapping[str, tuple[int, ...]], column: Column = Column.ACTIVATIONS) -> Shapes:
@@ -66,7 +72,7 @@ class Setting(NamedTuple):
 
     def input_bytes(self, rows: int, columns: int) -> int:
         """Bytes that a linear saves of an input that no other operation keeps: in low precision of the copy for its weight gradient."""
-        return 2 * rows * columns if self.recipe is None else self.recipe.columnwise_bytes(rows, columns)
+        return self.element_bytes * rows * columns if self.recipe is None else self.recipe.columnwise_bytes(rows, columns)
 
     def gradient_copies_bytes(self, rows: int, columns: int) -> int:
         """Bytes of the low-precision copies of an output's gradient, which both products of a linear's backward multiply."""
@@ -76,7 +82,7 @@ class Setting(NamedTuple):
         """Tensors that every operator keeps: the input of its norm, the norm's results, and the mask of its dropout."""
         dims, latent, hidden = self.dims, letter == "*" and is_latent(self.spec), self.dims.hidden
         if letter == "E" or (latent and "layernorm" in recomputed_modules(self.spec)):
-            output = 2 * self.stream_tokens * hidden  # the router keeps it in 16 bits; projections do where it is made again
+            output = self.element_bytes * self.stream_tokens * hidden  # the router keeps it as it is; projections do where it is made again
         else:  # two projections of latent attention save a copy each in low precision
             output = (2 if latent and self.recipe is not None else 1) * self.input_bytes(self.stream_tokens, hidden)
         return {
@@ -110,7 +116,7 @@ def is_latent(spec: Spec) -> bool:
 
 
 def attention_kernel(spec: Spec) -> Literal["flash", "fused", "unfused"]:
-    """The kernel of attention; `auto` is FlashAttention 2 before Hopper, and from Hopper on cuDNN's where that can.
+    """The kernel of attention; `auto` is FlashAttention 2 before Hopper, from Hopper on cuDNN's where that can, and none in fp32.
 
     Source: `get_attention_backend` of `dot_product_attention/utils.py` and `nvte_get_fused_attn_backend`: in training cuDNN has heads of up
     to 128, of 192 with values of 128, and on Hopper of up to 256; on Blackwell it drops no probabilities in deterministic mode.
@@ -118,7 +124,7 @@ def attention_kernel(spec: Spec) -> Literal["flash", "fused", "unfused"]:
     host, attention = spec.host, spec.model.attention
     if host.attention_backend != "auto":
         return host.attention_backend
-    if host.transformer_impl == "local":
+    if host.transformer_impl == "local" or is_single(spec):
         return "unfused"
     generation = device_of(spec.device).generation
     if generation == "hopper":

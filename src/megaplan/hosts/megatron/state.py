@@ -22,7 +22,7 @@ class StateBytes(NamedTuple):
     """Bytes an element of a parameter on the rank that steps it.
 
     Attributes:
-        master: The master copy.
+        master: The master copy; of fp32 weights there is none.
         moments: Both moments under Adam; the one momentum under Muon, Lion and SGD.
         gradient: fp32 copy of a 16-bit gradient, made by the optimizer's step and freed before the next forward.
         unscaled: fp32 copies of states of other types, which Adam's kernel reads and writes during its step.
@@ -37,6 +37,11 @@ class StateBytes(NamedTuple):
     def stays(self) -> int:
         """Master and moments."""
         return self.master + self.moments
+
+
+def is_single(spec: Spec) -> bool:
+    """True if weights and activations are fp32."""
+    return spec.precision.params is DType.FP32
 
 
 def optimizer_recipe(spec: Spec) -> str:
@@ -63,6 +68,8 @@ def adam_bytes(spec: Spec) -> StateBytes:
     host, precision = spec.host, spec.precision
     if host.optimizer_offload is not None:
         return StateBytes(4, 4 * len(state_dtypes(spec)), 0 if precision.grads is DType.FP32 else 4, 0)
+    if is_single(spec):  # the optimizer steps views of the parameters
+        return StateBytes(0, sum(each.bytes for each in state_dtypes(spec)), 0, 0)
     if not adam_holds_masters(spec):
         gradient = 0 if precision.grads is DType.FP32 else 4
         return StateBytes(4, sum(each.bytes for each in state_dtypes(spec)), gradient, _unscaled_bytes(spec))
@@ -73,8 +80,8 @@ def adam_bytes(spec: Spec) -> StateBytes:
 
 
 def muon_bytes(spec: Spec) -> StateBytes:
-    """State of a matrix that Muon steps: an fp32 master and one momentum."""
-    return StateBytes(4, spec.precision.moments.bytes, 0 if spec.precision.grads is DType.FP32 else 4, 0)
+    """State of a matrix that Muon steps: an fp32 master of 16-bit weights, and one momentum."""
+    return StateBytes(0 if is_single(spec) else 4, spec.precision.moments.bytes, 0 if spec.precision.grads is DType.FP32 else 4, 0)
 
 
 def state_dtypes(spec: Spec) -> tuple[DType, ...]:

@@ -73,7 +73,11 @@ def storage_bytes(stage: MegatronStage, found: Parameters) -> dict[str, int]:
     """Bytes by part: parameters as they are stored, main gradients, optimizer state, copies of weights in low precision."""
     run, precision, ranks = stage.run, stage.spec.precision, _data_ranks(stage) if is_fsdp(stage) else 1
     kept = (found.elements(experts=False) + found.elements(experts=True)) // ranks
-    stored = sum([number * stored_bytes(run, one) for one, number in found.counts.items()]) // ranks if precision.recipe else 2 * kept
+    stored = (
+        sum([number * stored_bytes(run, one) for one, number in found.counts.items()]) // ranks
+        if precision.recipe
+        else run.at.element_bytes * kept
+    )
     parts = {"parameters": stored, "gradients": precision.grads.bytes * kept}
     parts["optimizer"] = optimizer_state(stage, found).total
     recipe, given = run.at.recipe, precision.recipe
@@ -92,10 +96,10 @@ def is_fsdp(stage: MegatronStage) -> bool:
 
 
 def stored_bytes(run: MegatronRun, tensor: Tensor) -> int:
-    """Bytes of a parameter on its rank: 16 bits an element, or a weight's own copies in low precision where those are what is stored."""
+    """Bytes of a parameter on its rank: those of its dtype, or a weight's own copies in low precision where those are what is stored."""
     given, recipe = run.spec.precision.recipe, run.at.recipe
     if given is None or recipe is None or not given.param_gather or tensor.low is None:
-        return 2 * tensor.elements
+        return run.at.element_bytes * tensor.elements
     sharded = run.spec.sharding.reshard_after_forward
     return recipe.rowwise_bytes(*tensor.low, weight=True) if sharded else recipe.both_bytes(*tensor.low, weight=True)
 

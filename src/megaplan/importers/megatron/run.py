@@ -184,12 +184,15 @@ def _params(launch: Arguments) -> tuple[str, bool]:
     wide, halved = launch.given("accumulate_allreduce_grads_in_fp32"), launch.given("grad_reduce_in_bf16")
     if bf16 and fp16:
         launch.cannot("fp16", "--bf16 is given too", "")
-    if not bf16 and not fp16:
-        launch.cannot("bf16", "parameters of Megatron are priced in bf16 or fp16", "")
     if halved and wide:
         launch.overruled("accumulate_allreduce_grads_in_fp32", "--grad-reduce-in-bf16 decides")
     if fp16 and halved:
         launch.cannot("grad_reduce_in_bf16", "parameters are fp16", "")
+    if not bf16 and not fp16:
+        launch.note("bf16", "neither --bf16 nor --fp16 is given, and Megatron trains in fp32")
+        if halved:
+            launch.overruled("grad_reduce_in_bf16", "parameters are fp32, as their gradients")
+        return "fp32", False
     return ("fp16", not wide) if fp16 else ("bf16", halved)
 
 

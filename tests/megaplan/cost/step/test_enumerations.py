@@ -63,9 +63,9 @@ CHOSEN = {
 OF_MEMORY = {
     "data.packing", "host.attention_mask", "host.expandable_segments", "host.fsdp_double_buffer", "host.fsdp_ends",
     "host.exp_avg_sq_dtype", "host.keep_pipeline_outputs", "host.mtp_repeated", "host.optimizer_recipe",
-    "host.precision_aware_optimizer", "precision.grads", "precision.master", "precision.moments",
+    "host.precision_aware_optimizer", "precision.grads", "precision.master", "precision.moments", "precision.params",
 }  # fmt: skip
-"""Keys of what is kept and in which dtype: fitted steps have one value, or show no difference."""
+"""Keys of what is kept and in which dtype: fitted steps have one value, or show no difference; of `params` fp32 has no time."""
 OF_VALUES = {
     "host.model", "host.moe_load_balancing", "mesh.context_exchange", "mesh.towers", "mesh.vocab_parallel", "model.attention.gate_bias",
     "model.attention.key_bias", "model.stream_scale",

@@ -8,13 +8,20 @@ import pytest
 from accuracy_megatron.launches import changed, stage_of_launch
 from megatron_goldens import STATED
 
+import megaplan
+from megaplan.columns import Column, Phase
+from megaplan.dtypes import DType
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.dense.section import Mlp
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.hosts.megatron.chunks import backward_excess
-from megaplan.hosts.megatron.run import MegatronStage
+from megaplan.hosts.megatron.peak import memory
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
 from megaplan.hosts.megatron.setting import attention_kernel
+from megaplan.importers.megatron.spec import import_megatron
+from megaplan.inventory.build import build_inventory
 
+STATE = Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER
 WIDTHS = {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 40}
 
 
@@ -29,6 +36,34 @@ def stage() -> MegatronStage:
 
 def kept_by(stage: MegatronStage, letter: str, **changes: Any) -> dict[str, int]:
     return changed(stage, **changes).run.operator(letter).tensors
+
+
+def test_layers_in_fp32_keep_twice_the_bytes_but_of_masks_and_statistics(stage: MegatronStage) -> None:
+    """Unfused attention in both: no kernel of attention takes fp32."""
+    plain = {"host__attention_backend": "unfused", "host__hidden_dropout": True, "host__attention_dropout": True}
+    single = dict.fromkeys(("precision__params", "precision__grads", "precision__reduce", "precision__master"), DType.FP32)
+    for letter, same in (("*", {"norm.stats", "dropout.mask", "softmax.mask"}), ("-", {"norm.stats", "dropout.mask"})):
+        half, whole = kept_by(stage, letter, **plain), kept_by(stage, letter, **plain, **single)
+        assert same < half.keys()
+        assert whole == {name: size if name in same else 2 * size for name, size in half.items()}
+    assert attention_kernel(changed(stage, host__attention_backend="auto", **single).spec) == "unfused"
+
+
+def test_fp32_weights_have_no_masters_and_logits_no_wider_copy() -> None:
+    """The distributed optimizer steps views of fp32 parameters, and `.float()` of fp32 logits is the logits."""
+    words = "--num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 512 --max-position-embeddings 512 --vocab-size 65536"
+    words += " --micro-batch-size 4 --use-distributed-optimizer --no-gradient-accumulation-fusion"
+    launches = [import_megatron(f"{words} {more}", "launch", ["host.fragmentation_percent=0"], 1) for more in ("--bf16", "")]
+    half, whole = (megaplan.estimate(launch.document).worst for launch in launches)
+    columns = Column.TENSOR_PARALLEL_PARAMS, Column.REPLICATED_PARAMS, Column.GRADIENTS
+    for rank, each in ((half, 2 + 4), (whole, 4 + 4)):
+        assert sum(rank.cells[Phase.FORWARD_BACKWARD][column] for column in columns) == each * rank.parameters
+    state = [sum(rank.cells[Phase.FORWARD_BACKWARD][column] for column in STATE) for rank in (half, whole)]
+    assert state == [12 * half.parameters, 8 * half.parameters]
+    for launch, each in zip(launches, (2 + 4, 4), strict=True):
+        spec = launch.loaded.spec
+        run = MegatronRun(spec, build_inventory(spec))
+        assert memory(MegatronStage(run, (run.end,), 0)).phases["loss"] == each * 4 * 512 * 65536
 
 
 def kept_with(stage: MegatronStage, **widths: int) -> dict[str, int]:
