@@ -16,6 +16,7 @@ from random_plans.options import add_megatron_options, add_options, add_scores, 
 from random_plans.settings import (
     add_allocator,
     add_framework,
+    add_layout,
     add_libraries,
     add_serving_ranks,
     add_single,
@@ -67,6 +68,7 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         add_blocks(stream("scales of blocks"), document)
         add_base(stream("base"), document)
     elif seed >= FIRST_RUN:
+        add_layout(stream("layout"), document)
         add_single(stream("single"), document)
     return document
 
@@ -194,9 +196,10 @@ def _add_controls(draw: Draw, sections: dict[str, Any]) -> None:
 
 
 def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any], mesh: dict[str, Any], scope: Scope) -> None:
-    if "cp" in mesh and sections["model"].get("attention", {}).get("kind") == "mla" and stream("exchange").chance(0.5):
+    megatron = sections["host"].get("name") == "megatron"
+    if "cp" in mesh and not megatron and sections["model"].get("attention", {}).get("kind") == "mla" and stream("exchange").chance(0.5):
         mesh["context_exchange"] = "latents"
-    limit_experts(stream("capacity"), sections["model"], megatron=sections["host"].get("name") == "megatron")
+    limit_experts(stream("capacity"), sections["model"], megatron=megatron)
     _add_pools(stream("pools"), sections, mesh)
     _add_post_training(stream("post_training"), sections, mesh)
     if scope is Scope.RUNTIME:

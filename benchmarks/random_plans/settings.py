@@ -270,6 +270,15 @@ def megatron_section(
     return section
 
 
+def add_layout(draw: Draw, document: dict[str, Any]) -> None:
+    """Draw whole matrices in the shards of Muon's buffer, for a Megatron-Core plan that may have them."""
+    host, moe = document["host"], document["model"].get("moe", {})
+    shards = host.get("distributed_optimizer", True) and document["mesh"].get("dp_replicate", 1) == 1
+    plain = not moe.get("bias") and not document.get("precision", {}).get("recipe", {}).get("param_gather")
+    if document.get("optimizer", {}).get("matrix", "muon") == "muon" and shards and plain:
+        draw.maybe(host, 0.5, layer_wise_layout=True)
+
+
 def add_single(draw: Draw, document: dict[str, Any]) -> None:
     """Give a Megatron-Core plan fp32 for all roles, without the parts that it has in 16 bits alone."""
     host, model, attention = document["host"], document["model"], document["model"].get("attention", {})

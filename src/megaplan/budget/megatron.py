@@ -28,6 +28,7 @@ from megaplan.hosts.megatron.storage import (
     gradient_copies_bytes,
     is_fsdp,
     optimizer_state,
+    padding_elements,
     parameters,
     storage_bytes,
     stored_bytes,
@@ -41,6 +42,8 @@ from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 BUFFERS = ("all-gather buffer",)
+PADDED = Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS
+"""Columns of the padding in the buffers of Muon's matrices, dense ones and experts'."""
 
 
 def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
@@ -120,7 +123,9 @@ def _places(stage: MegatronStage, held: Parameters) -> list[tuple[tuple[int, int
     """Equal data ranks of a pipeline rank: places among dense and among experts' ranks, and the runs of ranks."""
     mesh = stage.spec.mesh
     kinds = [(mesh.tp, mesh.dp_shard * mesh.cp, False), (mesh.ep * mesh.etp, mesh.efsdp, True)]
-    dealt = [(size, dealt_elements(held, ranks, experts=experts) if _is_uneven(stage.spec) else []) for size, ranks, experts in kinds]
+    dealt = [
+        (size, dealt_elements(stage, held, ranks, experts=experts) if _is_uneven(stage.spec) else []) for size, ranks, experts in kinds
+    ]
     edges = [place * size for size, shares in dealt for place in range(len(shares) + 1)]
     found: dict[tuple[tuple[int, int], ...], tuple[tuple[int, int], list[EqualRanks]]] = {}
     for run in runs_between(mesh, edges, range(mesh.cp)):
@@ -167,6 +172,8 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
     base = dict.fromkeys(Column, 0)
     for one, number in held.counts.items():
         base[_owner(one.rule.is_expert, one.sharded)] += number * stored_bytes(stage.run, one)
+    for column, padding in zip(PADDED, padding_elements(stage, held), strict=True):
+        base[column] += stage.run.at.element_bytes * padding
     if is_fsdp(stage):  # one flat shard of tensors that tp shards, and one of replicated ones
         base[Column.REPLICATED_PARAMS] //= stage.spec.mesh.dp_shard * stage.spec.mesh.cp
         base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - base[Column.REPLICATED_PARAMS]

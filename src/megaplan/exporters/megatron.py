@@ -310,9 +310,15 @@ def _rate(training: Training) -> Values:
     return {**found, "lr_decay_style": "WSD", "lr_wsd_decay_iters": rate.decay_steps, "lr_wsd_decay_style": decay}
 
 
+def _deals_by_size(spec: Spec) -> bool:
+    """True if Muon's matrices are sorted by size and dealt to data ranks."""
+    shards = spec.host.distributed_optimizer and not spec.sharding.copies
+    return spec.optimizer.matrix == "muon" and shards and not spec.host.layer_wise_layout
+
+
 def _state(spec: Spec) -> Values:
     found: Values = {
-        "no_use_layer_wise_param_layout": spec.optimizer.matrix == "muon" and spec.host.distributed_optimizer and not spec.sharding.copies,
+        "no_use_layer_wise_param_layout": _deals_by_size(spec),
         "use_megatron_fsdp": spec.sharding.reshard_after_forward,
     }
     host, precision = spec.host, spec.precision

@@ -146,7 +146,7 @@ def _given(key: str, value: int) -> Figure:
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]
 GraphModule = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
 OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
-Unpriced = Literal["distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"]
+Unpriced = Literal["distillation", "fsdp", "optimizer_cuda_graph"]
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
 FrameworkName = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
 OptimizerRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
@@ -183,6 +183,7 @@ class Host(Section):
         exp_avg_sq_dtype: Dtype of the second of the optimizer's moments; null for that of the first, precision.moments.
         optimizer: Optimizer where optimizer.matrix is adamw: adam, or lion or sgd, which keep one moment.
         optimizer_recipe: fp8 recipe that the optimizer is configured with; null for precision.recipe's, or delayed without one.
+        layer_wise_layout: Muon's matrices are whole in shards of a padded buffer (Megatron's default since 2026-05); off, sorted by size.
         optimizer_offload: Fraction of the optimizer's state and step that is on the host; null for none.
         recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
         recompute_method: Layers of full recompute: uniform groups of all layers, or block: each of a stage's first layers by itself.
@@ -245,6 +246,7 @@ class Host(Section):
     exp_avg_sq_dtype: MomentType | None = None
     optimizer: Literal["adam", "lion", "sgd"] = "adam"
     optimizer_recipe: OptimizerRecipe | None = None
+    layer_wise_layout: StrictBool = False
     optimizer_offload: OffloadFraction | None = None
     recompute_modules: tuple[RecomputeModule, ...] = ()
     recompute_method: Literal["uniform", "block"] = "uniform"
@@ -345,5 +347,5 @@ _LATER = frozenset({
     "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
     "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe",
-    "optimizer_offload", "moe_shared_overlap", "optimizer",
+    "optimizer_offload", "moe_shared_overlap", "optimizer", "layer_wise_layout",
 })  # fmt: skip

@@ -131,7 +131,6 @@ WRONG = {
     f"--num-layers 4 --pipeline-model-parallel-size 2 {FSDP}": "MP902",
     f"--num-layers 4 --num-experts 8 {FSDP}": "MP902",
     f"--hybrid-layer-pattern M-M- {FSDP}": "MP902",
-    "--num-layers 4 --optimizer muon": "MP903",
 }
 
 

@@ -13,7 +13,7 @@ KEYS = frozenset({
     "moe_router_dtype", "moe_load_balancing", "deterministic_mode", "mtp_repeated", "cuda_graphs", "cuda_graph_modules",
     "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers",
     "fsdp_unit_elements", "fsdp_double_buffer", "fragmentation_percent", "features", "framework", "release", "dp_comm_overlap",
-    "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer",
+    "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer", "layer_wise_layout",
 })  # fmt: skip
 
 HOST = HostKind(

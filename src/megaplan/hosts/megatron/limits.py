@@ -40,7 +40,6 @@ MOST_EXPERTS = 4096
 WHY_UNPRICED = {
     "distillation": "a teacher model stands beside the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, in fp32, which is sharding.reshard_after_forward",
-    "layer_wise_param_layout": "its shards are padded by a layout that is not modelled",
     "optimizer_cuda_graph": "the graph of the optimizer's step has a memory pool of its own",
 }
 """Features whose tensors are not modelled, and what they add."""

@@ -117,11 +117,11 @@ STATE = (
     switch("use_distributed_optimizer", "host.distributed_optimizer", touches="optimizer state"),
     switch(
         "no_use_layer_wise_param_layout",
-        "host.features",
+        "host.layer_wise_layout",
         JOINT,
-        touches="optimizer state",
+        touches="parameters, gradients, optimizer state",
         dest="use_layer_wise_param_layout",
-        note="written for Muon with a distributed optimizer; there its absence is the feature layer_wise_param_layout, refused",
+        note="of Muon with --use-distributed-optimizer: absent, true",
     ),
     switch(
         "use_megatron_fsdp",

@@ -117,6 +117,8 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
     if aware and not host.distributed_optimizer:
         detail = "host.precision_aware_optimizer = true, host.distributed_optimizer = false: Megatron has it with the distributed one alone"
         yield "host.precision_aware_optimizer", detail, "distributed_optimizer: true"
+    if host.layer_wise_layout:
+        yield from _layout_problems(spec)
     if host.optimizer_offload is not None and not aware:
         detail = f"host.optimizer_offload = {host.optimizer_offload:g}: of the precision-aware optimizer alone"
         yield "host.optimizer_offload", detail, "precision_aware_optimizer: true"
@@ -125,6 +127,20 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
         detail = f"host.optimizer_recipe = {given}, precision.recipe.name = {recipe.name}: Megatron has one recipe for both"
         yield "host.optimizer_recipe", detail, "optimizer_recipe: null"
     yield from _gathered_problems(spec)
+
+
+def _layout_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
+    """Settings without a buffer in which Muon's matrices are whole."""
+    recipe, moe = spec.precision.recipe, spec.model.moe
+    for given, said in (
+        (spec.optimizer.matrix != "muon", f"optimizer.matrix = {spec.optimizer.matrix}: the layout is of Muon's matrices"),
+        (not spec.host.distributed_optimizer, "host.distributed_optimizer = false: there are no shards"),
+        (spec.mesh.dp_replicate > 1, f"mesh.dp_replicate = {spec.mesh.dp_replicate}: Megatron has it with one optimizer instance"),
+        (moe is not None and moe.bias, "model.moe.bias = true: Megatron has no optimizer for experts' biases there"),
+        (recipe is not None and recipe.param_gather, "precision.recipe.param_gather = true: buffers of 8-bit weights are not priced there"),
+    ):
+        if given:
+            yield "host.layer_wise_layout", f"host.layer_wise_layout = true, {said}", "layer_wise_layout: false"
 
 
 def _one_moment_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from megaplan.hosts.megatron.layer_wise import Layout, Matrix, bucket_elements, layout_of
 from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
 from megaplan.hosts.megatron.setting import num_statistics
@@ -78,7 +79,8 @@ def storage_bytes(stage: MegatronStage, found: Parameters) -> dict[str, int]:
         if precision.recipe
         else run.at.element_bytes * kept
     )
-    parts = {"parameters": stored, "gradients": precision.grads.bytes * kept}
+    padding = sum(padding_elements(stage, found))
+    parts = {"parameters": stored + run.at.element_bytes * padding, "gradients": precision.grads.bytes * (kept + padding)}
     parts["optimizer"] = optimizer_state(stage, found).total
     recipe, given = run.at.recipe, precision.recipe
     if recipe is not None and given is not None:
@@ -172,7 +174,8 @@ def offloaded_state_bytes(stage: MegatronStage, found: Parameters) -> HostBytes:
 def optimizer_state(stage: MegatronStage, found: Parameters) -> State:
     """Under Muon a master and one momentum of each of its matrices, under Adam a master and two moments.
 
-    Adam's distributed optimizer shards evenly. Muon's gives whole tensors, sorted by size, to data ranks there and back.
+    Adam's distributed optimizer shards evenly. Muon's gives whole tensors to data ranks: those of its buffer's layout, or all tensors,
+    sorted by size, there and back.
     """
     adam, kinds = adam_bytes(stage.spec), _kinds(stage)
     if not uses_muon(stage.spec):
@@ -188,7 +191,7 @@ def optimizer_state(stage: MegatronStage, found: Parameters) -> State:
     muon = muon_bytes(stage.spec)
     kept = {True: 0, False: 0}
     for (experts, ranks), index in zip(kinds, (stage.data_index, stage.expert_index), strict=True):
-        dealt = dealt_elements(found, ranks, experts=experts)
+        dealt = dealt_elements(stage, found, ranks, experts=experts)
         place = ranks - 1 if index is None else index
         matrices, others = dealt[place] if place < len(dealt) else (0, 0)
         kept[True] += matrices
@@ -201,12 +204,51 @@ def uses_muon(spec: Spec) -> bool:
     return "muon" in spec.optimizer.matrix
 
 
-def dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
+def dealt_elements(stage: MegatronStage, found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
     """Elements of Muon's matrices and of all else that each data rank steps; ranks behind the last of the list step none."""
     key = ranks, experts, len(found.tensors)
     if key not in found.dealt:
-        found.dealt[key] = _dealt_elements(found, ranks, experts=experts)
+        whole = stage.spec.host.layer_wise_layout
+        found.dealt[key] = _laid_out(stage, found, ranks, experts=experts) if whole else _dealt_elements(found, ranks, experts=experts)
     return found.dealt[key]
+
+
+def _laid_out(stage: MegatronStage, found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
+    """Matrices by the layouts of the chunks' buffers; all else is sharded evenly."""
+    layouts = _layouts(stage, found)[experts]
+    others = sum(one.elements for one in found.tensors if one.rule.is_expert is experts and not one.rule.is_matrix)
+    shares = [sum(layout.shares[rank] for layout in layouts) for rank in range(ranks)]
+    return [(share, others // ranks) for share in shares]
+
+
+def padding_elements(stage: MegatronStage, found: Parameters) -> tuple[int, int]:
+    """Elements of padding in the buffers of Muon's matrices: of dense ones, and of experts' where these have data ranks of their own."""
+    if not stage.spec.host.layer_wise_layout:
+        return 0, 0
+    layouts = _layouts(stage, found)
+    dense, experts = (sum(each.elements - sum(each.shares) for each in layouts[kind]) for kind in (False, True))
+    return dense, experts
+
+
+def _layouts(stage: MegatronStage, found: Parameters) -> dict[bool, list[Layout]]:
+    """Buffers of each model chunk by kind: of dense matrices, and of experts' where these have data ranks of their own.
+
+    Reductions of the first stage's first chunk alone overlap its backward by buckets.
+    """
+    if found.layouts:
+        return found.layouts
+    mesh, overlaps = stage.spec.mesh, bool(stage.spec.host.dp_comm_overlap) and stage.pp_rank == 0
+    apart = mesh.ep > 1 or mesh.etp != mesh.tp
+    layouts: dict[bool, list[Layout]] = {}
+    for experts, ranks in _kinds(stage):
+        layouts[experts] = []
+        for index, letters in enumerate(stage.chunks):
+            own = found if len(stage.chunks) == 1 else parameters(stage._replace(chunks=(letters,)))
+            matrices = [one for one in own.tensors if one.rule.is_matrix and (one.rule.is_expert and apart) is experts]
+            bucket = bucket_elements(_data_ranks(stage)) if overlaps and index == 0 else None
+            layouts[experts].append(layout_of([Matrix(one.elements, one.work) for one in matrices], ranks, bucket))
+    found.layouts.update(layouts)
+    return layouts
 
 
 def _dealt_elements(found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from megaplan.families.attention.variants import AttentionVariant
 from megaplan.hosts.megarun.sizes import local_shape
+from megaplan.hosts.megatron.layer_wise import Layout
 from megaplan.hosts.megatron.pattern import MTP, OURS
 from megaplan.hosts.megatron.setting import Setting
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, Owner, ParamTensor
@@ -41,12 +42,26 @@ class Rule(Enum):
 
 
 class Tensor(NamedTuple):
-    """A parameter on its rank; `sharded`: tensor parallelism may shard it; `low`: its shape where products multiply it in low precision."""
+    """A parameter on its rank.
+
+    Attributes:
+        elements: Number of elements.
+        rule: Update rule.
+        sharded: True if tensor parallelism may shard it.
+        low: Shape where products multiply it in low precision.
+        columns: Width of a matrix of a block.
+    """
 
     elements: int
     rule: Rule
     sharded: bool
     low: tuple[int, int] | None = None
+    columns: int = 1
+
+    @property
+    def work(self) -> int:
+        """Work of one of Muon's iterations on the matrix, but for a factor: m · n · min(m, n)."""
+        return self.elements * min(self.columns, self.elements // self.columns)
 
 
 @dataclass(slots=True)
@@ -58,17 +73,21 @@ class Parameters:
         counts: Number of equal tensors.
         shapes: Distinct shapes of linear weights.
         dealt: Elements that Muon gives each data rank, by ranks and kind, for `megaplan.hosts.megatron.storage`.
+        layouts: Buffers of Muon's matrices by kind, for the same.
     """
 
     tensors: list[Tensor] = field(default_factory=list)
     counts: Counter[Tensor] = field(default_factory=Counter)
     shapes: set[tuple[int, int]] = field(default_factory=set)
     dealt: dict[tuple[int, bool, int], list[tuple[int, int]]] = field(default_factory=dict)
+    layouts: dict[bool, list[Layout]] = field(default_factory=dict)
 
-    def add(self, elements: int, rule: Rule = Rule.OTHER, *, sharded: bool = True, low: tuple[int, int] | None = None) -> None:
+    def add(
+        self, elements: int, rule: Rule = Rule.OTHER, *, sharded: bool = True, low: tuple[int, int] | None = None, columns: int = 1
+    ) -> None:
         """Add a tensor, if it has elements."""
         if elements:
-            tensor = Tensor(elements, rule, sharded, low)
+            tensor = Tensor(elements, rule, sharded, low, columns)
             self.tensors.append(tensor)
             self.counts[tensor] += 1
 
@@ -129,11 +148,12 @@ def _add(found: Parameters, at: Setting, name: str, module: _Module) -> None:
         found.shapes.add((rows, columns))
     if tensor.owner is Owner.EXPERT_PARALLEL:
         for _ in range(shape[0]):
-            found.add(rows * columns, Rule.EXPERT_MATRIX, low=low)
+            found.add(rows * columns, Rule.EXPERT_MATRIX, low=low, columns=columns)
             found.add(rows * bool(module.biases), Rule.EXPERT_OTHER)
         return
     size = rows * columns if len(shape) > 1 else rows
-    found.add(size, Rule.MATRIX if matrix or name == "router" else Rule.OTHER, sharded=sharded, low=low)
+    rule = Rule.MATRIX if matrix or name == "router" else Rule.OTHER
+    found.add(size, rule, sharded=sharded, low=low, columns=columns if rule is Rule.MATRIX else 1)
     for bias in module.biases:
         found.add(rows, sharded=bias.owner is Owner.TENSOR_PARALLEL)
         break  # joined weights have one

@@ -218,8 +218,10 @@ def read_host(launch: Arguments, stack: LaunchLayers, muon: bool) -> tuple[dict[
         found["distributed_optimizer"] = True
     launch.value("moe_flex_dispatcher_backend")
     found["moe_flex_backend"] = launch.word("moe_flex_dispatcher_backend") if found["moe_dispatcher"] == "flex" else "deepep"
-    layer_wise = muon and found["distributed_optimizer"] and launch.given("use_distributed_optimizer")
-    features = _features(launch, layer_wise=layer_wise)
+    by_size = launch.given("no_use_layer_wise_param_layout")
+    if muon and found["distributed_optimizer"] and launch.given("use_distributed_optimizer") and not by_size:
+        found["layer_wise_layout"] = True
+    features = _features(launch)
     if features:
         found["features"] = sorted(features)
         launch.pass_over(*(key for key in launch.values if key.startswith("megatron_fsdp_")))
@@ -242,6 +244,8 @@ def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
         launch.overruled("use_flash_attn", why)
         if launch.values.get("attention_backend") not in ("unfused", "local", "auto"):
             launch.overruled("attention_backend", why)
+    elif flash and not (launch.given("bf16") or launch.given("fp16")):
+        launch.overruled("use_flash_attn", "layers are fp32, which it does not take")
     elif flash:
         found["attention_backend"] = "flash"
     return found
@@ -292,14 +296,12 @@ def _words(value: Any) -> list[str]:
     return re.findall(r"[a-z_0-9]+", " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value or ""))
 
 
-def _features(launch: Arguments, *, layer_wise: bool) -> set[str]:
+def _features(launch: Arguments) -> set[str]:
     """Features that are listed and not priced."""
     launch.pass_over(*(row.name for row in FEATURES))
     features = {str(row.means) for row in FEATURES if launch.values.get(row.name) not in (None, False, "none", 0)}
     if launch.given("use_megatron_fsdp") and not wholly_sharded(launch):
         features.add("fsdp")
-    if layer_wise and not launch.given("no_use_layer_wise_param_layout"):
-        features.add("layer_wise_param_layout")
     return features
 
 

@@ -63,7 +63,8 @@ CHOSEN = {
 OF_MEMORY = {
     "data.packing", "host.attention_mask", "host.expandable_segments", "host.fsdp_double_buffer", "host.fsdp_ends",
     "host.exp_avg_sq_dtype", "host.keep_pipeline_outputs", "host.mtp_repeated", "host.optimizer_recipe",
-    "host.precision_aware_optimizer", "precision.grads", "precision.master", "precision.moments", "precision.params",
+    "host.layer_wise_layout", "host.precision_aware_optimizer",
+    "precision.grads", "precision.master", "precision.moments", "precision.params",
 }  # fmt: skip
 """Keys of what is kept and in which dtype: fitted steps have one value, or show no difference; of `params` fp32 has no time."""
 OF_VALUES = {

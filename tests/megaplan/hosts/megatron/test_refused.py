@@ -74,7 +74,7 @@ def test_features_of_unlike_mtp_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "feature",
-    ["distillation", "fsdp", "layer_wise_param_layout", "optimizer_cuda_graph"],
+    ["distillation", "fsdp", "optimizer_cuda_graph"],
 )
 def test_what_is_not_priced_is_refused_by_name(feature: str) -> None:
     (found,) = refused(f"host.features=[{feature}]")
