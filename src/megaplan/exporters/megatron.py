@@ -271,7 +271,7 @@ def _run(spec: Spec) -> Values:
         "fp16": spec.precision.params is DType.FP16,
         "accumulate_allreduce_grads_in_fp32": spec.precision.params is DType.FP16 and spec.precision.grads is DType.FP32,
         "overlap_param_gather": bool(spec.host.dp_comm_overlap) and spec.host.distributed_optimizer,
-        "grad_reduce_in_bf16": spec.precision.grads is DType.BF16,
+        "grad_reduce_in_bf16": spec.precision.grads is DType.BF16 and not spec.sharding.reshard_after_forward,
         **_low_precision(spec),
         **_rate(spec.training),
     }
@@ -322,6 +322,8 @@ def _state(spec: Spec) -> Values:
         "use_megatron_fsdp": spec.sharding.reshard_after_forward,
     }
     host, precision = spec.host, spec.precision
+    if spec.sharding.reshard_after_forward:
+        found |= {f"megatron_fsdp_{role}_dtype": str(precision.grads) for role in ("main_grads", "grad_comm")}
     if host.optimizer != "adam":
         found["optimizer"] = host.optimizer
     if spec.sharding.copies:

@@ -39,7 +39,7 @@ MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
 WHY_UNPRICED = {
     "distillation": "a teacher model stands beside the student",
-    "fsdp": "Megatron-FSDP has other buffers unless it shards all, in fp32, which is sharding.reshard_after_forward",
+    "fsdp": "Megatron-FSDP has other buffers unless it shards all, with fp32 masters, and reduces gradients as it keeps them",
     "optimizer_cuda_graph": "the graph of the optimizer's step has a memory pool of its own",
 }
 """Features whose tensors are not modelled, and what they add."""

@@ -24,6 +24,7 @@ from megaplan.hosts.megatron.argument import (
 
 _ALL = "parameters, activations"
 _DTYPES = ("fp32", "bf16", "fp16", "fp8")
+AUTO, FSDP_DTYPES = "auto", ("fp32", "bf16", "fp16", "auto")
 _AWARE = "below fp32 of the precision-aware optimizer alone"
 
 RUN = (
@@ -96,9 +97,7 @@ FSDP = tuple(
         ("data_parallel_sharding_strategy", "optim_grads_params", "no_shard", "buffers of whole parameters"),
         ("outer_dp_sharding_strategy", "no_shard", "no_shard", "a second level of shards"),
         ("megatron_fsdp_version", 1, 1, "another implementation"),
-        ("megatron_fsdp_main_params_dtype", "fp32", None, "buffers of another type than fp32"),
-        ("megatron_fsdp_main_grads_dtype", "fp32", None, "buffers of another type than fp32"),
-        ("megatron_fsdp_grad_comm_dtype", "fp32", None, "buffers of another type than fp32"),
+        ("megatron_fsdp_main_params_dtype", "fp32", "fp32", "buffers of another type than fp32"),
     )
 )
 """Arguments of Megatron-FSDP itself that decide its buffers; all else than the one value named is not priced."""
@@ -131,6 +130,28 @@ STATE = (
         note="with those of --megatron-fsdp at their one accepted value; else the feature fsdp, refused",
     ),
     *FSDP,
+    Argument(
+        "megatron_fsdp_main_grads_dtype",
+        Kind.WORD,
+        "precision.grads",
+        AUTO,
+        JOINT,
+        words=FSDP_DTYPES,
+        block="fsdp",
+        touches="gradients, buffers",
+        note="auto is the parameters' dtype",
+    ),
+    Argument(
+        "megatron_fsdp_grad_comm_dtype",
+        Kind.WORD,
+        "precision.reduce",
+        AUTO,
+        JOINT,
+        words=FSDP_DTYPES,
+        block="fsdp",
+        touches="buffers",
+        note="auto, or that of --megatron-fsdp-main-grads-dtype; else the feature fsdp, refused",
+    ),
     switch("fsdp_double_buffer", "host.fsdp_double_buffer", block="fsdp", touches="buffers"),
     count("suggested_communication_unit_size", "host.fsdp_unit_elements", block="fsdp", touches="buffers"),
     only("ckpt_format", "fsdp_dtensor", None, "the one that Megatron-FSDP writes", block="fsdp"),

@@ -13,12 +13,11 @@ from megaplan.hosts.megatron.argument import FEATURE, Argument
 from megaplan.hosts.megatron.not_carried import NOT_CARRIED
 from megaplan.hosts.megatron.rows_model import LAYERS, MODEL, MOE
 from megaplan.hosts.megatron.rows_refused import REFUSED
-from megaplan.hosts.megatron.rows_run import FSDP, HOST, RUN, STATE
+from megaplan.hosts.megatron.rows_run import AUTO, FSDP, HOST, RUN, STATE
 
 TABLE: tuple[Argument, ...] = (*LAYERS, *MODEL, *MOE, *RUN, *STATE, *HOST, *REFUSED, *NOT_CARRIED)
 """In the order in which they are written."""
 ARGUMENTS = MappingProxyType({row.name: row for row in TABLE})
-OF_GRADIENTS = ("megatron_fsdp_main_grads_dtype", "megatron_fsdp_grad_comm_dtype")
 FEATURES = tuple(row for row in TABLE if row.conversion is FEATURE)
 
 
@@ -28,13 +27,13 @@ def section_rows(section: str) -> Iterator[Argument]:
 
 
 def other_fsdp(value_of: Callable[[str], Any]) -> list[str]:
-    """Differences of Megatron-FSDP's own arguments, `FSDP`, from the priced setting: all is sharded, state in fp32.
+    """Differences of Megatron-FSDP's own arguments from the priced setting: all is sharded, gradients are reduced as they are kept.
 
     Args:
         value_of: An argument's value, or None where it is absent.
     """
-    halved = value_of("grad_reduce_in_bf16")  # where nothing else is said, gradients are of the parameters' type
     found = ((row, value_of(row.name)) for row in FSDP)
-    found = ((row, row.means if halved and value is None and row.name in OF_GRADIENTS else value) for row, value in found)
     given = ((row, row.default if value is None else value) for row, value in found)
-    return [f"{row.name} = {value}: {row.note}" for row, value in given if (value or row.means) and value != row.means]
+    other = [f"{row.name} = {value}: {row.note}" for row, value in given if (value or row.means) and value != row.means]
+    main, sent = (value_of(f"megatron_fsdp_{role}_dtype") or AUTO for role in ("main_grads", "grad_comm"))
+    return [*other, *([f"megatron_fsdp_grad_comm_dtype = {sent}: other than what is kept"] if sent not in (AUTO, main) else [])]

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from megaplan.hosts.megatron.argument import ONLY
 from megaplan.hosts.megatron.rows_refused import REFUSED
+from megaplan.hosts.megatron.rows_run import AUTO
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES, NO_RECIPE
 from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp
 from megaplan.hosts.megatron.workspaces import setting_bytes
@@ -107,6 +108,7 @@ def read_state(launch: Arguments, *, gpt: bool) -> dict[str, dict[str, Any]]:
         if word != "fp32" and not aware:
             launch.cannot(key, "Megatron takes fp32 alone without --use-precision-aware-optimizer", "fp32")
     grads = params if halves or (aware and main == "bf16") else "fp32"
+    grads = _sharded_gradients(launch, params) if wholly_sharded(launch) else grads
     if main == "bf16" and launch.given("accumulate_allreduce_grads_in_fp32"):
         launch.cannot("main_grads_dtype", "Megatron takes fp32 alone with --accumulate-allreduce-grads-in-fp32", "fp32")
     recipe = _recipe(launch, gpt=gpt)
@@ -165,6 +167,16 @@ def _recipe(launch: Arguments, *, gpt: bool) -> dict[str, Any] | None:
     if found["name"] == "fp8_delayed":
         found["amax_history"] = history
     return found
+
+
+def _sharded_gradients(launch: Arguments, params: str) -> str:
+    """Dtype of Megatron-FSDP's gradients; a launch without it may be of a version in which other arguments decided."""
+    word, sent = launch.word("megatron_fsdp_main_grads_dtype"), launch.word("megatron_fsdp_grad_comm_dtype")
+    grads = params if word == AUTO else str(word)
+    if word == AUTO and sent == AUTO and params != "fp32":
+        key = "megatron_fsdp_main_grads_dtype"
+        launch.note(key, f"gradients are {grads}, as parameters, since --megatron-fsdp-main-grads-dtype says nothing else")
+    return grads
 
 
 def _whole_or_zero(launch: Arguments, key: str) -> int:

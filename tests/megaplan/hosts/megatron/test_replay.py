@@ -250,7 +250,7 @@ def test_megatron_fsdp_gathers_five_hundred_million_elements_ahead_of_backward()
     assert memory(stage).phases["first-layer backward"] < memory(stage).phases["loss"]
 
 
-FSDP = "Megatron-FSDP has other buffers unless it shards all, in fp32"
+FSDP = "Megatron-FSDP has other buffers unless it shards all"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,8 @@ FSDP = "Megatron-FSDP has other buffers unless it shards all, in fp32"
         ({"outer_dp_sharding_strategy": "optim"}, FSDP),
         ({"megatron_fsdp_main_grads_dtype": "bf16"}, FSDP),
         ({"megatron_fsdp_version": 2}, FSDP),
-        ({"megatron_fsdp_grad_comm_dtype": None}, FSDP),
+        ({"megatron_fsdp_grad_comm_dtype": "bf16"}, FSDP),
+        ({"megatron_fsdp_main_params_dtype": "bf16"}, FSDP),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -271,6 +272,14 @@ def test_what_megatron_fsdp_is_not_priced_with(changes: dict[str, Any], why: str
     arguments, gpus = fsdp_run()["arguments"], fsdp_run()["gpus"]
     assert refusals(arguments, gpus) == ()
     assert any(why in detail for detail in refusals({**arguments, **changes}, gpus))
+
+
+def test_gradients_of_megatron_fsdp_have_the_parameters_dtype_unless_it_is_said() -> None:
+    said = {"megatron_fsdp_main_grads_dtype": None, "megatron_fsdp_grad_comm_dtype": None, "bf16": True}
+    wide, half = stage_of(fsdp_run()), stage_of(fsdp_run(), **said)
+    assert [stage.spec.precision.grads for stage in (wide, half)] == ["fp32", "bf16"]
+    gradients = [storage_bytes(stage, parameters(stage))["gradients"] for stage in (wide, half)]
+    assert gradients[0] == 2 * gradients[1]
 
 
 def test_the_all_gather_dispatcher_keeps_its_rows_places() -> None:
