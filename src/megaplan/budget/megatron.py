@@ -22,6 +22,7 @@ from megaplan.hosts.megatron.peak import (
 )
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.storage import (
+    GRADIENT_PADDING,
     HISTORIES,
     LOW_WEIGHTS,
     dealt_elements,
@@ -177,7 +178,7 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
     if is_fsdp(stage):  # one flat shard of tensors that tp shards, and one of replicated ones
         base[Column.REPLICATED_PARAMS] //= stage.spec.mesh.dp_shard * stage.spec.mesh.cp
         base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - base[Column.REPLICATED_PARAMS]
-    base[Column.GRADIENTS] = parts["gradients"]
+    base[Column.GRADIENTS] = parts["gradients"] + parts.get(GRADIENT_PADDING, 0)
     base[Column.MATRIX_OPTIMIZER], base[Column.OTHER_OPTIMIZER] = state.matrix_master, state.other_master
 
     running = base.copy()

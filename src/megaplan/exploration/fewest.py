@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from megaplan.exploration.values import Exact
 DOUBLINGS = 8
 """Doublings of the number of devices that are tried."""
 STEPS = 8
-"""Numbers of devices that are tried between the last doubling that does not fit and the first that does."""
+"""Parts of the numbers between the last doubling that does not fit and the first that does, which are halved."""
 MOST_SECONDS = 20.0
 """Time after which no further number is tried, after a search without a time limit."""
 MORE_SECONDS = 0.7
@@ -51,17 +51,18 @@ def fewest_devices(task: SearchTask, deadline: float | None) -> FewestDevices | 
             break
     if found is None:
         return None
-    for number in _between(found.devices // 2, found.devices, task.space.base.device.per_node):
-        smaller = _fitting(task, number, ends)
-        if smaller is not None:
-            return smaller
+    left = _between(found.devices // 2, found.devices, task.space.base.device.per_node)
+    while left and monotonic() < ends:
+        middle = len(left) // 2
+        smaller = _fitting(task, left[middle], ends)
+        found, left = (found, left[middle + 1 :]) if smaller is None else (smaller, left[:middle])
     return found
 
 
-def _between(low: int, high: int, per_node: int) -> Iterator[int]:
+def _between(low: int, high: int, per_node: int) -> Sequence[int]:
     """Whole nodes between two numbers of devices, or single devices within a node, ascending."""
     step = max(per_node if low >= per_node else 1, (high - low) // STEPS)
-    return iter(range(low + step, high, step))
+    return range(low + step, high, step)
 
 
 def _fitting(task: SearchTask, devices: int, ends: float) -> FewestDevices | None:

@@ -3,7 +3,7 @@
 At one of its forwards, rank r of a pipeline holds its parameters and moments S_r, the bytes that a_r microbatches at least keep on each of
 its chunks, a_r K_r, and if its chunks have all run backward, or forward, their whole gradients G_r and gathered parameters P_r:
 S_r + a_r K_r + g_r G_r + t_r P_r ≤ C. The parts of all ranks add up to the whole model's, so any weights w_r turn these into a bound of C;
-two are tried, w_r = 1 and w_r = 1 / a_r.
+two are tried, w_r = 1 and w_r = 1 / a_r. When the update begins, all ranks hold parameters, optimizer state and gradient shards.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Floors(AnyFloors):
         """Lower bound on peak memory over all cuts."""
         whole, kept = self._whole(spec), self.kept_bytes(spec)
         if not spec.mesh.is_pipelined:
-            return whole.static_bytes + kept
+            return whole.static_bytes + max(kept, whole.update_bytes)
         mesh, schedule = spec.mesh, spec.schedule
         keeps = not spec.sharding.reshard_after_forward
         ranks = _held(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, keeps)
-        least = 0
+        least = -(-(whole.static_bytes + whole.update_bytes) // mesh.pp)
         for choice in range(len(ranks[0])):
             held = [found[choice] for found in ranks]
             graded, gathered = min(each[1] for each in held), min(each[2] for each in held)
@@ -55,11 +55,13 @@ class Floors(AnyFloors):
 
     def shared_bytes(self, spec: Spec) -> int:
         """A smaller bound that examines no schedule: some rank of a pipeline has at least the mean of all ranks' bytes."""
-        return -(-(self._whole(spec).static_bytes + self.kept_bytes(spec)) // spec.mesh.pp)
+        whole = self._whole(spec)
+        return -(-(whole.static_bytes + max(self.kept_bytes(spec), whole.update_bytes)) // spec.mesh.pp)
 
     def stored_bytes(self, spec: Spec) -> int:
-        """Parameters and optimizer state of the whole model: other meshes pad shards and have copies."""
-        return self._whole(spec).static_bytes
+        """Parameters, gradients and optimizer state of the whole model: other meshes pad shards and have copies."""
+        whole = self._whole(spec)
+        return whole.static_bytes + whole.update_bytes
 
     def peak_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """See `peak_bytes`."""
@@ -82,7 +84,8 @@ class Floors(AnyFloors):
             policies = {"none"} if index == len(layers) - 1 else letters[block.family]
             total += count * min([self._layer(spec, f"layers.{index}", block, policy, index) for policy in policies])
         kept = max(0, total - len(self._inventory.layers) * boundary_bytes(local_dims(spec)))
-        return -(-(self._whole(spec).static_bytes + kept) // spec.mesh.pp)
+        whole = self._whole(spec)
+        return -(-(whole.static_bytes + max(kept, whole.update_bytes)) // spec.mesh.pp)
 
     def _whole(self, spec: Spec) -> BlockNeeds:
         """Stored bytes of all blocks on one rank of each stage; copies count once."""
@@ -92,7 +95,7 @@ class Floors(AnyFloors):
             sizes = storage_sizes(spec)
             found = []
             for block, count in self._inventory.makes:
-                found.append([count * size for size in stored_needs(block_storage(sizes, block))])
+                found.append([count * size for size in stored_needs(block_storage(sizes, block), muon=spec.optimizer.uses_muon)])
             self._wholes[key] = BlockNeeds(*map(sum, zip(*found, strict=True)))
         return self._wholes[key]
 

@@ -39,11 +39,12 @@ class TorchtitanFloors(AnyFloors):
         return self.peak_bytes(spec_of(mesh, policies[0]))
 
     def stored_bytes(self, spec: Spec) -> int:
-        """Stored bytes of all blocks on one rank of each stage."""
+        """Stored bytes of all blocks on one rank of each stage, gradient shards included."""
         sizes = titan_sizes(spec)
         if sizes not in self._stored:
-            needs = [stored_needs(block_storage(sizes, block)).static_bytes * count for block, count in self._inventory.makes]
-            self._stored[sizes] = sum(needs)
+            makes = self._inventory.makes
+            needs = [(stored_needs(block_storage(sizes, block), muon=False), count) for block, count in makes]
+            self._stored[sizes] = sum((need.static_bytes + need.update_bytes) * count for need, count in needs)
         return self._stored[sizes]
 
     def kept_bytes(self, spec: Spec) -> int:

@@ -37,23 +37,26 @@ class BlockNeeds(NamedTuple):
         saved_bytes: Bytes that one microbatch in flight keeps, including the block's input if the block keeps it.
         gradient_bytes: Whole gradients, from the chunk's first backward to its reduction.
         gathered_bytes: Gathered parameters, from the chunk's first forward, unless they are freed after it.
+        update_bytes: Gradient shards, all of which exist when the update begins, but for those that AdamW drops before Muon's.
     """
 
     static_bytes: int = 0
     saved_bytes: int = 0
     gradient_bytes: int = 0
     gathered_bytes: int = 0
+    update_bytes: int = 0
 
     def at(self, count: int, graded: int, touched: int) -> int:
         """Bytes with the given number of microbatches in flight."""
         return self.static_bytes + count * self.saved_bytes + graded * self.gradient_bytes + touched * self.gathered_bytes
 
 
-def stored_needs(storage: BlockStorage) -> BlockNeeds:
-    """Needs of a block's parameters, gradients and moments, without rounding to segments."""
+def stored_needs(storage: BlockStorage, *, muon: bool) -> BlockNeeds:
+    """Needs of a block's parameters, gradients and moments, without rounding to segments; `muon`: Muon steps matrices."""
     static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
     static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
-    return BlockNeeds(static, 0, storage.both.unsharded_bytes, storage.both.gathered_bytes)
+    update = storage.both.shard_bytes - (storage.adamw_shard_bytes if muon else 0)
+    return BlockNeeds(static, 0, storage.both.unsharded_bytes, storage.both.gathered_bytes, max(update, 0))
 
 
 def necessary_limits(
@@ -123,7 +126,7 @@ def _needs(
 
     def needs(name: str, block: Block, *, runs: bool) -> BlockNeeds:
         storage = block_storage(sizes, block)
-        stored = stored_needs(storage)
+        stored = stored_needs(storage, muon=spec.optimizer.uses_muon)
         static = stored.static_bytes + rounds * (storage.resident_slack_bytes + storage.state_slack_bytes)
         if not runs:
             return BlockNeeds(static, 0, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)

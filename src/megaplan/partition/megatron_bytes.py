@@ -12,7 +12,7 @@ from megaplan.hosts.megatron.chunks import chunk
 from megaplan.hosts.megatron.pattern import EMBEDDING
 from megaplan.hosts.megatron.peak import in_flight_counts
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
-from megaplan.hosts.megatron.storage import parameters, storage_bytes, uses_muon
+from megaplan.hosts.megatron.storage import GRADIENT_PADDING, PARAMETER_PADDING, parameters, storage_bytes, uses_muon
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
@@ -44,7 +44,8 @@ def megatron_limits(
 
 
 def static_bytes(run: MegatronRun, own: str) -> int:
-    """Parameters, gradients and state of some operators; the whole stage decides which ranks get Muon's whole matrices."""
+    """Parameters, gradients and state of some operators; the whole stage decides which ranks get Muon's matrices, and their padding."""
     alone = MegatronStage(run, (own,), run.spec.mesh.pp - 1)
     parts = storage_bytes(alone, parameters(alone))
-    return sum(parts.values()) - (parts["optimizer"] if uses_muon(run.spec) else 0)
+    together = ("optimizer", PARAMETER_PADDING, GRADIENT_PADDING) if uses_muon(run.spec) else ()
+    return sum(parts.values()) - sum(parts.get(name, 0) for name in together)

@@ -1,19 +1,28 @@
 """Bounds of a step from whole layers, and cuts that are looked for no further than they are of use."""
 
 import random
+from collections import Counter
 from itertools import combinations
 
 import pytest
+from random_plans.choices import LARGE, SMALL
+from random_plans.draw import draw
 from small_problems import problem
 
+from megaplan.budget.peaks import build_budget
 from megaplan.cost.times import LayerTime
+from megaplan.errors import MegaplanError
 from megaplan.exploration.evaluate import Evaluator
-from megaplan.layout.build import spans_of
+from megaplan.exploration.floors import floors_of
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout, spans_of
 from megaplan.partition.best_cuts import balance
 from megaplan.partition.bounds import PACKED_PARTS, packed
+from megaplan.partition.choose import choose_cuts
 from megaplan.partition.limits import layer_weight
 from megaplan.partition.values import StackCosts
 from megaplan.schedules import SlotTimes, actions, replay
+from megaplan.spec.load import spec_from_document
 
 
 @pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
@@ -61,3 +70,23 @@ def test_cuts_that_cost_more_than_is_of_use_are_none(seed):
         assert balance(costs, 4, folded=folded, most=best.value) == best
         assert balance(costs, 4, folded=folded, most=best.value + 1) == best
         assert balance(costs, 4, folded=folded, most=best.value - 1) is None
+
+
+@pytest.mark.parametrize("seeds", [range(30), range(1000, 1030)], ids=["pinned", "later"])
+def test_floors_of_memory_are_never_above_the_peak_of_a_random_plan(seeds):
+    """All three hosts, LoRA, unsharded copies and state on any dtype among them; pools have no floor of one device."""
+    found = Counter()
+    for seed, size in ((seed, size) for seed in seeds for size in (SMALL, LARGE)):
+        try:
+            spec = spec_from_document(draw(seed, size=size))
+        except MegaplanError:
+            continue
+        if spec.pools:
+            continue
+        inventory = build_inventory(spec)
+        peak = build_budget(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans)).worst.peak_bytes
+        floors = floors_of(spec, inventory)
+        assert max(floors.peak_bytes(spec), floors.shared_bytes(spec)) <= peak, (seed, size.name)
+        found[spec.host.name] += 1
+    assert sum(found.values()) > len(seeds)
+    assert len(found) > 1

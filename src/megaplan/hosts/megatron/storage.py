@@ -20,6 +20,8 @@ from megaplan.spec.models import Spec
 LOW_WEIGHTS = "low-precision weights"
 """Copies of 16-bit weights in 8 or 4 bits, row-wise and column-wise, with their scales; made at the first forward and kept."""
 HISTORIES = "amax histories"
+PARAMETER_PADDING, GRADIENT_PADDING = "padding of parameters", "padding of gradients"
+"""Padding of the buffers of Muon's matrices, of all operators of a stage together."""
 FSDP_UNIT_ELEMENTS = 1_000_000_000
 """The least size that Megatron-FSDP takes for its unit of communication; it gathers half of one ahead."""
 
@@ -79,8 +81,9 @@ def storage_bytes(stage: MegatronStage, found: Parameters) -> dict[str, int]:
         if precision.recipe
         else run.at.element_bytes * kept
     )
-    padding = sum(padding_elements(stage, found))
-    parts = {"parameters": stored + run.at.element_bytes * padding, "gradients": precision.grads.bytes * (kept + padding)}
+    parts = {"parameters": stored, "gradients": precision.grads.bytes * kept}
+    if padding := sum(padding_elements(stage, found)):
+        parts |= {PARAMETER_PADDING: run.at.element_bytes * padding, GRADIENT_PADDING: precision.grads.bytes * padding}
     parts["optimizer"] = optimizer_state(stage, found).total
     recipe, given = run.at.recipe, precision.recipe
     if recipe is not None and given is not None:
