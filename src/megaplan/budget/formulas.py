@@ -105,12 +105,14 @@ FORMULAS: dict[str, ColumnFormula] = {
     ),
     Column.COMMUNICATION: ColumnFormula(
         "Pipeline receive buffers, parameters gathered to run, reduce-scatter inputs, inputs gathered over TP or CP.",
-        "M boundaries for activations and M for gradients of every chunk between two others, boundary = B · T / (cp · tp) · h ·"
-        " bytes(activations); + Σ n · ceil(d0 / n) · (elements / d0) · bytes(precision.params) of what is gathered; with one"
+        "a + g boundaries of every chunk between two others, boundary = B · T / (cp · tp) · h · bytes(activations); a: its microbatches"
+        " in flight, with one more, or pp of interleaved zero bubble, where torch receives early; g: 1 under 1f1b and gpipe, else 2 · pp;"
+        " both at most the microbatches of a step, which are a under gpipe, and both under looped_bfs;"
+        " + Σ n · ceil(d0 / n) · (elements / d0) · bytes(precision.params) of what is gathered; with one"
         " data rank only of what is stored in another dtype",
         "bytes",
         "torch/distributed/pipelining/stage.py; torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py",
-        "16 microbatches of [4, 4096, 3584] in bf16, one chunk between two others: 2 · 16 · 117,440,512 = 3,758,096,384 B",
+        "1f1b, rank 1 of 4, 16 microbatches of [4, 4096, 3584] in bf16: (3 + 1) · 117,440,512 = 469,762,048 B",
     ),
     Column.WORKSPACE: ColumnFormula(
         "Scratch inside torch's allocator: GEMM libraries, Newton-Schulz, head and loss in one operation.",

@@ -16,7 +16,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout, Slot, rank_coordinate
-from megaplan.schedules.in_flight import receive_buffers
+from megaplan.schedules.in_flight import receive_buffers, shared_buffers
 from megaplan.schedules.states import RankState, rank_states, sequential_states
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
@@ -88,7 +88,8 @@ def schedule_counts(spec: Spec) -> ScheduleCounts:
     if not mesh.is_pipelined:
         return ScheduleCounts([sequential_states(schedule.microbatches_per_update)])
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-    return ScheduleCounts(rank_states(*degrees, num_steps=schedule.distinct_steps), receive_buffers(*degrees))
+    buffers = shared_buffers if spec.host.kind.trained else receive_buffers
+    return ScheduleCounts(rank_states(*degrees, num_steps=schedule.distinct_steps), buffers(*degrees))
 
 
 def stage_ranks(

@@ -17,8 +17,14 @@ _SWITCHED = re.compile(
 _PROCESS = re.compile(r"worker|thread|buffer|bucket|cache|queue|log|batch|wandb|checkpoint|optimizer|loss|lr")
 
 
+_SHARED = re.compile(r"(?:expert|layer|block|head|weight)s?_(?:pool|shar|tied?|tying|recur|loop)")
+"""Names of modes in which layers have parts in common."""
+
+
 def names_a_tensor(name: str, value: Any) -> bool:
-    """True if an unknown name says that it decides the number or size of tensors: a count, width or rank, or a switch of a norm or bias.
+    """True if an unknown name says that it decides the number or size of tensors.
+
+    Such are counts, widths and ranks, switches of norms and biases, and modes in which layers share parts.
 
     Args:
         name: Name with underscores for dashes.
@@ -26,6 +32,8 @@ def names_a_tensor(name: str, value: Any) -> bool:
     """
     if _PROCESS.search(name) and "lora" not in name:
         return False
+    if isinstance(value, str) and not value.replace(".", "", 1).isdigit():
+        return _SHARED.search(name) is not None
     if value is True:
         return _SWITCHED.search(name) is not None and not name.startswith(("no_", "disable_"))
     return isinstance(value, int) and value > 0 and (_COUNTED.search(name) is not None or name.startswith("lora_r"))

@@ -21,7 +21,7 @@ from megaplan.hosts.megarun.towers import stream_bytes, tower_sizes
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
 from megaplan.layout.ranks import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
-from megaplan.schedules.in_flight import receive_buffers
+from megaplan.schedules.in_flight import shared_buffers
 from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, RankState, non_dominated, rank_states
 from megaplan.spec.models import Spec
 
@@ -73,7 +73,7 @@ def necessary_limits(
     """
     mesh, schedule = spec.mesh, spec.schedule
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-    dims, receives = local_dims(spec), receive_buffers(*degrees)
+    dims, receives = local_dims(spec), shared_buffers(*degrees)
     layers, first, last = _needs(spec, inventory, layout, measured)
     made: dict[tuple[int, int, int], Weight] = {}
 

@@ -230,8 +230,10 @@ def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | N
     assert balanced is not None, "without limits there is a split"
     free = shortest(pipeline, rules, balanced.cuts, baseline, None).cuts
     there, here = pipeline.step.of(free), pipeline.step.of(best)
-    if there >= here or max(memory.excesses(spans_of(free, num_layers))) <= 0:
+    if there >= here:
         return found
+    if max(memory.excesses(spans_of(free, num_layers))) <= 0:  # reached past cuts that do not fit
+        return Weighted(free, partial(pipeline.certify, spans_of(free, num_layers)))
     note = moved_by_memory(stack, memory, free, "have the shortest step that was found", f"step: {there:,} ns there, {here:,} here")
     return replace(found, notes=(note,))
 

@@ -1,7 +1,7 @@
 """Pipeline schedules as integers: action orders, placement, in-flight counts and replay. No model, no bytes; one file per schedule."""
 
 from megaplan.schedules.actions import MAX_REPLAYED, Action, ActionKind, Orders, Overlap, ScheduleStep, computations, num_actions
-from megaplan.schedules.in_flight import InFlight, in_flight, peak_bytes, receive_buffers
+from megaplan.schedules.in_flight import InFlight, in_flight, peak_bytes, receive_buffers, shared_buffers
 from megaplan.schedules.placement import Placement, slot_owner, slots_of_rank
 from megaplan.schedules.registry import (
     KINDS,
@@ -43,6 +43,7 @@ __all__ = [
     "refuse_impossible",
     "replay",
     "schedule_problems",
+    "shared_buffers",
     "slot_owner",
     "slots_of_rank",
 ]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from megaplan.schedules.placement import slot_owner, slots_of_rank
-from megaplan.schedules.registry import placement
+from megaplan.schedules.registry import SCHEDULES, placement
 from megaplan.schedules.states import RankState, Vector, non_dominated, rank_states
 
 
@@ -73,7 +73,7 @@ def peak_bytes(vectors: Iterable[InFlight], full_bytes: Sequence[int], pending_b
 
 @lru_cache(maxsize=512)
 def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Boundary tensors that each rank keeps as receive buffers: one per microbatch, for the whole run.
+    """Receive buffers of each rank if every microbatch has its own for the whole run.
 
     Source: `torch.distributed.pipelining.stage`, whose receive infos are made for all microbatches at the first step.
 
@@ -90,3 +90,29 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
     before, after = [0, *between], [*between, 0]
     owned = [slots_of_rank(where, rank, pp, vpp) for rank in range(pp)]
     return tuple([tuple([(before[slot], after[slot]) for slot in slots]) for slots in owned])
+
+
+@lru_cache(maxsize=512)
+def shared_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Receive buffers of each rank if microbatch m has buffer m modulo their number: the numbers that megarun allocates.
+
+    A buffer is taken from the receive, which torch may post before other computations, to the end of the microbatch's backward, W
+    included. The numbers are enough for the orders in which torch 2.11 and 2.13 receive; `megarun.parallel.apply.order` checks them.
+
+    Returns:
+        As `receive_buffers`.
+
+    Raises:
+        MegaplanError: The schedule cannot run on these degrees.
+    """
+    own = receive_buffers(kind, pp, vpp, num_microbatches)
+    spare, gradients = SCHEDULES[kind].spare_inputs, SCHEDULES[kind].gradient_buffers
+    most = num_microbatches if gradients is None else gradients(pp)
+    if spare is None:
+        return tuple([tuple([(inputs, min(sent, most)) for inputs, sent in chunks]) for chunks in own])
+    found = []
+    for chunks, states in zip(own, rank_states(kind, pp, vpp, num_microbatches), strict=True):
+        held = [max(state.in_flight[chunk] + state.waiting[chunk] for state in states) for chunk in range(vpp)]
+        counts = zip(chunks, held, strict=True)
+        found.append(tuple([(min(inputs, number + spare(pp)), min(sent, most)) for (inputs, sent), number in counts]))
+    return tuple(found)

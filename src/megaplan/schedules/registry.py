@@ -25,6 +25,9 @@ class RegisteredSchedule(NamedTuple):
         least_vpp: Fewest slots per rank.
         splits_backward: True if it has actions I and W instead of some or all B.
         accumulates: True if a spec may have it with one pipeline rank, where it only accumulates gradients.
+        spare_inputs: Function of `pp` that gives the receive buffers of a stage's inputs in addition to its microbatches in flight, for
+            those that torch posts before it needs them; None if every microbatch has a buffer.
+        gradient_buffers: Function of `pp` that gives the receive buffers of a stage's gradients; None likewise.
     """
 
     placement: Placement
@@ -35,15 +38,47 @@ class RegisteredSchedule(NamedTuple):
     least_vpp: int = 1
     splits_backward: bool = False
     accumulates: bool = False
+    spare_inputs: Callable[[int], int] | None = None
+    gradient_buffers: Callable[[int], int] | None = None
+
+
+def _none(_pp: int) -> int:
+    return 0
+
+
+def _one(_pp: int) -> int:
+    return 1
+
+
+def _all(pp: int) -> int:
+    return pp
+
+
+def _twice(pp: int) -> int:
+    return 2 * pp
 
 
 SCHEDULES = {
-    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe"),
+    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe", gradient_buffers=_one),
     "1f1b": RegisteredSchedule(
-        "single", one_f_one_b.problems, one_f_one_b.orders, "1F1B", one_f_one_b.enough_microbatches, accumulates=True
+        "single",
+        one_f_one_b.problems,
+        one_f_one_b.orders,
+        "1F1B",
+        one_f_one_b.enough_microbatches,
+        accumulates=True,
+        spare_inputs=_none,
+        gradient_buffers=_one,
     ),
     "interleaved_1f1b": RegisteredSchedule(
-        "loop", interleaved.problems, interleaved.orders, "Interleaved1F1B", interleaved.enough_microbatches, least_vpp=2
+        "loop",
+        interleaved.problems,
+        interleaved.orders,
+        "Interleaved1F1B",
+        interleaved.enough_microbatches,
+        least_vpp=2,
+        spare_inputs=_one,
+        gradient_buffers=_twice,
     ),
     "looped_bfs": RegisteredSchedule("loop", looped_bfs.problems, looped_bfs.orders, "LoopedBFS", least_vpp=2),
     "interleaved_zero_bubble": RegisteredSchedule(
@@ -53,10 +88,30 @@ SCHEDULES = {
         "InterleavedZeroBubble",
         interleaved_zero_bubble.enough_microbatches,
         splits_backward=True,
+        spare_inputs=_all,
+        gradient_buffers=_twice,
     ),
-    "zbv": RegisteredSchedule("v", zbv.problems, zbv.orders, "ZBVZeroBubble", zbv.enough_microbatches, least_vpp=2, splits_backward=True),
+    "zbv": RegisteredSchedule(
+        "v",
+        zbv.problems,
+        zbv.orders,
+        "ZBVZeroBubble",
+        zbv.enough_microbatches,
+        least_vpp=2,
+        splits_backward=True,
+        spare_inputs=_one,
+        gradient_buffers=_twice,
+    ),
     "dualpipev": RegisteredSchedule(
-        "v", dualpipev.problems, dualpipev.orders, "DualPipeV", dualpipev.enough_microbatches, least_vpp=2, splits_backward=True
+        "v",
+        dualpipev.problems,
+        dualpipev.orders,
+        "DualPipeV",
+        dualpipev.enough_microbatches,
+        least_vpp=2,
+        splits_backward=True,
+        spare_inputs=_one,
+        gradient_buffers=_twice,
     ),
 }
 KINDS = tuple(SCHEDULES)

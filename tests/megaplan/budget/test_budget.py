@@ -141,14 +141,25 @@ def test_a_second_step_of_an_update_by_hand(budget_of: Callable[..., Budget]) ->
 
 
 def test_steps_of_an_update_share_receive_buffers(budget_of: Callable[..., Budget]) -> None:
-    """Eight microbatches in two steps: the buffers of four."""
-    whole, halved = (
-        budget_of(plain({"mesh.pp": 2, "schedule.num_microbatches": 8 // steps, "schedule.steps_per_update": steps})) for steps in (1, 2)
-    )
-    for rank in (0, 1):
-        cells, fewer = (budget.of_rank(rank).cells[Phase.OPTIMIZER] for budget in (whole, halved))
-        assert cells[Column.COMMUNICATION] - fewer[Column.COMMUNICATION] == 4 * 8 * 16 * 4  # of [1, 8, 16] in fp32
-        assert cells[Column.ACTIVATIONS] == fewer[Column.ACTIVATIONS]  # ids or labels of all eight
+    """Eight microbatches in two steps: under gpipe the activation buffers of four; under 1f1b one for each in flight, as without steps."""
+    for kind, grown in (("gpipe", (0, 4)), ("1f1b", (0, 0))):
+        whole, halved = (
+            budget_of(
+                plain(
+                    {
+                        "mesh.pp": 2,
+                        "schedule.kind": kind,
+                        "schedule.num_microbatches": 8 // steps,
+                        "schedule.steps_per_update": steps,
+                    }
+                )
+            )
+            for steps in (1, 2)
+        )
+        for rank in (0, 1):
+            cells, fewer = (budget.of_rank(rank).cells[Phase.OPTIMIZER] for budget in (whole, halved))
+            assert cells[Column.COMMUNICATION] - fewer[Column.COMMUNICATION] == grown[rank] * 8 * 16 * 4  # of [1, 8, 16] in fp32
+            assert cells[Column.ACTIVATIONS] == fewer[Column.ACTIVATIONS]  # ids or labels of all eight
 
 
 def test_uneven_shards_by_hand(budget_of: Callable[..., Budget]) -> None:
@@ -173,9 +184,9 @@ def test_pipeline_by_hand(budget_of: Callable[..., Budget]) -> None:
     first, last = (budget.of_rank(rank) for rank in (0, 1))
     assert first.peak_places[Phase.FORWARD_BACKWARD] == "backward of layers.0, 2 microbatches in flight"
     boundary, width = 512 * 16 * 2, 512 * 32 * 2
-    # one chunk at an end of the pipeline: four boundaries to receive, and what the slot holds gathered
-    assert first.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == 4 * boundary + 2 * (1552 + 1024)
-    assert last.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == 4 * boundary + 2 * (1552 + 1024 + 16)
+    # one chunk at an end of the pipeline: a gradient or an activation to receive, and what the slot holds gathered
+    assert first.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == boundary + 2 * (1552 + 1024)
+    assert last.cells[Phase.FORWARD_BACKWARD][Column.COMMUNICATION] == boundary + 2 * (1552 + 1024 + 16)
     # a layer keeps normed, rstd, gate, up, act; rank 0 also its input, the embedding's output, and the stage's output
     kept = boundary + 512 * 4 + 3 * width + boundary + boundary
     # of its two microbatches one runs backward at the activation: act is done with, d.act, d.gate and d.up are there; d.out lies in a

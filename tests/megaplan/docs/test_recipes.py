@@ -34,7 +34,7 @@ def orders(pp, vpp, num_microbatches):
 '''
 ENTRY = [
     ("from megaplan.schedules import dualpipev, ", "reversed_order, "),
-    ('    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe"),\n',
+    ('    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe", gradient_buffers=_one),\n',
      '    "reversed": RegisteredSchedule("single", reversed_order.problems, reversed_order.orders, "Reversed"),\n'),
 ]  # fmt: skip
 """Lines that the tests add, each with the text of the registry that they follow."""

@@ -18,7 +18,6 @@ from megaplan.importers.megatron.spec import import_megatron
 ONLY_RUN = {
     "sbatch of a written file": "no launch was recorded",
     "nodes of a job": "output of scontrol",
-    "GPUs of the machine": "output of wc",
     "sum of tools": "output of awk",
     "file that is read back": "output of cat",
 }

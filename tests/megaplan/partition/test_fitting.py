@@ -100,7 +100,7 @@ def test_what_fits_pays_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.requirement("R-29")
-@pytest.mark.parametrize(("kind", "sizes"), [("1f1b", (24, 28, 32, 40)), ("gpipe", (4, 7, 8, 12)), ("zbv", (28, 30, 32, 40))])
+@pytest.mark.parametrize(("kind", "sizes"), [("1f1b", (24, 28, 32, 48)), ("gpipe", (4, 7, 8, 12)), ("zbv", (28, 30, 32, 40))])
 def test_memory_moves_the_cuts_to_the_best_that_fit(kind: str, sizes: tuple[int, ...]) -> None:
     """Every split of twelve layers, by the budget itself, at sizes from where the cheapest fits to where none does."""
     outcomes = set()
@@ -143,7 +143,7 @@ def test_coupled_chunks_are_never_called_optimal_without_proof() -> None:
 @pytest.mark.requirement("R-46")
 @pytest.mark.parametrize("kind", ["1f1b", "gpipe", "zbv"])
 def test_what_cannot_fit_says_which_stage_and_by_how_much(kind: str) -> None:
-    spec = small(kind, 160)
+    spec = small(kind, 140)
     inventory, cuts = build_inventory(spec), chosen(spec)
     memory = Memory(spec, inventory)
     num_slots = spec.mesh.pp * spec.mesh.vpp
@@ -216,15 +216,19 @@ def test_layers_of_a_chunk_weigh_in_the_sums_what_they_add_to_the_budget(kind: s
 
 
 @pytest.mark.requirement("R-26")
-@pytest.mark.parametrize(("kind", "outputs"), [("1f1b", 0), ("gpipe", 1)])
-def test_microbatches_weigh_in_the_sums_what_they_add_to_the_budget(kind: str, outputs: int) -> None:
-    """Receive buffers, and under gpipe what a microbatch keeps; the stage's own output, which is no layer's, is in the budget alone."""
+@pytest.mark.parametrize(("kind", "outputs", "received"), [("1f1b", 0, 0), ("gpipe", 1, 1)])
+def test_microbatches_weigh_in_the_sums_what_they_add_to_the_budget(kind: str, outputs: int, received: int) -> None:
+    """Nothing under 1f1b, whose microbatches share receive buffers.
+
+    Under gpipe a receive buffer, and what a microbatch keeps; the stage's own output, which is no layer's, is in the budget alone.
+    """
     specs = [spec_of("mesh.pp=4", "mesh.vpp=1", f"schedule.kind={kind}", f"schedule.num_microbatches={m}") for m in (8, 9)]
     boundary = boundary_bytes(local_dims(specs[0]))
     for rank in (1, 2):
         (few, least), (many, most) = (sum_and_budget(spec, [9, 20, 40], rank) for spec in specs)
         assert (most - least) - (many - few) == outputs * boundary
-        assert many - few >= 2 * boundary
+        assert many - few >= received * boundary
+        assert (many > few) is bool(received)
 
 
 def test_cuts_that_a_descent_brought_to_the_limit_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_a_search_that_spent_its_work_says_so(monkeypatch: pytest.MonkeyPatch) -
     original = stack.balance
     monkeypatch.setattr(stack, "balance", lambda *args, **named: calls.append(1) or original(*args, **named))
     monkeypatch.setattr(fitting, "MAX_WORK", 30_000)
-    spec = spec_of("model.num_layers=24", "model.attention.indexer=null", "mesh.vpp=6", "batch.micro_batch_size=24")
+    spec = spec_of("model.num_layers=24", "model.attention.indexer=null", "mesh.vpp=6", "batch.micro_batch_size=32")
     inventory = build_inventory(spec)
     cuts = choose_cuts(spec, inventory)
     (note,) = [found for found in cuts.diagnostics if found.code == "MP501"]

@@ -130,7 +130,7 @@ def test_one_slot_takes_its_whole_load_and_that_is_proven() -> None:
 
 
 @pytest.mark.requirement("R-29")
-@pytest.mark.parametrize("size", [4, 12])
+@pytest.mark.parametrize("size", [4, 12, 13])
 def test_no_move_that_fits_is_shorter(size: int) -> None:
     """A note says which shorter steps memory refuses, by how many bytes, and what that costs."""
     asked = ["split.objective=step_time", f"batch.micro_batch_size={size}"]
@@ -146,7 +146,9 @@ def test_no_move_that_fits_is_shorter(size: int) -> None:
             shorter.append(tried)
     assert all(max(memory.excesses(spans_of(tried, 52))) > 0 for tried in shorter)
     notes = [found.detail for found in cuts.diagnostics if found.code == "MP334"]
-    assert bool(notes) == bool(shorter) == (size == 12), "memory moves the cuts of the larger size alone"
+    assert bool(notes) == bool(shorter) == (size == 13), (
+        "memory moves the cuts of the largest size alone; at 12 the best lie past cuts that do not fit"
+    )
     for note in notes:
         found = re.fullmatch(r"cuts (\[.*\]) have the .* of pp rank (\d) by (.*)\nstep: ([\d,]+) ns there, ([\d,]+) here", note)
         assert found is not None

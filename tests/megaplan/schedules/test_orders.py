@@ -24,6 +24,7 @@ from megaplan.schedules import (
     placement,
     receive_buffers,
     schedule_problems,
+    shared_buffers,
     slots_of_rank,
     zbv,
 )
@@ -159,6 +160,15 @@ def test_receive_buffers_leave_out_the_ends_of_the_pipeline() -> None:
     assert receive_buffers("1f1b", 1, 1, 5) == (((0, 0),),)
     assert receive_buffers("1f1b", 2, 1, 5) == (((0, 5),), ((5, 0),))
     assert receive_buffers("interleaved_1f1b", 2, 2, 6) == (((0, 6), (6, 6)), ((6, 6), (6, 0)))
+
+
+def test_shared_receive_buffers_do_not_grow_with_microbatches() -> None:
+    assert shared_buffers("1f1b", 3, 1, 480) == (((0, 1),), ((2, 1),), ((1, 0),))
+    assert shared_buffers("gpipe", 2, 1, 5) == (((0, 1),), ((5, 0),))
+    for kind, vpp in (("interleaved_1f1b", 3), ("interleaved_zero_bubble", 2), ("zbv", 2), ("dualpipev", 2)):
+        few, many = (shared_buffers(kind, 4, vpp, count) for count in (64, 480))
+        assert few == many
+        assert max(number for chunks in many for numbers in chunks for number in numbers) <= 3 * 4 * vpp
 
 
 @pytest.mark.parametrize("pp", [2, 5, 9])

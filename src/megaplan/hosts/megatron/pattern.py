@@ -176,3 +176,30 @@ def _mixture(text: str, part: str, start: int, at: Location) -> Iterator[Diagnos
 
 def _unfit(detail: str, at: Location, hint: str) -> MegaplanError:
     return MegaplanError([diagnostic("MP911", detail, at, (hint,))])
+
+
+def spread_pattern(layers: int, attention: float, mlp: float) -> str:
+    """The pattern of shares of attention and MLP layers, each spread evenly among Mamba's, attention first.
+
+    Args:
+        layers: Number of layers.
+        attention: Share of attention layers, from 0 to 1.
+        mlp: Share of MLP layers, from 0 to 1 less `attention`.
+
+    Source: `pattern_from_ratios` of `megatron/core/models/hybrid/hybrid_layer_allocation.py` at d98e8a64.
+    """
+    found = ["M"] * layers
+    free = layers
+    for symbol, number in (("*", round(layers * attention)), ("-", round(layers * mlp))):
+        free -= number
+        run = free / (number + 1) if symbol == "*" else free / max(number, 1)  # attention neither begins nor ends
+        left = run
+        for place in range(layers if number else 0):
+            if found[place] != "M":
+                continue
+            if left < 0.5:
+                found[place] = symbol
+                left += run
+            else:
+                left -= 1
+    return "".join(found)

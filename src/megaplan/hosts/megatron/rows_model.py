@@ -40,6 +40,10 @@ _DROPS = Conversion(
 LAYERS = (
     text("hybrid_layer_pattern", "model.pattern", None, JOINT, touches=_ALL, note="one symbol a layer, '|' between stages"),
     text("hybrid_override_pattern", "model.pattern", None, JOINT, touches=_ALL, note="older name of --hybrid-layer-pattern; not written"),
+    number(
+        "hybrid_attention_ratio", "model.pattern", None, JOINT, touches=_ALL, note="older form of the pattern, spread evenly; not written"
+    ),
+    number("hybrid_mlp_ratio", "model.pattern", None, JOINT, touches=_ALL, note="older form of the pattern, spread evenly; not written"),
     count("num_layers", "model.num_layers", REQUIRED, JOINT, touches=_ALL, note="of a GPT model; a layer is an A and a D or E"),
     text("moe_layer_freq", "model.pattern", 1, JOINT, touches=_ALL, note="which layers of a GPT model have experts"),
     text("pipeline_model_parallel_layout", "split.spans", None, JOINT, touches="stages", note="stages of a GPT model"),

@@ -106,6 +106,8 @@ class _Script:
             said = f"{', '.join(counts)} is set by the cluster alone, and read as {ranks}; --env {counts[0]}=… states it"
             return replace(again, left_out=(*again.left_out, (0, said))), wrong
         notes, errors = list[tuple[int, str]](), list[Diagnostic]()
+        if shell.lists_gpus:
+            notes.append((0, f"nvidia-smi is read as listing {NODE} GPUs, those of a node; --gpus N states the job's"))
         if lacking:
             notes.append((0, f"the script ends without {', '.join(lacking)}, and is read as if they were given"))
         for place, condition in enumerate(shell.undecided[:MOST_CONDITIONS]):

@@ -43,7 +43,9 @@ _FRONT_ENDS = (
     ),
     _FrontEnd("NeMo 1", re.compile(r"^(?:trainer|exp_manager):.*?^model:", re.MULTILINE | re.DOTALL), "the section model"),
     _FrontEnd(
-        "NeMo 2", re.compile(r"_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|^[^#\n]*\bnemo llm\b", re.MULTILINE), "its recipe"
+        "NeMo 2",
+        re.compile(r"^[^#\n]*(?:_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|\bnemo llm\b)", re.MULTILINE),
+        "its recipe",
     ),
     _FrontEnd("a Megatron-Bridge recipe", re.compile(r"\bmegatron\.bridge\.recipes\b"), "the recipe, whose run writes run_config.yaml"),
     _FrontEnd("LLaMA-Factory", re.compile(r"\A(?=.*^model_name_or_path:)(?=.*^(?:finetuning_type|stage):)", _WHOLE), "model_name_or_path"),
@@ -91,6 +93,7 @@ _OTHER_PROGRAMS = {
     r"quantize|export|prune": "the export of a checkpoint",
 }
 """Parts of the names of programs in Megatron's tree that train no decoder of text."""
+_STARTS_MEGATRON = re.compile(r"^[^#\n]*\bpretrain_(?:gpt|mamba|hybrid)\.py\b", re.MULTILINE)
 _WITH_ENCODERS = re.compile(r"vlm|multimodal|mimo|flamingo|llava|omni|vl\.py")
 _OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "vision_pretraining", "use_tiling", "max_num_tiles")
 """Arguments that only a model with images has, whatever its program is called."""
@@ -126,6 +129,8 @@ def refuse_front_end(text: str, name: str) -> None:
         MegaplanError: MP926, with the command that estimates the model on the degrees that the text states.
     """
     stated = all(re.search(rf"^[^#\n]*--{size}\b", text, re.MULTILINE) for size in ("num-layers", "hidden-size"))
+    if stated and _STARTS_MEGATRON.search(text):
+        return
     asked = (one for one in _FRONT_ENDS if not (stated and one.model == _ARGUMENTS))
     found = next(((one, match) for one in asked if (match := one.mark.search(text)) is not None), None)
     if found is None:

@@ -9,7 +9,7 @@ from megaplan.hosts.megatron.argument import ONLY
 from megaplan.hosts.megatron.rows_refused import REFUSED
 from megaplan.hosts.megatron.rows_run import AUTO
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES, NO_RECIPE
-from megaplan.hosts.megatron.vocabulary import FEATURES, other_fsdp
+from megaplan.hosts.megatron.vocabulary import ARGUMENTS, FEATURES, other_fsdp
 from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.model import load_balancing
@@ -99,8 +99,20 @@ def read_batch(launch: Arguments, mesh: dict[str, Any]) -> dict[str, dict[str, A
     return {"schedule": {"kind": kind, "num_microbatches": max(1, total // (size * ranks))}, "batch": batch}
 
 
+def _of_a_fork(launch: Arguments) -> None:
+    """Take a fork's optimizer that is named after Muon or Adam as that one, with a warning."""
+    word = launch.values.get("optimizer")
+    if not isinstance(word, str) or word in ARGUMENTS["optimizer"].words:
+        return
+    known = next((name for name in ("muon", "adam") if name in word.lower()), None)
+    if known is not None:
+        launch.values["optimizer"] = f"dist_{known}" if known == "muon" and "dist" in word.lower() else known
+        launch.guess("optimizer", f"--optimizer {word} of a fork is read as {known}, with its state")
+
+
 def read_state(launch: Arguments, *, gpt: bool) -> dict[str, dict[str, Any]]:
     """`precision` and `optimizer`."""
+    _of_a_fork(launch)
     params, halves = _params(launch)
     aware, main = launch.given("use_precision_aware_optimizer"), launch.word("main_grads_dtype")
     words = {key: launch.word(key) for key in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")}

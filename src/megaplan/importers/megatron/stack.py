@@ -10,11 +10,12 @@ from typing import Any
 
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megatron.argument import flag
-from megaplan.hosts.megatron.pattern import OURS, HybridPattern, parse_hybrid
+from megaplan.hosts.megatron.pattern import OURS, HybridPattern, parse_hybrid, spread_pattern
 from megaplan.hosts.megatron.stages import NAMES, check_layout, even_sizes, flag_list, layer_kinds, parse_layout
 from megaplan.importers.megatron.arguments import Arguments, moved
 from megaplan.spec.models import MAX_LAYERS
 
+_HYBRID_PROGRAM = re.compile(r"pretrain_(?:mamba|hybrid)\w*\.py$")
 NO_LETTER = {
     "D": "sparse attention is read of GPT models, --experimental-attention-variant dsa",
 }
@@ -47,6 +48,11 @@ class LaunchLayers:
 def read_stack(launch: Arguments, pp: int) -> LaunchLayers:
     """The layers and their cuts; an empty stack if something is wrong."""
     hybrid = launch.value("hybrid_layer_pattern") is not None or launch.value("hybrid_override_pattern") is not None
+    shares = [
+        launch.number(f"hybrid_{kind}_ratio") or 0.0 if launch.value(f"hybrid_{kind}_ratio") else 0.0 for kind in ("attention", "mlp")
+    ]
+    if not hybrid and (any(shares) or _HYBRID_PROGRAM.search(launch.program)):
+        hybrid = _spread_kinds(launch, *shares)
     try:
         stack = _hybrid(launch, pp) if hybrid else _gpt(launch, pp)
     except MegaplanError as error:
@@ -54,6 +60,18 @@ def read_stack(launch: Arguments, pp: int) -> LaunchLayers:
         launch.fail([moved(found, launch.at(key)) for found in error.diagnostics])
         return LaunchLayers(("A",), latent=False, num_modules=0, hybrid=hybrid)
     return stack
+
+
+def _spread_kinds(launch: Arguments, attention: float, mlp: float) -> bool:
+    """Give the launch the pattern that its shares of attention and MLP layers mean; without both all layers are Mamba."""
+    layers = launch.whole("num_layers", most=MAX_LAYERS)
+    if not (0 <= attention <= 1 and 0 <= mlp <= 1 and attention + mlp <= 1):
+        launch.wrong(
+            "hybrid_attention_ratio", f"{attention:g} and --hybrid-mlp-ratio {mlp:g}", "two shares from 0 to 1, together at most 1"
+        )
+        return False
+    launch.values["hybrid_override_pattern"] = spread_pattern(layers, attention, mlp)
+    return True
 
 
 def _hybrid(launch: Arguments, pp: int) -> LaunchLayers:

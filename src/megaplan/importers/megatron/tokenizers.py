@@ -38,6 +38,9 @@ OF_MODEL = {
     r"gpt-?oss": 200_019,
     r"gemma-?3": 262_145,
     r"gemma-?(?:2|[27]b)": 256_000,
+    r"code10k_en20k_ja30k": 48_588,
+    r"code20k_en40k_ja60k": 96_869,
+    r"llm-jp.*(?:100k|ver3|v3)": 99_487,
 }
 """Sizes by a part of a model's name; added tokens included, as Megatron counts them."""
 WORDS_OF_MODEL = {

@@ -6,21 +6,27 @@ overlapped forward and backward is two computations, which torch runs sequential
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
-from megaplan.schedules import actions, computations, placement, slots_of_rank
+from megaplan.schedules import actions, computations, placement, shared_buffers, slots_of_rank
 from megaplan.spec.models import Spec
 from megarun.errors import refusal
 
+RECEIVED = (">", "<")
+"""Marks of receives of activations and of gradients."""
 ScheduleClass = type[PipelineScheduleSingle] | type[PipelineScheduleMulti]
 
 
 class _RecordingStage:
-    """A fake pipeline stage without communication, which records every computation as `0F3`: slot, kind, microbatch."""
+    """A fake pipeline stage without communication, which records every computation as `0F3`: slot, kind, microbatch.
+
+    Receives are `0>3` of an activation and `0<3` of a gradient.
+    """
 
     submod = None
 
@@ -51,11 +57,19 @@ class _RecordingStage:
     def _no_operations(self, _: int) -> list[Any]:
         return []
 
-    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = _no_operations
+    get_fwd_send_ops = get_bwd_send_ops = _no_operations
+
+    def get_fwd_recv_ops(self, microbatch: int) -> list[Any]:
+        self._notes.append(f"{self.stage_index}{RECEIVED[0]}{microbatch}")
+        return []
+
+    def get_bwd_recv_ops(self, microbatch: int) -> list[Any]:
+        self._notes.append(f"{self.stage_index}{RECEIVED[1]}{microbatch}")
+        return []
 
 
 def executed_order(kind: ScheduleClass, slots: Sequence[int], pp_rank: int, pp: int, num_microbatches: int) -> list[str]:
-    """The computations that one pipeline rank runs under a schedule class, in order.
+    """The computations and receives that one pipeline rank runs under a schedule class, in order.
 
     Args:
         kind: Schedule class of torch.
@@ -72,6 +86,28 @@ def executed_order(kind: ScheduleClass, slots: Sequence[int], pp_rank: int, pp: 
     return notes
 
 
+def overwritten(ordered: Sequence[str], slot: int, numbers: tuple[int, int]) -> str | None:
+    """The first receive of a slot into a buffer whose microbatch has not ended its backward; None if there is none.
+
+    Args:
+        ordered: Notes of `executed_order`.
+        slot: The slot.
+        numbers: Receive buffers of its activations and of its gradients; 0 for tensors that no message brings.
+    """
+    ends, own = dict[int, int](), f"{slot}"
+    parts = [re.fullmatch(r"(\d+)(\D)(\d+)", note) for note in ordered]
+    notes = [(place, part[2], int(part[3])) for place, part in enumerate(parts) if part is not None and part[1] == own]
+    for place, kind, microbatch in notes:
+        if kind in ("B", "W"):
+            ends[microbatch] = place
+    for place, kind, microbatch in notes:
+        if kind in RECEIVED and (number := numbers[RECEIVED.index(kind)]):
+            before = microbatch - number
+            if before >= 0 and ends[before] > place:
+                return ordered[place]
+    return None
+
+
 def check_order(kind: ScheduleClass, pp_rank: int, spec: Spec) -> None:
     """Refuse a torch schedule that does not execute this pipeline rank's actions in megaplan's order.
 
@@ -80,8 +116,15 @@ def check_order(kind: ScheduleClass, pp_rank: int, spec: Spec) -> None:
     """
     mesh, name, num_microbatches = spec.mesh, spec.schedule.kind, spec.schedule.num_microbatches
     planned = [str(action) for action in computations(actions(name, mesh.pp, mesh.vpp, num_microbatches)[pp_rank])]
-    executed = executed_order(kind, slots_of_rank(placement(name), pp_rank, mesh.pp, mesh.vpp), pp_rank, mesh.pp, num_microbatches)
+    slots = slots_of_rank(placement(name), pp_rank, mesh.pp, mesh.vpp)
+    ordered = executed_order(kind, slots, pp_rank, mesh.pp, num_microbatches)
+    executed = [note for note in ordered if not set(RECEIVED) & set(note)]
     if planned == executed:
+        buffers = shared_buffers(name, mesh.pp, mesh.vpp, num_microbatches)[pp_rank]
+        for slot, numbers in zip(slots, buffers, strict=True):
+            if (early := overwritten(ordered, slot, numbers)) is not None:
+                detail = f"pp rank {pp_rank}: {kind.__name__} of torch {torch.__version__} receives {early} while its buffer is in use"
+                raise refusal("MP606", detail, "schedule.kind")
         return
     longest = max(len(planned), len(executed))
     pairs = zip(planned + ["nothing"] * longest, executed + ["nothing"] * longest, strict=False)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from megaplan.schedules import SPLIT_BACKWARD
+from megaplan.schedules import SPLIT_BACKWARD, placement, shared_buffers, slot_owner
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
@@ -39,7 +39,9 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> FullBackwardStag
         output_args = (output, loss) if stage.looks_ahead else output
     tokens = torch.empty(token_shape(spec), dtype=torch.int64, device="meta")
     kind = SplitStage if spec.schedule.kind in SPLIT_BACKWARD else FullBackwardStage
-    return kind(
+    degrees = spec.mesh.pp, spec.mesh.vpp
+    rank, chunk = slot_owner(placement(spec.schedule.kind), stage.index, spec.mesh.pp)
+    made = kind(
         stage,
         stage.index,
         spec.mesh.pp * spec.mesh.vpp,
@@ -48,17 +50,37 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> FullBackwardStag
         output_args=output_args,
         group=mesh.axes["pp"].get_group(),
     )
+    made.input_buffers, made.gradient_buffers = shared_buffers(spec.schedule.kind, *degrees, spec.schedule.num_microbatches)[rank][chunk]
+    return made
 
 
 class FullBackwardStage(PipelineStage):
-    """A stage whose gradients are reduced on request.
+    """A stage whose gradients are reduced on request, and whose microbatches share receive buffers.
+
+    torch makes a receive buffer for every microbatch, and keeps all for the whole run. Here microbatch m has buffer m modulo their number.
 
     Attributes:
+        input_buffers: Receive buffers of activations; 0 if none is received.
+        gradient_buffers: Receive buffers of gradients; 0 if none is received.
         reduces: True if the running schedule step is the last of its update: FSDP2 then reduces over the data ranks and frees the gathered
             parameters. Before, gradients stay unsharded and parameters gathered, as between two microbatches.
     """
 
     reduces = True
+    input_buffers = gradient_buffers = 0
+
+    def _prepare_forward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
+        number = self.input_buffers or num_microbatches
+        made = super()._prepare_forward_infra(number, *arguments, **keywords)
+        _share(self.args_recv_info, number, num_microbatches)
+        return made
+
+    def _prepare_backward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
+        number = self.gradient_buffers or num_microbatches
+        made = super()._prepare_backward_infra(number, *arguments, **keywords)
+        self.chunks = num_microbatches
+        _share(self.grad_recv_info, number, num_microbatches)
+        return made
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """End a schedule step."""
@@ -68,6 +90,12 @@ class FullBackwardStage(PipelineStage):
             if whole is not None:
                 whole.release()
                 whole.start_sums()
+
+
+def _share(table: dict[int, Any], number: int, num_microbatches: int) -> None:
+    """Give the first `number` receives of a table to all microbatches in turn."""
+    for microbatch in range(number, num_microbatches):
+        table[microbatch] = table[microbatch % number]
 
 
 class SplitStage(FullBackwardStage):

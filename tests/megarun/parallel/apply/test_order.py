@@ -1,12 +1,25 @@
 """The order torch really executes is the plan's, and another one is refused."""
 
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+
 import pytest
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleLoopedBFS
 
 from megaplan.errors import MegaplanError
-from megaplan.schedules import actions, computations, placement, slots_of_rank
+from megaplan.schedules import (
+    SCHEDULES,
+    actions,
+    computations,
+    placement,
+    receive_buffers,
+    schedule_problems,
+    shared_buffers,
+    slots_of_rank,
+)
 from megaplan.spec.models import Spec
-from megarun.parallel.apply.order import check_order, executed_order
+from megarun.parallel.apply.order import RECEIVED, check_order, executed_order, overwritten
 from megarun.parallel.apply.pipeline import schedule_class
 
 pytestmark = pytest.mark.runtime
@@ -32,8 +45,51 @@ def test_torch_executes_the_plans_order(name: str, pp: int, vpp: int, num_microb
     """Every schedule, every rank."""
     planned = actions(name, pp, vpp, num_microbatches)
     for rank in range(pp):
-        executed = executed_order(schedule_class(name), slots_of_rank(placement(name), rank, pp, vpp), rank, pp, num_microbatches)
+        ordered = executed_order(schedule_class(name), slots_of_rank(placement(name), rank, pp, vpp), rank, pp, num_microbatches)
+        executed = [note for note in ordered if not set(RECEIVED) & set(note)]
         assert executed == [str(action) for action in computations(planned[rank])]
+
+
+def some_degrees(seed: int) -> Iterator[tuple[str, int, int, int]]:
+    """Random legal degrees of every schedule."""
+    random = Random(seed)
+    for name, schedule in SCHEDULES.items():
+        pp, vpp = random.randint(2, 7), schedule.least_vpp if schedule.placement == "v" else random.randint(schedule.least_vpp, 4)
+        count = pp * random.randint(1, 5) + random.choice([0, 0, 1])
+        vpp = 1 if schedule.placement == "single" else vpp
+        if not schedule_problems(name, pp, vpp, count):
+            yield name, pp, vpp, count
+
+
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 120), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_no_receive_overwrites_a_buffer_in_use(seeds: range) -> None:
+    """In torch's order of receives; with one buffer less a receive does, in some schedule where microbatches share buffers."""
+    needed, shared = Counter[str](), set()
+    for name, pp, vpp, count in (case for seed in seeds for case in some_degrees(seed)):
+        buffers, whole = shared_buffers(name, pp, vpp, count), receive_buffers(name, pp, vpp, count)
+        for rank in range(pp):
+            slots = slots_of_rank(placement(name), rank, pp, vpp)
+            ordered = executed_order(schedule_class(name), slots, rank, pp, count)
+            for slot, numbers, most in zip(slots, buffers[rank], whole[rank], strict=True):
+                assert overwritten(ordered, slot, numbers) is None, (name, pp, vpp, count, rank, slot)
+                assert (numbers[0] <= most[0], numbers[1] <= most[1]) == (True, True)
+                shared |= {name} if numbers[0] < most[0] else set()
+                if numbers[0] > 1:
+                    needed[name] += overwritten(ordered, slot, (numbers[0] - 1, numbers[1])) is not None
+    assert shared == set(SCHEDULES) - {"gpipe", "looped_bfs"}
+    assert set(needed) >= {"1f1b", "interleaved_1f1b", "zbv", "dualpipev", "gpipe", "looped_bfs"}
+    assert needed["1f1b"] > 0
+
+
+def test_a_schedule_that_would_overwrite_a_buffer_is_refused(spec_with: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec.model_validate(spec_with({"mesh.pp": 2, "schedule.num_microbatches": 4}))  # type: ignore[operator]
+    monkeypatch.setattr("megarun.parallel.apply.order.shared_buffers", lambda *_: (((0, 1),), ((1, 0),)))
+    check_order(Schedule1F1B, 1, spec)
+    spec = Spec.model_validate(spec_with({"mesh.pp": 3, "schedule.num_microbatches": 6}))  # type: ignore[operator]
+    monkeypatch.setattr("megarun.parallel.apply.order.shared_buffers", lambda *_: (((0, 1),), ((1, 1),), ((1, 0),)))
+    with pytest.raises(MegaplanError) as refused:
+        check_order(Schedule1F1B, 1, spec)
+    assert "receives 1>1 while its buffer is in use" in refused.value.diagnostics[0].detail
 
 
 def test_another_order_is_refused(spec_with: object) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from megaplan.importers.megatron.shell.words import Value, Words, formatted
 from megaplan.importers.megatron.unset import UNSET, unset
+from megaplan.spec.host import NODE
 
 MAX_FILE_BYTES, MOST_NUMBERS, MOST_FOLDERS = 2**20, 20_000, 5
 
@@ -28,6 +29,8 @@ class Builtins(Words):
         self._folder, self._current = folder, Path.cwd()
         self._out: list[str] = []
         self._line, self._given = 0, ""
+        self.lists_gpus = False
+        """True if the script asks for the GPUs of its machine, which are taken as those of a whole node."""
 
     def _path(self, name: str) -> Path | None:
         """The file or folder of a name, which begins where the script is followed, in its folder, or in one of those around it."""
@@ -141,6 +144,15 @@ class Builtins(Words):
             return self._put(None, "wc")
         return self._put(str(len(self._given.split()) if "-w" in words else self._given.count("\n")), "wc")
 
+    def _gpus(self, words: list[str]) -> bool | None:
+        query = next((word.partition("=")[2] for word in words if word.startswith("--query-gpu=")), None)
+        if not {"-L", "--list-gpus"} & set(words) and query not in ("name", "index", "gpu_name", "uuid", "count"):
+            return self._put(None, "nvidia-smi")
+        self.lists_gpus = True
+        header = [query or "name"] if query is not None and not any("noheader" in word for word in words) else []
+        of_each = {"index": "{}", "count": str(NODE)}.get(query or "", "GPU {}")
+        return self._put("\n".join([*header, *[of_each.format(index) for index in range(NODE)]]), "nvidia-smi")
+
     def _grep(self, words: list[str]) -> bool | None:
         named = [word for word in words if word == "--" or not word.startswith("-")]
         named = words[words.index("--") + 1 :] if "--" in named else named
@@ -187,6 +199,7 @@ class Builtins(Words):
             "expr": _sum_words,
             "bc": _bc,
             "wc": _counted,
+            "nvidia-smi": _gpus,
             "grep": _grep,
             "seq": _sequence,
         },
