@@ -27,7 +27,7 @@ class RegisteredSchedule(NamedTuple):
         accumulates: True if a spec may have it with one pipeline rank, where it only accumulates gradients.
         spare_inputs: Function of `pp` that gives the receive buffers of a stage's inputs in addition to its microbatches in flight, for
             those that torch posts before it needs them; None if every microbatch has a buffer.
-        gradient_buffers: Function of `pp` that gives the receive buffers of a stage's gradients; None likewise.
+        gradient_buffers: Function of `pp` that gives the receive buffers of a stage's gradients; None if every microbatch has one.
     """
 
     placement: Placement

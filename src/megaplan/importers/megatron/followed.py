@@ -21,12 +21,11 @@ from megaplan.importers.megatron.shell.follow import Shell
 from megaplan.importers.megatron.shell.scan import NeedsBashError
 from megaplan.importers.megatron.unset import required, unset
 from megaplan.scalars import MAX_INT
+from megaplan.spec.host import NODE
 from megaplan.spec.read import STDIN_NAME
 
 PROCESSES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
 """Variables in which a cluster's launcher puts the number of processes."""
-NODE = 8
-"""Processes of a node that no one states."""
 MOST_CONDITIONS = 12
 """Most conditions whose other outcome is followed too."""
 _BLANK = re.compile(r"(?<![<\w])<([A-Z][\w. -]*)>(?=[\s\"'/]|$)")
@@ -105,11 +104,7 @@ class _Script:
             again, wrong = self.read(number)
             said = f"{', '.join(counts)} is set by the cluster alone, and read as {ranks}; --env {counts[0]}=… states it"
             return replace(again, left_out=(*again.left_out, (0, said))), wrong
-        notes, errors = list[tuple[int, str]](), list[Diagnostic]()
-        if shell.lists_gpus:
-            notes.append((0, f"nvidia-smi is read as listing {NODE} GPUs, those of a node; --gpus N states the job's"))
-        if lacking:
-            notes.append((0, f"the script ends without {', '.join(lacking)}, and is read as if they were given"))
+        notes, errors = _assumed(shell, lacking), list[Diagnostic]()
         for place, condition in enumerate(shell.undecided[:MOST_CONDITIONS]):
             keys = self._changed({**decisions, place: not decisions.get(place, False)}, given, number)
             outcome = "holds" if decisions.get(place, False) else "does not hold"
@@ -142,6 +137,13 @@ class _Script:
             return []
         keys = dict.fromkeys((*given.values, *other))
         return [key for key in keys if given.values.get(key) != other.get(key) and not changes_nothing(key)]
+
+
+def _assumed(shell: Shell, lacking: Collection[str]) -> list[tuple[int, str]]:
+    """Notes on the machine and on what the script was given."""
+    gpus = f"nvidia-smi is read as listing {NODE} GPUs, those of a node; --gpus N states the job's"
+    given = f"the script ends without {', '.join(lacking)}, and is read as if they were given"
+    return [(0, said) for said, holds in ((gpus, shell.lists_gpus), (given, lacking)) if holds]
 
 
 def _texts(values: Mapping[str, Any]) -> str:
