@@ -9,6 +9,7 @@ import torch
 from feature_cells import MTP_TOO, SIDES
 from parity_cells import C2, E2, FEW_WORDS, GENTLE, RESHARD, SELECTIVE, T2, TIED, TWO_EXPERTS, V2, V4, Cell, pattern
 from parity_world import CellFailedError, Worlds
+from tower_cells import DENSE, S2, TWO, images
 
 from megarun.checkpoint.full_tensors import full_tensors, tensor_names
 from megarun.checkpoint.manifest import list_checkpoints, read_manifest
@@ -24,6 +25,7 @@ FEW = MODEL | TWO_EXPERTS
 BIASED = MODEL | {"model.moe.score": "sigmoid", "model.moe.expert_bias": True, "model.moe.expert_bias_rate": 0.01}
 ADAPTED = GENTLE | TIED | pattern("AED", 6) | {"lora": {"rank": 3, "alpha": 6.0, "families": ["A", "D", "shared.up_proj"]}}
 IN_FOUR_BITS = {"lora": {**ADAPTED["lora"], "base": "nf4", "base_block": 4}}
+SEEN = GENTLE | DENSE | images() | TWO
 AGAIN = {"recompute": {"default": "full", "blocks": {"M": "none", "E": "selective"}}}
 PLANS = {
     "one": Cell("one", {}, spec=MODEL),
@@ -67,6 +69,10 @@ PLANS = {
     "sided-zbv-pp2-dp2": Cell("sided-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", SIDED),
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
     "sided-tp2-ep2-dp2": Cell("sided-tp2-ep2-dp2", T2 | E2, spec=SIDED),
+    "towers-one": Cell("towers-one", {}, spec=SEEN),
+    "towers-tp2": Cell("towers-tp2", T2, spec=SEEN),
+    "towers-split-tp2-dp2": Cell("towers-split-tp2-dp2", S2 | {"dp_shard": 2}, spec=SEEN),
+    "towers-cp2-pp2": Cell("towers-cp2-pp2", C2 | {"pp": 2}, spec=SEEN),
 }
 CI = [("tp2", "zbv-pp2")]
 PAIRS = [
@@ -86,6 +92,8 @@ PAIRS = [
     ("lora-one", "lora-one"), ("lora-one", "lora-tp2"), ("lora-tp2", "lora-pp2-ep2-dp2"), ("lora-pp2-ep2-dp2", "lora-tp2"),
     ("nf4-one", "nf4-tp2-dp2"), ("nf4-tp2-dp2", "nf4-pp2-ep2-dp2"), ("nf4-pp2-ep2-dp2", "nf4-tp2-dp2"),
     ("dp2", "ddp-ep2"), ("ddp-ep2", "dp4-reshard"), ("ddp-ep2", "ddp-pp2-dp2"), ("ddp-pp2-dp2", "one"),
+    ("towers-one", "towers-tp2"), ("towers-tp2", "towers-split-tp2-dp2"), ("towers-split-tp2-dp2", "towers-cp2-pp2"),
+    ("towers-cp2-pp2", "towers-split-tp2-dp2"), ("towers-split-tp2-dp2", "towers-one"),
     ("few-dp2", "few-dp3"),
     ("few-dp3", "few-dp3"), ("few-dp3", "few-pp2-dp4"), ("few-pp2-dp4", "few-dp3-ep2-tp2"), ("few-dp3-ep2-tp2", "few-dp2"),
 ]  # fmt: skip
