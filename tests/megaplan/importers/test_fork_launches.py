@@ -12,6 +12,7 @@ from megaplan.importers.megatron.tokenizer_files import counted_tokens
 from megaplan.inventory.build import build_inventory
 
 RUN = f"torchrun --nproc_per_node 1 pretrain_gpt.py {PLAIN} --make-vocab-size-divisible-by 1"
+HUB = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model"
 
 
 def vocabulary(words: str, name: str = "launch.sh") -> int:
@@ -24,6 +25,37 @@ def warned(text: str, name: str = "launch.sh") -> list[str]:
 
 def piece(field: int, data: bytes) -> bytes:
     return bytes([field << 3 | 2, len(data)]) + data
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("codellama/CodeLlama-7b-hf", 32_016),  # not of Llama-2, whose name it has a part of
+        ("mistralai/Mistral-7B-v0.3", 32_768),
+        ("HuggingFaceTB/SmolLM3-3B", 128_256),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 128_256),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 151_665),
+        ("Qwen/Qwen-7B", 151_851),
+        ("Qwen/Qwen3.5-35B-A3B", 248_077),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", 151_669),
+        ("tokyotech-llm/Llama-3.1-Swallow-8B-v0.1", 128_256),
+        ("tokyotech-llm/Swallow-7b-hf", 43_176),
+        ("mt_nlg_plus_multilingual_ja_zh_the_stack_frac_015_256k.model", 256_000),
+        ("meta-llama/Llama-4-Scout-17B-16E", 201_135),
+        ("allenai/OLMo-7B-hf", 50_280),
+        ("allenai/OLMo-2-1124-7B", 100_278),
+        ("deepseek-ai/deepseek-llm-7b-base", 100_015),
+        ("cl100k_base", 100_277),
+    ],
+)
+def test_tokens_of_public_tokenizers(name: str, tokens: int) -> None:
+    assert vocabulary(f"{HUB} {name}") == tokens
+
+
+@pytest.mark.parametrize("name", ["rinna/japanese-gpt-neox-small", "org/dolphin-2", "microsoft/Phi-4-mini-instruct", "google/gemma-3n-E4B"])
+def test_names_that_only_resemble_public_tokenizers_are_asked_for(name: str) -> None:
+    with pytest.raises(MegaplanError, match="MP916"):
+        vocabulary(f"{HUB} {name}")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +84,7 @@ def test_tokens_of_a_tokenizer_by_its_name_or_the_scripts(words: str, name: str,
     [
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model org/own", "train_qwen3_8B.sh"),
         ("--tokenizer-type Llama2Tokenizer --tokenizer-model /models/own.model", "train_llama2.sh"),
-        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model $TOKENIZER", "train_qwen35_8B.sh"),
+        ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model $TOKENIZER", "train_hunyuan_8B.sh"),
         ("--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model $2", "launch.sh"),
     ],
 )
