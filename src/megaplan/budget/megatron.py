@@ -175,9 +175,12 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
         base[_owner(one.rule.is_expert, one.sharded)] += number * stored_bytes(stage.run, one)
     for column, padding in zip(PADDED, padding_elements(stage, held), strict=True):
         base[column] += stage.run.at.element_bytes * padding
-    if is_fsdp(stage):  # one flat shard of tensors that tp shards, and one of replicated ones
-        base[Column.REPLICATED_PARAMS] //= stage.spec.mesh.dp_shard * stage.spec.mesh.cp
-        base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - base[Column.REPLICATED_PARAMS]
+    if is_fsdp(stage):  # one flat shard of tensors that tp shards and replicated ones, and one of experts
+        mesh = stage.spec.mesh
+        base[Column.REPLICATED_PARAMS] //= mesh.dp_shard * mesh.cp
+        base[Column.EXPERT_PARALLEL_PARAMS] //= mesh.efsdp
+        owned = base[Column.REPLICATED_PARAMS] + base[Column.EXPERT_PARALLEL_PARAMS]
+        base[Column.TENSOR_PARALLEL_PARAMS] = parts["parameters"] - owned
     base[Column.GRADIENTS] = parts["gradients"] + parts.get(GRADIENT_PADDING, 0)
     base[Column.MATRIX_OPTIMIZER], base[Column.OTHER_OPTIMIZER] = state.matrix_master, state.other_master
 

@@ -323,7 +323,8 @@ def _state(spec: Spec) -> Values:
     }
     host, precision = spec.host, spec.precision
     if spec.sharding.reshard_after_forward:
-        found |= {f"megatron_fsdp_{role}_dtype": str(precision.grads) for role in ("main_grads", "grad_comm")}
+        sent = {"main_grads": precision.grads, "grad_comm": precision.reduce}
+        found |= {f"megatron_fsdp_{role}_dtype": str(dtype) for role, dtype in sent.items()}
     if host.optimizer != "adam":
         found["optimizer"] = host.optimizer
     if spec.sharding.copies:

@@ -125,12 +125,11 @@ WRONG = {
     "--num-layers 4 --cuda-graph-impl local --cuda-graph-scope optimizer": "MP914",
     "--num-layers 4 --optimizer-cuda-graph": "MP903",
     "--num-layers 4 --export-kd-teacher-load teacher/": "MP903",
-    f"--num-layers 4 {FSDP} --megatron-fsdp-grad-comm-dtype bf16": "MP903",
+    f"--num-layers 4 {FSDP} --megatron-fsdp-grad-comm-dtype bf16 --fsdp-double-buffer": "MP902",
     f"--num-layers 4 {FSDP} --data-parallel-sharding-strategy optim_grads": "MP903",
     f"--num-layers 4 {FSDP} --megatron-fsdp-version 2": "MP903",
     f"--num-layers 4 --pipeline-model-parallel-size 2 {FSDP}": "MP902",
-    f"--num-layers 4 --num-experts 8 {FSDP}": "MP902",
-    f"--hybrid-layer-pattern M-M- {FSDP}": "MP902",
+    f"--num-layers 4 --num-experts 8 --expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm {FSDP}": "MP902",
 }
 
 

@@ -39,7 +39,7 @@ MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
 WHY_UNPRICED = {
     "distillation": "a teacher model stands beside the student",
-    "fsdp": "Megatron-FSDP has other buffers unless it shards all, with fp32 masters, and reduces gradients as it keeps them",
+    "fsdp": "Megatron-FSDP has other buffers unless it shards all, with fp32 masters",
     "optimizer_cuda_graph": "the graph of the optimizer's step has a memory pool of its own",
 }
 """Features whose tensors are not modelled, and what they add."""
@@ -301,12 +301,10 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
 
 
 def _fsdp(spec: Spec) -> Iterator[Limit]:
-    """Megatron-FSDP is what frees gathered parameters; its buffers are known for dense GPT models on one stage, stepped by Adam."""
+    """Megatron-FSDP is what frees gathered parameters; its buffers are known for models on one stage, stepped by Adam."""
     host = spec.host
     beyond = {
-        f"host.model = {host.model}": host.model != "gpt",
-        "model.moe": spec.model.moe is not None,
-        "model.features.mtp": spec.model.features.mtp is not None,
+        "host.moe_overlap = true": host.moe_overlap and spec.model.moe is not None,
         f"mesh.pp = {spec.mesh.pp}": spec.mesh.pp > 1,
         f"mesh.dp_replicate = {spec.mesh.dp_replicate}": spec.mesh.dp_replicate > 1,
         f"optimizer.matrix = {spec.optimizer.matrix}": spec.optimizer.matrix != "adamw",

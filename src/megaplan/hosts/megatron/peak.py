@@ -318,7 +318,7 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
             phases[LAYER_FORWARD] = max(forward_excess(run, letters) for letters in chunks)
             phases[LAYER_BACKWARD] = max(backward_excess(run, letters) for letters in chunks)
         if is_fsdp(stage):  # most gradients wait to be reduced while of what was kept only the first layer's is left
-            first = operators(stage.chunks[0])[:2]
+            first = operators(stage.chunks[0])[: run.layer_operators]
             phases[FIRST_LAYER] = chunk(run, first) + backward_excess(run, first) - in_flight(stage)
     # a stage without layers and head: the embedding's backward adds to the gradient that storage counts, and makes nothing else
     return phases or {LAYER_BACKWARD: 0}

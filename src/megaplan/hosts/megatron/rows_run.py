@@ -150,7 +150,7 @@ STATE = (
         words=FSDP_DTYPES,
         block="fsdp",
         touches="buffers",
-        note="auto, or that of --megatron-fsdp-main-grads-dtype; else the feature fsdp, refused",
+        note="auto is that of --megatron-fsdp-main-grads-dtype",
     ),
     switch("fsdp_double_buffer", "host.fsdp_double_buffer", block="fsdp", touches="buffers"),
     count("suggested_communication_unit_size", "host.fsdp_unit_elements", block="fsdp", touches="buffers"),

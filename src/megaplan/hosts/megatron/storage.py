@@ -5,10 +5,11 @@ Source: `megatron/core/distributed/param_and_grad_buffer.py`, `megatron/core/opt
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from megaplan.hosts.megatron.layer_wise import Layout, Matrix, bucket_elements, layout_of
-from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP
+from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP, operators
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
 from megaplan.hosts.megatron.setting import num_statistics
 from megaplan.hosts.megatron.state import adam_bytes, muon_bytes
@@ -24,6 +25,8 @@ PARAMETER_PADDING, GRADIENT_PADDING = "padding of parameters", "padding of gradi
 """Padding of the buffers of Muon's matrices, of all operators of a stage together."""
 FSDP_UNIT_ELEMENTS = 1_000_000_000
 """The least size that Megatron-FSDP takes for its unit of communication; it gathers half of one ahead."""
+WHOLE = ((False, 1), (True, 1))
+"""Dense parameters and experts', each on one rank."""
 
 
 def parameters(stage: MegatronStage) -> Parameters:
@@ -74,10 +77,10 @@ class State(NamedTuple):
 
 def storage_bytes(stage: MegatronStage, found: Parameters) -> dict[str, int]:
     """Bytes by part: parameters as they are stored, main gradients, optimizer state, copies of weights in low precision."""
-    run, precision, ranks = stage.run, stage.spec.precision, _data_ranks(stage) if is_fsdp(stage) else 1
-    kept = (found.elements(experts=False) + found.elements(experts=True)) // ranks
+    run, precision, kinds = stage.run, stage.spec.precision, _kinds(stage) if is_fsdp(stage) else WHOLE
+    kept = sum([found.elements(experts=experts) // ranks for experts, ranks in kinds])
     stored = (
-        sum([number * stored_bytes(run, one) for one, number in found.counts.items()]) // ranks
+        sum([_stored_bytes(run, found, experts=experts) // ranks for experts, ranks in kinds])
         if precision.recipe
         else run.at.element_bytes * kept
     )
@@ -93,6 +96,11 @@ def storage_bytes(stage: MegatronStage, found: Parameters) -> dict[str, int]:
         if recipe.name == "fp8_delayed":
             parts[HISTORIES] = history_bytes(given.amax_history) * len(shapes)
     return parts
+
+
+def _stored_bytes(run: MegatronRun, found: Parameters, *, experts: bool) -> int:
+    """Bytes of routed experts, or of all else, as they are stored, whole."""
+    return sum([number * stored_bytes(run, one) for one, number in found.counts.items() if one.rule.is_expert is experts])
 
 
 def is_fsdp(stage: MegatronStage) -> bool:
@@ -119,30 +127,62 @@ class Gathered(NamedTuple):
 def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
     """Bytes that Megatron-FSDP has unsharded: parameters at the loss; parameters and gradients when backward reaches the first layer.
 
-    What lies outside layers stays gathered. The final norm's gather also fetches the layers from the first on, until they hold 500
-    million elements, or one layer if that is larger; forward released them, and only their own backward does so again. Gradients wait
-    whole for their reduction until they hold 1,000 million elements, or two layers.
+    A layer is a unit; parameters outside layers stay gathered. The final norm's gather also fetches the layers from the first on, until
+    they hold 500 million elements; forward released them, and only their own backward does so again. Gradients wait whole for their
+    reduction until they hold 1,000 million elements, or two layers of the mean size, in the dtype in which they are reduced.
 
-    Source: `suggested_communication_unit_size` in `megatron_fsdp.py`, `all_gather_params` and `wait_for_previous_grad_reduce` in
-    `param_and_grad_buffer.py`.
+    Source: `suggested_communication_unit_size` in `megatron_fsdp.py`, `all_gather_params`,
+    `wait_for_previous_grad_reduce` and `FixedPoolAllocator` of `param_and_grad_buffer.py`.
     """
     if not is_fsdp(stage):
         return Gathered(0, 0)
-    host, recipe, gradient_bytes = stage.spec.host, stage.run.at.recipe, stage.spec.precision.grads.bytes
-    elements, unit = found.elements(experts=False), host.fsdp_unit_elements or FSDP_UNIT_ELEMENTS
-    norm = stage.run.at.dims.hidden * num_statistics(stage.spec)
-    root = norm + sum(one.elements for one in found.tensors if one.rule is Rule.VOCABULARY)
-    layer = -(-(elements - root) // stage.count("*"))
-    layers = [one for one in found.tensors if one.rule is not Rule.VOCABULARY]
-    each = sum(stored_bytes(stage.run, one) for one in layers) / sum(one.elements for one in layers)  # 2 in 16 bits
-    transposed = layer if recipe is not None and recipe.transposes else 0  # made for a layer's backward, and dropped
-    if host.fsdp_double_buffer:
-        buffers = int(2 * layer * each)
-        return Gathered(2 * root + buffers, 2 * root + buffers + transposed + gradient_bytes * min(2 * layer, elements))
-    ahead = -(-max(unit // 2, layer) // layer) * layer
-    waiting = min(max(unit, 2 * layer) + layer, elements)
-    gathered = int(each * min(ahead, elements - root))
-    return Gathered(2 * root + gathered, 2 * root + int(each * layer) + transposed + gradient_bytes * waiting)
+    host, recipe, gradient_bytes = stage.spec.host, stage.run.at.recipe, stage.spec.precision.reduce.bytes
+    units = _units(stage)
+    inside, first, stored = sum(unit.elements for unit in units), units[0], stage.run.at.element_bytes
+    elements = found.elements(experts=False) + found.elements(experts=True)
+    root, size = elements - inside, host.fsdp_unit_elements or FSDP_UNIT_ELEMENTS
+    transposed = first.elements if recipe is not None and recipe.transposes else 0  # made for a layer's backward, and dropped
+    if host.fsdp_double_buffer:  # of the most numerous layers of one size; another one has memory of its own while it runs
+        pooled = Counter(units).most_common(1)[0][0]
+        other = first if first != pooled else _Unit(0, 0)
+        always, waiting = stored * root + 2 * pooled.stored_bytes, min(2 * pooled.elements + other.elements, elements)
+        return Gathered(always, always + other.stored_bytes + transposed + gradient_bytes * waiting)
+    waiting = min(max(size, 2 * inside // len(units)) + first.elements, elements)
+    first_layer = stored * root + first.stored_bytes + transposed + gradient_bytes * waiting
+    return Gathered(stored * root + _gathered_ahead(units, size // 2), first_layer)
+
+
+class _Unit(NamedTuple):
+    """A layer that Megatron-FSDP gathers and reduces as one: elements on a rank, and bytes of what is gathered."""
+
+    elements: int
+    stored_bytes: int
+
+
+def _units(stage: MegatronStage) -> list[_Unit]:
+    """The layers in order, then those of the prediction modules: of a GPTModel two operators, of a HybridModel one."""
+    run, depth, width = stage.run, stage.letters.count(MTP), stage.run.layer_operators
+    letters = operators(stage.letters) + run.ahead * (min(depth, 1) if stage.spec.host.mtp_repeated else depth)
+    of_letter = {
+        letter: _Unit(
+            sum(number * one.elements for one, number in own.counts.items()),
+            sum(number * stored_bytes(run, one) for one, number in own.counts.items()),
+        )
+        for letter in set(letters)
+        if (own := run.parameters(letter))
+    }
+    groups = [[of_letter[letter] for letter in letters[start : start + width]] for start in range(0, len(letters), width)]
+    return [_Unit(sum(one.elements for one in group), sum(one.stored_bytes for one in group)) for group in groups]
+
+
+def _gathered_ahead(units: list[_Unit], elements: int) -> int:
+    """Bytes of the first layers that hold so many elements, or of all."""
+    held, size = 0, 0
+    for unit in units:
+        if held >= elements:
+            break
+        held, size = held + unit.elements, size + unit.stored_bytes
+    return size
 
 
 def gradient_copies_bytes(stage: MegatronStage, found: Parameters) -> int:

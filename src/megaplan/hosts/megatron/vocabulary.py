@@ -13,7 +13,7 @@ from megaplan.hosts.megatron.argument import FEATURE, Argument
 from megaplan.hosts.megatron.not_carried import NOT_CARRIED
 from megaplan.hosts.megatron.rows_model import LAYERS, MODEL, MOE
 from megaplan.hosts.megatron.rows_refused import REFUSED
-from megaplan.hosts.megatron.rows_run import AUTO, FSDP, HOST, RUN, STATE
+from megaplan.hosts.megatron.rows_run import FSDP, HOST, RUN, STATE
 
 TABLE: tuple[Argument, ...] = (*LAYERS, *MODEL, *MOE, *RUN, *STATE, *HOST, *REFUSED, *NOT_CARRIED)
 """In the order in which they are written."""
@@ -27,13 +27,11 @@ def section_rows(section: str) -> Iterator[Argument]:
 
 
 def other_fsdp(value_of: Callable[[str], Any]) -> list[str]:
-    """Differences of Megatron-FSDP's own arguments from the priced setting: all is sharded, gradients are reduced as they are kept.
+    """Differences of Megatron-FSDP's own arguments from the priced setting: all is sharded, with fp32 masters.
 
     Args:
         value_of: An argument's value, or None where it is absent.
     """
     found = ((row, value_of(row.name)) for row in FSDP)
     given = ((row, row.default if value is None else value) for row, value in found)
-    other = [f"{row.name} = {value}: {row.note}" for row, value in given if (value or row.means) and value != row.means]
-    main, sent = (value_of(f"megatron_fsdp_{role}_dtype") or AUTO for role in ("main_grads", "grad_comm"))
-    return [*other, *([f"megatron_fsdp_grad_comm_dtype = {sent}: other than what is kept"] if sent not in (AUTO, main) else [])]
+    return [f"{row.name} = {value}: {row.note}" for row, value in given if (value or row.means) and value != row.means]

@@ -120,13 +120,19 @@ def read_state(launch: Arguments, *, gpt: bool) -> dict[str, dict[str, Any]]:
         if word != "fp32" and not aware:
             launch.cannot(key, "Megatron takes fp32 alone without --use-precision-aware-optimizer", "fp32")
     grads = params if halves or (aware and main == "bf16") else "fp32"
-    grads = _sharded_gradients(launch, params) if wholly_sharded(launch) else grads
+    grads, reduced = _sharded_gradients(launch, params) if wholly_sharded(launch) else (grads, grads)
     if main == "bf16" and launch.given("accumulate_allreduce_grads_in_fp32"):
         launch.cannot("main_grads_dtype", "Megatron takes fp32 alone with --accumulate-allreduce-grads-in-fp32", "fp32")
     recipe = _recipe(launch, gpt=gpt)
     return {
         "precision": {
-            **{"params": params, "grads": grads, "master": words["main_params_dtype"], "moments": words["exp_avg_dtype"], "reduce": grads},
+            **{
+                "params": params,
+                "grads": grads,
+                "master": words["main_params_dtype"],
+                "moments": words["exp_avg_dtype"],
+                "reduce": reduced,
+            },
             **({"recipe": recipe} if recipe else {}),
         },
         "optimizer": launch.section("optimizer"),
@@ -181,14 +187,14 @@ def _recipe(launch: Arguments, *, gpt: bool) -> dict[str, Any] | None:
     return found
 
 
-def _sharded_gradients(launch: Arguments, params: str) -> str:
-    """Dtype of Megatron-FSDP's gradients; a launch without it may be of a version in which other arguments decided."""
+def _sharded_gradients(launch: Arguments, params: str) -> tuple[str, str]:
+    """Dtypes in which Megatron-FSDP keeps and reduces gradients; a launch without them may be of a version with other arguments."""
     word, sent = launch.word("megatron_fsdp_main_grads_dtype"), launch.word("megatron_fsdp_grad_comm_dtype")
     grads = params if word == AUTO else str(word)
     if word == AUTO and sent == AUTO and params != "fp32":
         key = "megatron_fsdp_main_grads_dtype"
         launch.note(key, f"gradients are {grads}, as parameters, since --megatron-fsdp-main-grads-dtype says nothing else")
-    return grads
+    return grads, grads if sent == AUTO else str(sent)
 
 
 def _whole_or_zero(launch: Arguments, key: str) -> int:

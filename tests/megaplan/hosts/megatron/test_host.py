@@ -145,6 +145,22 @@ def test_megatron_fsdp_shards_parameters_and_gathers_them_at_the_loss() -> None:
     assert sum(cells[during].values()) - cells[during][Column.OVERHEAD] == memory(stage).peak
 
 
+@pytest.mark.parametrize("model", ["hybrid", "gpt"])
+def test_megatron_fsdp_of_experts_and_hybrids(model: str) -> None:
+    pattern = {"hybrid": (), "gpt": ("model.pattern=ADAEADAE", "host.model=gpt", "model.mamba=null")}[model]
+    overrides = (*pattern, "mesh.pp=1", "mesh.vpp=1", "mesh.dp_shard=8", "mesh.ep=4", "mesh.tp=1", WHOLE)
+    budget, (stage,) = planned(spec_of(*overrides))
+    found, cells = parameters(stage), budget.worst.cells
+    dense, experts = found.elements(experts=False), found.elements(experts=True)
+    assert cells[Phase.INIT][Column.EXPERT_PARALLEL_PARAMS] == 2 * experts // 2
+    params = (Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS)
+    assert sum(cells[Phase.INIT][column] for column in params) == 2 * (dense // 8 + experts // 2)
+    assert cells[Phase.INIT][Column.GRADIENTS] == 4 * (dense // 8 + experts // 2)
+    during = Phase.FORWARD_BACKWARD
+    assert sum(cells[during].values()) - cells[during][Column.OVERHEAD] == memory(stage).peak
+    assert cells[during][Column.COMMUNICATION] >= 2 * (dense + experts)  # a small model is gathered whole
+
+
 def test_layer_norms_biases_and_learned_positions_are_parameters_of_a_rank() -> None:
     biases = ("model.attention.bias=true", "model.attention.output_bias=true", "model.mlp.bias=true", "model.moe.bias=true")
     learned = ("model.learned_positions=4096", "model.attention.nope_layers=[3, 11]")

@@ -49,9 +49,8 @@ def test_what_megatron_cannot_run_is_refused_at_its_key(override: str) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "host.model=hybrid", "mesh.pp=2", "mesh.dp_replicate=2", "optimizer.matrix=muon", "host.distributed_optimizer=false",
+        "mesh.pp=2", "mesh.dp_replicate=2", "optimizer.matrix=muon", "host.distributed_optimizer=false",
         "host.precision_aware_optimizer=true",
-        "model.features.mtp={depth: 1, ffn_hidden_size: 640}",
     ],
 )  # fmt: skip
 def test_megatron_fsdp_is_refused_where_its_buffers_are_not_priced(override: str) -> None:

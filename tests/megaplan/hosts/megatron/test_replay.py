@@ -250,6 +250,22 @@ def test_megatron_fsdp_gathers_five_hundred_million_elements_ahead_of_backward()
     assert memory(stage).phases["first-layer backward"] < memory(stage).phases["loss"]
 
 
+def test_megatron_fsdp_shards_experts_over_their_own_ranks_and_gathers_layers_of_their_sizes() -> None:
+    experts_of_last = {"num_experts": 8, "moe_ffn_hidden_size": 1024, "moe_layer_freq": "([0]*11+[1])", "moe_grouped_gemm": True}
+    degrees = {"tensor_model_parallel_size": 1, "expert_model_parallel_size": 2}
+    stage = stage_of(fsdp_run(), **experts_of_last, **degrees, disable_bias_linear=True)
+    found, static = parameters(stage), memory(stage).static
+    dense, experts = found.elements(experts=False), found.elements(experts=True)
+    assert experts == 4 * 2 * 512 * 1024
+    assert static["parameters"] + static["gradients"] + static["optimizer"] == 18 * (dense // 4 + experts // 2)
+    root = 50432 * 512 + 1024 * 512 + 2 * 512
+    layers = dense + experts - root
+    assert gathered_bytes(stage, found).loss == 2 * (dense + experts)
+    one = changed(stage, host__fsdp_unit_elements=2)  # a layer ahead; two of the mean size and the first one wait
+    first = sum(one.elements for letter in "*-" for one in stage.run.parameters(letter).tensors)
+    assert gathered_bytes(one, found) == (2 * (root + first), 2 * (root + first) + 4 * (2 * layers // 12 + first))
+
+
 FSDP = "Megatron-FSDP has other buffers unless it shards all"
 
 
@@ -257,13 +273,12 @@ FSDP = "Megatron-FSDP has other buffers unless it shards all"
     ("changes", "why"),
     [
         ({"data_parallel_sharding_strategy": "optim"}, FSDP),
-        ({"num_experts": 8, "moe_ffn_hidden_size": 1024}, "with model.moe: it is Megatron-FSDP"),
+        ({"num_experts": 8, "moe_ffn_hidden_size": 1024, "overlap_moe_expert_parallel_comm": True}, "with host.moe_overlap = true: it is"),
         ({"fp8_format": "e4m3"}, "with precision.recipe = {name: fp8_delayed, param_gather: false}: it is Megatron-FSDP"),
         ({"pipeline_model_parallel_size": 2}, "with mesh.pp = 2: it is Megatron-FSDP"),
         ({"outer_dp_sharding_strategy": "optim"}, FSDP),
-        ({"megatron_fsdp_main_grads_dtype": "bf16"}, FSDP),
         ({"megatron_fsdp_version": 2}, FSDP),
-        ({"megatron_fsdp_grad_comm_dtype": "bf16"}, FSDP),
+        ({"megatron_fsdp_grad_comm_dtype": "bf16", "fsdp_double_buffer": True}, "Megatron reduces its gradient buffer as it is"),
         ({"megatron_fsdp_main_params_dtype": "bf16"}, FSDP),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -280,6 +295,11 @@ def test_gradients_of_megatron_fsdp_have_the_parameters_dtype_unless_it_is_said(
     assert [stage.spec.precision.grads for stage in (wide, half)] == ["fp32", "bf16"]
     gradients = [storage_bytes(stage, parameters(stage))["gradients"] for stage in (wide, half)]
     assert gradients[0] == 2 * gradients[1]
+    sent = stage_of(fsdp_run(), megatron_fsdp_grad_comm_dtype="bf16")  # kept in fp32, waiting to be reduced in bf16
+    assert storage_bytes(sent, parameters(sent))["gradients"] == gradients[0]
+    waits = [gathered_bytes(stage, parameters(stage)) for stage in (wide, sent, half)]
+    assert waits[1] == waits[2]
+    assert waits[0].first_layer_backward - waits[1].first_layer_backward == 2 * parameters(wide).elements(experts=False)
 
 
 def test_the_all_gather_dispatcher_keeps_its_rows_places() -> None:
