@@ -63,8 +63,7 @@ def test_an_unknown_argument_is_a_note_unless_its_name_decides_a_tensor() -> Non
 @pytest.mark.parametrize(
     ("words", "code", "hint"),
     [
-        ("--num-key-value-heads 2", "MP913", "--group-query-attention --num-query-groups 2"),
-        ("--intermediate-size 256", "MP913", "--ffn-hidden-size 256"),
+        ("--hidden-dim 256", "MP913", "--hidden-size 256"),
         ("--qk-norm", "MP913", "--qk-layernorm"),
         ("--tokenizer-type Llama2Tokenizer --tokenizer-model /models/own-100k.model", "MP916", "--set model.vocab_size=…"),
         ("--tokenizer-type GPT2BPETokenizer --vocab-file own.json", "MP916", "--set model.vocab_size=…"),

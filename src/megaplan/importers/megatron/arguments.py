@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
-from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, RENAMED, translate_forks
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, present_names, translate_forks
 from megaplan.importers.megatron.unset import readable, remedies, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
@@ -73,11 +73,15 @@ class Arguments:
 
     def _translate_older(self) -> None:
         """Replaces switches of earlier releases by the arguments that took their place."""
-        for older, name in RENAMED.items():
-            if self.values.get(older) is not None and self.values.get(name) is None:
+        for older, name in present_names(self.values, ARGUMENTS).items():
+            self._read.add(older)
+            if self.values.get(name) is None:
                 self.values[name] = self.values[older]
                 self.note(name, f"{flag(older)} is of earlier releases or forks, and is read as {flag(name)}")
-                self._read.add(older)
+            elif self.values[name] != self.values[older]:
+                self.guess(name, f"{flag(older)} {_shown(self.values[older])} has the meaning of {flag(name)}, whose value is taken")
+            if name == "num_query_groups":
+                self.values.setdefault("group_query_attention", True)
         for key, said, uncertain in translate_forks(self.values):
             (self.guess if uncertain else self.note)(key, said)
         if self.values.get("checkpoint_activations") and self.values.get("recompute_method") is None:
@@ -315,7 +319,7 @@ class Arguments:
 
     def _is_settled(self, key: str) -> bool:
         """True for an argument that was read, that is off, or that changes nothing."""
-        return key in self._read or key in OLDER or key in RENAMED or changes_nothing(key) or self.values[key] in (None, False)
+        return key in self._read or key in OLDER or changes_nothing(key) or self.values[key] in (None, False)
 
     def _unread(self, key: str) -> Diagnostic:
         """MP913 for an unknown argument; MP914 for one that has a meaning only with other arguments."""

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MEANT = MappingProxyType(
     {
-        **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), "--group-query-attention --num-query-groups"),
-        **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), "--num-layers"),
-        **dict.fromkeys(("num_heads", "n_heads", "n_head"), "--num-attention-heads"),
-        **dict.fromkeys(("d_model", "n_embd", "hidden_dim", "model_dim"), "--hidden-size"),
-        **dict.fromkeys(("intermediate_size", "ffn_size", "d_ff", "ffn_dim"), "--ffn-hidden-size"),
-        **dict.fromkeys(("head_dim", "head_size"), "--kv-channels"),
-        **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_moe_experts", "n_experts"), "--num-experts"),
-        **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk"), "--moe-router-topk"),
-        **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), "--moe-ffn-hidden-size"),
-        **dict.fromkeys(("shared_expert_intermediate_size", "shared_expert_ffn_hidden_size"), "--moe-shared-expert-intermediate-size"),
-        **dict.fromkeys(("num_nextn_predict_layers", "mtp_depth"), "--mtp-num-layers"),
-        **dict.fromkeys(("qk_head_size",), "--qk-head-dim"),
-        **dict.fromkeys(("vocabulary_size", "n_vocab"), "--vocab-size"),
-        **dict.fromkeys(("max_seq_len", "seq_len", "max_length", "sequence_length"), "--seq-length"),
-        **dict.fromkeys(("tp", "tp_size", "tensor_parallel_size"), "--tensor-model-parallel-size"),
-        **dict.fromkeys(("pp", "pp_size", "pipeline_parallel_size"), "--pipeline-model-parallel-size"),
-        **dict.fromkeys(("ep", "ep_size", "expert_parallel_size"), "--expert-model-parallel-size"),
-        **dict.fromkeys(("cp", "cp_size"), "--context-parallel-size"),
+        "hidden_dim": "--hidden-size",
+        "max_length": "--seq-length",
         **dict.fromkeys(("use_bias", "add_bias_linear"), "--add-qkv-bias"),
-        **dict.fromkeys(("num_attention_heads_kv",), "--group-query-attention --num-query-groups"),
         **dict.fromkeys(("attention_head_type",), "--group-query-attention --num-query-groups 1   # for"),
         **dict.fromkeys(("qk_norm",), "--qk-layernorm"),
         **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
@@ -36,7 +21,7 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("zero_stage",), "--use-distributed-optimizer   # for stage 1, not"),
     }
 )
-"""Names that other programs use, and the argument of Megatron-LM that has the meaning."""
+"""Names that other programs use, and the argument of Megatron-LM that may have the meaning."""
 
 OLDER: MappingProxyType[str, tuple[str, Any]] = MappingProxyType(
     {
@@ -64,9 +49,29 @@ RENAMED = MappingProxyType(
         "activations_checkpoint_method": "recompute_method",
         "activations_checkpoint_num_layers": "recompute_num_layers",
         "checkpoint_num_layers": "recompute_num_layers",
+        **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_attention_heads_kv"), "num_query_groups"),
+        **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), "num_layers"),
+        **dict.fromkeys(("num_heads", "n_heads", "n_head"), "num_attention_heads"),
+        **dict.fromkeys(("d_model", "n_embd", "model_dim"), "hidden_size"),
+        **dict.fromkeys(("intermediate_size", "ffn_size", "d_ff", "ffn_dim"), "ffn_hidden_size"),
+        **dict.fromkeys(("head_dim", "head_size"), "kv_channels"),
+        **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_moe_experts", "n_experts"), "num_experts"),
+        **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk"), "moe_router_topk"),
+        **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), "moe_ffn_hidden_size"),
+        **dict.fromkeys(("shared_expert_intermediate_size", "shared_expert_ffn_hidden_size"), "moe_shared_expert_intermediate_size"),
+        **dict.fromkeys(("num_nextn_predict_layers", "mtp_depth"), "mtp_num_layers"),
+        **dict.fromkeys(("qk_head_size",), "qk_head_dim"),
+        **dict.fromkeys(("vocabulary_size", "n_vocab"), "vocab_size"),
+        **dict.fromkeys(("max_seq_len", "seq_len", "sequence_length"), "seq_length"),
+        **dict.fromkeys(("tp", "tp_size", "tensor_parallel_size"), "tensor_model_parallel_size"),
+        **dict.fromkeys(("pp", "pp_size", "pipeline_parallel_size"), "pipeline_model_parallel_size"),
+        **dict.fromkeys(("ep", "ep_size", "expert_parallel_size"), "expert_model_parallel_size"),
+        **dict.fromkeys(("cp", "cp_size"), "context_parallel_size"),
     }
 )
-"""Arguments of earlier releases and of forks, and the present names of the same values."""
+"""Arguments of earlier releases, of forks and of other programs, and the present names of the same values."""
+OF_TOKENIZER = re.compile(r"tokenizer(?:_\w+)?_(?:model|path|name|dir|file)$")
+"""Names of the arguments by which forks name a tokenizer."""
 
 OLDER_WORDS: MappingProxyType[tuple[str, Any], str] = MappingProxyType(
     {
@@ -109,6 +114,18 @@ class Translated(NamedTuple):
     key: str
     said: str
     uncertain: bool = False
+
+
+def present_names(values: dict[str, Any], known: Collection[str]) -> dict[str, str]:
+    """The arguments of `RENAMED`, and those by which forks name a tokenizer, that are among `values`, with their present names.
+
+    Args:
+        values: Arguments of a launch.
+        known: Arguments of the release that is read.
+    """
+    found = {older: name for older, name in RENAMED.items() if values.get(older) is not None}
+    named = (key for key, value in values.items() if key not in known and isinstance(value, str) and OF_TOKENIZER.search(key))
+    return {**found, **{key: "tokenizer_model" for key in named if key not in found}}
 
 
 def translate_forks(values: dict[str, Any]) -> list[Translated]:

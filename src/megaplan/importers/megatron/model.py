@@ -10,9 +10,11 @@ from megaplan.hosts.megatron.limits import CHUNK_SIZE
 from megaplan.hosts.megatron.not_carried import ROTARY as ANGLES
 from megaplan.hosts.megatron.rows_model import MODEL, MOE
 from megaplan.hosts.megatron.stages import flag_list
+from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Arguments, typed
 from megaplan.importers.megatron.stack import LaunchLayers
-from megaplan.importers.megatron.tokenizers import patched_words, tokenizer_size
+from megaplan.importers.megatron.tokenizer_files import ends_apart
+from megaplan.importers.megatron.tokenizers import Sizes, patched_words, tokenizer_size
 from megaplan.importers.megatron.unset import readable
 from megaplan.spec.host import LoadBalancing
 
@@ -111,13 +113,15 @@ def _vocabulary(launch: Arguments, tp: int) -> int:
         launch.optional("vocab_size")
         return padded
     size = launch.optional("vocab_size")
+    if size is not None and str(kind).startswith("Null"):
+        size += _end_of_documents(launch, size, multiple if pads else 1)
     if size is None:
         size = launch.vocab_size
         if size is not None:
             return size
         if launch.values.get("extra_vocab_size") is not None:
             return _extended(launch)
-        tokens = tokenizer_size(kind, model, launch.values.get("vocab_file"), launch.name)
+        tokens = tokenizer_size(kind, model, launch.values.get("vocab_file"), launch.name, _sizes(launch))
         if tokens.size is None:
             launch.unknown_vocabulary(tokens.shown)
             return 1
@@ -127,6 +131,24 @@ def _vocabulary(launch: Arguments, tp: int) -> int:
         else:
             launch.note("vocab_size", f"{size:,} tokens of {tokens.shown}")
     return ceil(size / multiple) * multiple if pads else size
+
+
+def _sizes(launch: Arguments) -> Sizes:
+    """The sizes by which a public model is known."""
+    heads = "num_query_groups" if launch.values.get("group_query_attention") else "num_attention_heads"
+    base = launch.values.get("rotary_base", ARGUMENTS["rotary_base"].default)
+    return Sizes(launch.values.get("hidden_size"), launch.values.get("ffn_hidden_size"), launch.values.get(heads), base)
+
+
+def _end_of_documents(launch: Arguments, size: int, multiple: int) -> int:
+    """Tokens of a NullTokenizer beyond `--vocab-size`: an end of documents, in the Megatron that the launch is part of."""
+    apart = ends_apart(launch.name)
+    if apart is None and ceil((size + 1) / multiple) > ceil(size / multiple):
+        said = f"until April 2026 Megatron's NullTokenizer counts an end of documents beyond --vocab-size {size}"
+        launch.note("vocab_size", f"{said}; the launch is in no Megatron that shows it, and is read as of a later one")
+    elif apart:
+        launch.note("vocab_size", f"the NullTokenizer of this Megatron counts an end of documents beyond --vocab-size {size}")
+    return int(bool(apart))
 
 
 def _extended(launch: Arguments) -> int:

@@ -274,6 +274,9 @@ def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
         launch.overruled("use_flash_attn", why)
         if launch.values.get("attention_backend") not in ("unfused", "local", "auto"):
             launch.overruled("attention_backend", why)
+        if host["moe_grouped_gemm"]:
+            found["moe_grouped_gemm"] = False
+            launch.overruled("moe_grouped_gemm", "experts of --transformer-impl local run one after another")
     elif flash and not (launch.given("bf16") or launch.given("fp16")):
         launch.overruled("use_flash_attn", "layers are fp32, which it does not take")
     elif flash:

@@ -159,8 +159,9 @@ def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
         sizes = [stage.count("t") for stage in stages]
     for key in (*_SPREAD, *_COUNTED_ENDS):
         launch.value(key)
-    cuts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+    cuts, empty = [sum(sizes[:index]) for index in range(len(sizes) + 1)], _no_ops(launch, layers)
     letters = [mixer + OURS[kind] for mixer, kind in zip(_mixers(launch, layers), kinds, strict=True)]
+    letters = ["" if place in empty else letter for place, letter in enumerate(letters)]
     return LaunchLayers(
         tuple("".join(letters[start:stop]) for start, stop in pairwise(cuts)),
         launch.given("multi_latent_attention"),
@@ -177,6 +178,21 @@ _SPREAD = (
     "num_virtual_stages_per_pipeline_rank",
     *_ENDS,
 )
+
+
+def _no_ops(launch: Arguments, layers: int) -> frozenset[int]:
+    """Layers of MindSpeed that pass their input through; they fill up stages and have no tensors."""
+    given = launch.values.get("noop_layers")
+    if given is None:
+        return frozenset()
+    launch.pass_over("noop_layers")
+    words = re.split(r"[, ]+", " ".join(map(str, given)) if isinstance(given, list) else str(given).strip())
+    places = frozenset(int(word) for word in words if word.isdecimal() and len(word) < 5)
+    if len(places) != len(words) or max(places) >= layers:
+        launch.cannot("noop_layers", f"it names layers from 0 on, of {layers}, with commas between them", f"{layers - 1}")
+        return frozenset()
+    launch.note("noop_layers", f"layers {', '.join(map(str, sorted(places)))} pass their input through: {layers - len(places)} are planned")
+    return places
 
 
 def _spread(launch: Arguments, key: str) -> int | None:

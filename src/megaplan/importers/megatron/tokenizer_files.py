@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 2**26
 _PARTS = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _ADDED = ("added_tokens.json", "tokenizer_config.json")
+WITH_END = re.compile(r"class _?NullTokenizer\b.*?def vocab_size\(self\):\s*(?:\"\"\".*?\"\"\"\s*)?return ([^\n]*)", re.DOTALL)
+NULL_FILES = (
+    *("megatron/core/tokenizers/text/libraries/null_tokenizer.py", "megatron/training/tokenizer/tokenizer.py"),
+    *("megatron/tokenizer/tokenizer.py", "megatron/core/tokenizers/null_tokenizer.py"),
+)
+"""Files of a Megatron that hold its NullTokenizer."""
+MOST_FOLDERS = 6
+"""Folders around a launch in which a Megatron is looked for."""
 
 
 def counted_tokens(name: str, script: str = "") -> int | None:
@@ -81,3 +90,18 @@ def _number(data: bytes, place: int) -> tuple[int, int]:
         if not data[place - 1] & 128:
             break
     return found, place
+
+
+def ends_apart(script: str) -> bool | None:
+    """True if the NullTokenizer of the Megatron around a launch counts an end of documents beyond `--vocab-size`; None without one.
+
+    Megatron-LM's did until April 2026 (commit c9dfe347).
+    """
+    path = Path(script)
+    if not path.is_file():
+        return None
+    folders = [path.resolve().parent, *list(path.resolve().parents)[1:MOST_FOLDERS], Path.cwd()]
+    for file in (folder / name for folder in folders for name in NULL_FILES):
+        if file.is_file() and (found := WITH_END.search(file.read_text(encoding="utf-8", errors="replace"))):
+            return "+ 1" in found[1]
+    return None

@@ -73,6 +73,7 @@ OF_MODEL = {
     r"jamba": 65_536,
     r"eurollm": 128_000,
     r"salamandra": 256_000,
+    r"codeparrot": 32_768,
     r"code10k_en20k_ja30k": 48_588,
     r"code20k_en40k_ja60k": 96_869,
     r"llm-jp.*(?:100k|ver3|v3)": 99_487,
@@ -92,6 +93,21 @@ NAMELESS = re.compile(r"(?:^|/)tokenizer(?:\.model|\.json)?$|path[/_ -]?to(?![a-
 """Names of files that every tokenizer has, and placeholders of examples."""
 OF_TYPE = {"Llama2Tokenizer": 32_000, "Llama3Tokenizer": 128_256}
 """Sizes that a type suggests where the file of the tokenizer is not named."""
+OF_SIZES: dict[str, tuple[int, int, tuple[tuple[int, int, int], ...]]] = {
+    "Llama 2": (32_000, 10_000, ((4096, 11_008, 32), (5120, 13_824, 40), (8192, 28_672, 8))),
+    "Llama 3": (128_256, 500_000, ((2048, 8192, 8), (3072, 8192, 8), (4096, 14_336, 8), (8192, 28_672, 8), (16_384, 53_248, 8))),
+    "Mistral 7B": (32_000, 10_000, ((4096, 14_336, 8),)),
+    "Mixtral 8x7B": (32_000, 1_000_000, ((4096, 14_336, 8),)),
+    "Qwen2.5": (151_665, 1_000_000, ((1536, 8960, 2), (3584, 18_944, 4), (5120, 13_824, 8), (5120, 27_648, 8), (8192, 29_568, 8))),
+    "Qwen3": (
+        151_669,
+        1_000_000,
+        ((1024, 3072, 8), (2048, 6144, 8), (2560, 9728, 8), (4096, 12_288, 8), (5120, 17_408, 8), (5120, 25_600, 8)),
+    ),
+}
+"""Tokens of public models, the base of their angles, and their hidden sizes, widths of MLPs and heads of keys."""
+_NUMBER = re.compile(r"(?<![\d.])[1-9]\d{4,5}(?!\d|\.\d|[bkm](?![a-z]))")
+"""A number in a tokenizer's name that is the size of a vocabulary: five or six digits."""
 
 
 class Tokens(NamedTuple):
@@ -102,18 +118,28 @@ class Tokens(NamedTuple):
     guess: str = ""
 
 
-def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = "") -> Tokens:
+class Sizes(NamedTuple):
+    """Sizes of a launch by which a public model is known."""
+
+    hidden: Any
+    ffn: Any
+    key_heads: Any
+    base: Any
+
+
+def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = "", sizes: Sizes | None = None) -> Tokens:
     """The tokens of a launch.
 
     A file that is here is counted, and the name of a model in its path has that model's tokens. Where no file is named, or by a variable
-    that is set nowhere, or by no name of its own (`data/tokenizer.model`), the script's name and then the type suggest a size. A name of
-    its own has no guess: a tokenizer of one's own may be behind it.
+    that is set nowhere, or by no name of its own (`data/tokenizer.model`), the script's name, then the type and then the model's sizes
+    suggest one. A name of its own has no guess but a number in it: a tokenizer of one's own may be behind it.
 
     Args:
         kind: `--tokenizer-type`; None for Megatron's default.
         model: `--tokenizer-model`; None if absent.
         vocabulary: `--vocab-file`; None if absent.
         script: Path of the launch.
+        sizes: Sizes of the model, if they are known.
     """
     name = str(kind or DEFAULT)
     model = None if model in (None, True) else str(model)  # True: the argument has no value
@@ -123,15 +149,23 @@ def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = 
     if model and not unset_names(model):
         size = _of_name(model) or counted_tokens(model, script)
         if size is not None or NAMELESS.search(model) is None:
-            return Tokens(size, shown)
+            return Tokens(size, shown) if size is not None else _of_number(model, shown)
     if name == DEFAULT and not model:
         return _of_gpt2(vocabulary, shown, script)
     if model and (size := _of_name(readable(model))) is not None:
         return Tokens(size, shown)
+    return _suggested(name, shown, script, sizes)
+
+
+def _suggested(kind: str, shown: str, script: str, sizes: Sizes | None) -> Tokens:
+    """The tokens that the script's name suggests, or the type, or the model's sizes."""
     named = "/".join(script.split("/")[-2:])
     if (size := _of_name(named)) is not None:
         return Tokens(size, shown, f"by the name {named}")
-    return Tokens(OF_TYPE.get(name), shown, "as its type has as a rule")
+    if kind in OF_TYPE or sizes is None:
+        return Tokens(OF_TYPE.get(kind), shown, "as its type has as a rule")
+    public = next((public for public, (_, base, of) in OF_SIZES.items() if sizes.base == base and sizes[:3] in of), None)
+    return Tokens(None, shown) if public is None else Tokens(OF_SIZES[public][0], shown, f"as {public}, whose sizes the model has")
 
 
 def patched_words(kind: Any, load: Any, script: str) -> int | None:
@@ -150,10 +184,18 @@ def _of_gpt2(vocabulary: Any, shown: str, script: str) -> Tokens:
         return Tokens(GPT2_TOKENS, shown)
     if NAMELESS.search(vocabulary):
         return Tokens(GPT2_TOKENS, f"{shown} with {vocabulary}", "as its type has as a rule")
-    size, shown = counted_tokens(vocabulary, script), f"{shown} with {vocabulary}"
+    size, shown = counted_tokens(vocabulary, script) or _of_name(vocabulary), f"{shown} with {vocabulary}"
+    if size is None and (numbered := _of_number(vocabulary, shown)).size is not None:
+        return numbered
     if size is None and re.search(r"(?:^|/)vocab\.json$", vocabulary) and "token" not in vocabulary.lower():
         return Tokens(GPT2_TOKENS, shown, "as its type has as a rule")
     return Tokens(size, shown)
+
+
+def _of_number(name: str, shown: str) -> Tokens:
+    """The one number in a tokenizer's name that can be a size; no tokens without one."""
+    found = {int(each) for each in _NUMBER.findall("/".join(name.split("/")[-2:]).lower())}
+    return Tokens(found.pop(), shown, "as its name says") if len(found) == 1 else Tokens(None, shown)
 
 
 def _of_name(name: str) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from megaplan.importers.megatron.shell.words import Value, Words, formatted
-from megaplan.importers.megatron.unset import UNSET, unset
+from megaplan.importers.megatron.unset import UNSET, readable, unset
 from megaplan.spec.host import NODE
 
 MAX_FILE_BYTES, MOST_NUMBERS, MOST_FOLDERS = 2**20, 20_000, 5
@@ -29,6 +29,8 @@ class Builtins(Words):
         self._folder, self._current = folder, Path.cwd()
         self._out: list[str] = []
         self._line, self._given = 0, ""
+        self.elsewhere: dict[str, str] = {}
+        """Files here that are read in the place of another machine's, by the name in the script."""
         self.lists_gpus = False
         """True if the script asks for the GPUs of its machine, which are taken as those of a whole node."""
 
@@ -38,6 +40,26 @@ class Builtins(Words):
         own = [] if self._folder is None or relative.startswith("/") else [self._folder, *self._folder.resolve().parents][:MOST_FOLDERS]
         tried = [self._current / name, *(folder / relative for folder in own)]
         return next((path for path in tried if path.exists()), None)
+
+    def _here(self, name: str) -> str:
+        """The name of a script's file; if it is a path of another machine, of the file here that has the longest end of it.
+
+        The folders are that of the script and those around it, and where the script is followed; a name without folder is looked for
+        next to the script alone.
+        """
+        known = UNSET.split(name)[-1]
+        if known == name and (self._path(name) is not None or not name.startswith("/")):
+            return name
+        parts = [part for part in known.split("/")[known != name :] if part]
+        near = [] if self._folder is None else [self._folder, *self._folder.resolve().parents][:MOST_FOLDERS]
+        for start in range(len(parts)):
+            alone = start == len(parts) - 1
+            for folder in near[:1] if alone else [*near, self._current]:
+                path = folder.joinpath(*parts[start:])
+                if path.is_file():
+                    self.elsewhere[readable(name)] = str(path)
+                    return str(path)
+        return name
 
     def _read(self, name: str) -> str | None:
         path = None if UNSET.search(name) else self._path(name)

@@ -142,11 +142,12 @@ class Programs(Builtins):
             return self._nested(rest[1] if len(rest) > 1 else "", rest[2:])
         if not rest or rest[0] == "-":
             return None if UNSET.search(self._given) else self._nested(self._given, rest[1:])
-        text = self._read(rest[0])
+        file = self._here(rest[0])
+        text = self._read(file)
         if text is None:
-            self._missing(rest[0])
+            self._missing(file)
             return None
-        return self._nested(text, rest, rest[0])
+        return self._nested(text, rest, file)
 
     def _nested(self, text: str, argv: list[str], file: str = "") -> bool | None:
         """Follows the text of another shell."""
@@ -197,8 +198,9 @@ class Programs(Builtins):
         self.absent.append(RecordLine("absent", (readable(path),), "", self.name, self._line, {}))
 
     def _source(self, words: list[str]) -> bool | None:
-        text = self._read(words[0]) if words else None
-        path = self._path(words[0]) if text is not None else None
+        file = self._here(words[0]) if words else ""
+        text = self._read(file)
+        path = self._path(file) if text is not None else None
         if text is None or path is None:
             self._missing(words[0] if words else "")
             return None
