@@ -1,4 +1,4 @@
-"""What the files around a launch decide, and the names and layers of forks."""
+"""Launches of forks: facts of the files around a script, arguments under other names, and layers that do nothing."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
-from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, present_names, translate_forks
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, renamed, translate_forks
 from megaplan.importers.megatron.unset import readable, remedies, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
@@ -73,16 +73,7 @@ class Arguments:
 
     def _translate_older(self) -> None:
         """Replaces switches of earlier releases by the arguments that took their place."""
-        for older, name in present_names(self.values, ARGUMENTS).items():
-            self._read.add(older)
-            if self.values.get(name) is None:
-                self.values[name] = self.values[older]
-                self.note(name, f"{flag(older)} is of earlier releases or forks, and is read as {flag(name)}")
-            elif self.values[name] != self.values[older]:
-                self.guess(name, f"{flag(older)} {_shown(self.values[older])} has the meaning of {flag(name)}, whose value is taken")
-            if name == "num_query_groups":
-                self.values.setdefault("group_query_attention", True)
-        for key, said, uncertain in translate_forks(self.values):
+        for key, said, uncertain in (*renamed(self.values, self._read, ARGUMENTS), *translate_forks(self.values)):
             (self.guess if uncertain else self.note)(key, said)
         if self.values.get("checkpoint_activations") and self.values.get("recompute_method") is None:
             self.values["recompute_method"] = "uniform"  # the only method of the releases that had this switch

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from megaplan.hosts.megatron.argument import flag
 
 MEANT = MappingProxyType(
     {
@@ -116,16 +118,25 @@ class Translated(NamedTuple):
     uncertain: bool = False
 
 
-def present_names(values: dict[str, Any], known: Collection[str]) -> dict[str, str]:
-    """The arguments of `RENAMED`, and those by which forks name a tokenizer, that are among `values`, with their present names.
+def renamed(values: dict[str, Any], read: set[str], known: Collection[str]) -> Iterator[Translated]:
+    """Gives `values` the present names of arguments under other names, and of those by which forks name a tokenizer.
 
     Args:
         values: Arguments of a launch.
+        read: Arguments that need no further reading, to which these are added.
         known: Arguments of the release that is read.
     """
-    found = {older: name for older, name in RENAMED.items() if values.get(older) is not None}
+    older = {name: present for name, present in RENAMED.items() if values.get(name) is not None}
     named = (key for key, value in values.items() if key not in known and isinstance(value, str) and OF_TOKENIZER.search(key))
-    return {**found, **{key: "tokenizer_model" for key in named if key not in found}}
+    for key, name in {**dict.fromkeys(named, "tokenizer_model"), **older}.items():
+        read.add(key)
+        if values.get(name) is None:
+            values[name] = values[key]
+            yield Translated(name, f"{flag(key)} is of earlier releases or forks, and is read as {flag(name)}")
+        elif values[name] != values[key]:
+            yield Translated(name, f"{flag(key)} {values[key]} has the meaning of {flag(name)}, whose value is taken", uncertain=True)
+        if name == "num_query_groups":
+            values.setdefault("group_query_attention", True)
 
 
 def translate_forks(values: dict[str, Any]) -> list[Translated]:

@@ -13,7 +13,7 @@ from megaplan.hosts.megatron.stages import flag_list
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Arguments, typed
 from megaplan.importers.megatron.stack import LaunchLayers
-from megaplan.importers.megatron.tokenizer_files import ends_apart
+from megaplan.importers.megatron.tokenizer_files import ends_beyond
 from megaplan.importers.megatron.tokenizers import Sizes, patched_words, tokenizer_size
 from megaplan.importers.megatron.unset import readable
 from megaplan.spec.host import LoadBalancing
@@ -142,13 +142,13 @@ def _sizes(launch: Arguments) -> Sizes:
 
 def _end_of_documents(launch: Arguments, size: int, multiple: int) -> int:
     """Tokens of a NullTokenizer beyond `--vocab-size`: an end of documents, in the Megatron that the launch is part of."""
-    apart = ends_apart(launch.name)
-    if apart is None and ceil((size + 1) / multiple) > ceil(size / multiple):
+    beyond = ends_beyond(launch.name)
+    if beyond is None and ceil((size + 1) / multiple) > ceil(size / multiple):
         said = f"until April 2026 Megatron's NullTokenizer counts an end of documents beyond --vocab-size {size}"
         launch.note("vocab_size", f"{said}; the launch is in no Megatron that shows it, and is read as of a later one")
-    elif apart:
+    elif beyond:
         launch.note("vocab_size", f"the NullTokenizer of this Megatron counts an end of documents beyond --vocab-size {size}")
-    return int(bool(apart))
+    return int(bool(beyond))
 
 
 def _extended(launch: Arguments) -> int:

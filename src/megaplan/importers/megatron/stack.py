@@ -159,11 +159,9 @@ def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
         sizes = [stage.count("t") for stage in stages]
     for key in (*_SPREAD, *_COUNTED_ENDS):
         launch.value(key)
-    cuts, empty = [sum(sizes[:index]) for index in range(len(sizes) + 1)], _no_ops(launch, layers)
     letters = [mixer + OURS[kind] for mixer, kind in zip(_mixers(launch, layers), kinds, strict=True)]
-    letters = ["" if place in empty else letter for place, letter in enumerate(letters)]
     return LaunchLayers(
-        tuple("".join(letters[start:stop]) for start, stop in pairwise(cuts)),
+        _stages(letters, sizes, _no_ops(launch, layers)),
         launch.given("multi_latent_attention"),
         modules,
         hybrid=False,
@@ -178,6 +176,13 @@ _SPREAD = (
     "num_virtual_stages_per_pipeline_rank",
     *_ENDS,
 )
+
+
+def _stages(letters: list[str], sizes: list[int], empty: frozenset[int]) -> tuple[str, ...]:
+    """Letters of each stage, without those of layers that do nothing."""
+    letters = ["" if place in empty else letter for place, letter in enumerate(letters)]
+    cuts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+    return tuple("".join(letters[start:stop]) for start, stop in pairwise(cuts))
 
 
 def _no_ops(launch: Arguments, layers: int) -> frozenset[int]:

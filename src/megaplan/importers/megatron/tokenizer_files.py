@@ -92,7 +92,7 @@ def _number(data: bytes, place: int) -> tuple[int, int]:
     return found, place
 
 
-def ends_apart(script: str) -> bool | None:
+def ends_beyond(script: str) -> bool | None:
     """True if the NullTokenizer of the Megatron around a launch counts an end of documents beyond `--vocab-size`; None without one.
 
     Megatron-LM's did until April 2026 (commit c9dfe347).
