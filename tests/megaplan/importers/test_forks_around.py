@@ -163,3 +163,27 @@ def test_layers_that_pass_their_input_through_fill_up_stages() -> None:
     for wrong in ("8", "x", "1,x"):
         with pytest.raises(MegaplanError, match="it names layers from 0 on, of 8"):
             import_megatron(f"{run} {NULL} {pipeline} --noop-layers {wrong}", "x.sh")
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus"),
+    [
+        ("export CUDA_VISIBLE_DEVICES=4,5,6,7\n", 4),
+        ("export CUDA_VISIBLE_DEVICES=3\n", 1),
+        ("", 8),
+    ],
+)
+@pytest.mark.parametrize(
+    "counted",
+    ["import os; print(os.environ['CUDA_VISIBLE_DEVICES'].count(',') + 1)", "import torch; print(torch.cuda.device_count())"],
+)
+def test_gpus_that_a_line_of_python_counts(line: str, gpus: int, counted: str) -> None:
+    run = RUN.replace("--nproc_per_node 1", "--nproc_per_node $GPUS")
+    found = import_megatron(f'{line}GPUS=$(python -c "{counted}")\n{run} {NULL}\n', "x.sh")
+    assert found.loaded.spec.mesh.world_size == gpus
+    assert any("is read as one of 8 GPUs" in said for said in details(found)) is (not line)
+
+
+def test_other_lines_of_python_are_not_known() -> None:
+    with pytest.raises(MegaplanError, match="only a run of the script gives the output of python"):
+        import_megatron(f'SIZE=$(python -c "print(2 * 64)")\n{RUN} {NULL} --ffn-hidden-size $SIZE\n', "x.sh")

@@ -141,7 +141,7 @@ class _Script:
 
 def _assumed(shell: Shell, lacking: Collection[str]) -> list[tuple[int, str]]:
     """Notes on the machine and on what the script was given."""
-    gpus = f"nvidia-smi is read as listing {NODE} GPUs, those of a node; --gpus N states the job's"
+    gpus = f"the machine of the script is read as one of {NODE} GPUs, a node; --gpus N states the job's"
     given = f"the script ends without {', '.join(lacking)}, and is read as if they were given"
     elsewhere = [(0, f"{name} is of another machine; {path} is read in its place") for name, path in shell.elsewhere.items()]
     return [*((0, said) for said, holds in ((gpus, shell.lists_gpus), (given, lacking)) if holds), *elsewhere]

@@ -175,6 +175,15 @@ class Builtins(Words):
         of_each = {"index": "{}", "count": str(NODE)}.get(query or "", "GPU {}")
         return self._put("\n".join([*header, *[of_each.format(index) for index in range(NODE)]]), "nvidia-smi")
 
+    def count_gpus(self, words: list[str]) -> bool | None:
+        """Prints what a line of Python does that counts GPUs: the ids of CUDA_VISIBLE_DEVICES, else those of a node."""
+        text, ids = "".join(words[words.index("-c") + 1 :][:1]), self.variables.get("CUDA_VISIBLE_DEVICES")
+        if not re.search(r"print\(.*(?:CUDA_VISIBLE_DEVICES.*(?:count|split)|device_count\(\))", text, re.DOTALL):
+            return self._put(None, "python")
+        known = isinstance(ids, str) and re.fullmatch(r"\w[\w-]*(?:,\w[\w-]*)*", ids) is not None
+        self.lists_gpus = self.lists_gpus or not known
+        return self._put(str(len(str(ids).split(",")) if known else NODE), "python")
+
     def _grep(self, words: list[str]) -> bool | None:
         named = [word for word in words if word == "--" or not word.startswith("-")]
         named = words[words.index("--") + 1 :] if "--" in named else named

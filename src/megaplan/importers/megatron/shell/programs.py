@@ -110,6 +110,8 @@ class Programs(Builtins):
             environment = {key: value for key, value in self.variables.items() if isinstance(value, str)}
             self.launches.append(RecordLine("launch", tuple(fields), "", self.file, lines[0], environment, tuple(lines)))
             status = True
+        elif program in PYTHONS and "-c" in fields:
+            status = self.count_gpus(fields)
         else:
             self._out.append(unset(f"({program})"))
         return status
