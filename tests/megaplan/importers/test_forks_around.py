@@ -187,3 +187,41 @@ def test_gpus_that_a_line_of_python_counts(line: str, gpus: int, counted: str) -
 def test_other_lines_of_python_are_not_known() -> None:
     with pytest.raises(MegaplanError, match="only a run of the script gives the output of python"):
         import_megatron(f'SIZE=$(python -c "print(2 * 64)")\n{RUN} {NULL} --ffn-hidden-size $SIZE\n', "x.sh")
+
+
+@pytest.mark.parametrize(
+    ("counted", "name"),
+    [
+        ("$(wc -l < $PBS_NODEFILE)", "PBS_NUM_NODES"),
+        ("$(cat $PBS_NODEFILE | uniq | wc -l)", "PBS_NUM_NODES"),
+        ("$(sort -u $PBS_NODEFILE | wc -l)", "PBS_NUM_NODES"),
+        ("$(wc -l < hostfile)", "PBS_NUM_NODES"),
+        ("$SLURM_JOB_NUM_NODES", "SLURM_JOB_NUM_NODES"),
+        ("$WORLD_SIZE", "WORLD_SIZE"),
+    ],
+)
+def test_nodes_that_the_cluster_alone_knows_are_the_fewest_that_the_degrees_need(counted: str, name: str) -> None:
+    words = "--micro-batch-size 1 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --global-batch-size $((NODES * 4 * 2))"
+    text = f"NODES={counted}\n{RUN.replace('--nproc_per_node 1', '--nnodes $NODES --nproc_per_node 4')} {NULL}2 {words}\n"
+    found = import_megatron(text, "x.sh")
+    assert found.loaded.spec.mesh.world_size == 8
+    assert found.loaded.spec.schedule.num_microbatches == 16
+    assert f"{name} is set by the cluster alone, and read as 2; --env {name}=… states it" in details(found)
+    stated = import_megatron(text, "x.sh", environment={name: "6"})
+    assert (stated.loaded.spec.mesh.dp_shard, stated.loaded.spec.schedule.num_microbatches) == (3, 16)
+
+
+def test_lines_of_files_that_are_here_are_counted_and_sorted(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("b\na\nb\nb\n", encoding="utf-8")
+    script = tmp_path / "launch.sh"
+    for counted, number in (
+        ("wc -l < hostfile", 4),
+        ("cat hostfile | uniq | wc -l", 3),
+        ("sort hostfile | uniq | wc -l", 2),
+        ("sort -u hostfile | wc -l", 2),
+        ("cat hostfile | wc -w", 4),
+    ):
+        script.write_text(f"N=$({counted})\n{RUN} {NULL} --ffn-hidden-size $((N * 64))\n", encoding="utf-8")
+        mlp = import_megatron(script.read_text(encoding="utf-8"), str(script)).loaded.spec.model.mlp
+        assert mlp is not None
+        assert mlp.ffn_hidden_size == 64 * number

@@ -17,15 +17,18 @@ from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given, changes_nothing
 from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.script import OF_LAUNCHER, Field, read_words
+from megaplan.importers.megatron.shell.builtins import OF_NODES
 from megaplan.importers.megatron.shell.follow import Shell
 from megaplan.importers.megatron.shell.scan import NeedsBashError
-from megaplan.importers.megatron.unset import required, unset
+from megaplan.importers.megatron.unset import UNSET, required, unset
 from megaplan.scalars import MAX_INT
 from megaplan.spec.host import NODE
 from megaplan.spec.read import STDIN_NAME
 
 PROCESSES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
 """Variables in which a cluster's launcher puts the number of processes."""
+NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", OF_NODES, "PET_NNODES")
+"""Those of the number of nodes."""
 MOST_CONDITIONS = 12
 """Most conditions whose other outcome is followed too."""
 _BLANK = re.compile(r"(?<![<\w])<([A-Z][\w. -]*)>(?=[\s\"'/]|$)")
@@ -98,12 +101,13 @@ class _Script:
                 shell, decisions = other, {place: True}
                 break
         given = read_recording(shell.recording(), self._name, number)
-        if counts := [name for name in PROCESSES if name not in self._environment and unset(name) in _texts(given.values)]:
-            ranks = _least_ranks(given.values)
-            self._environment = {**self._environment, **dict.fromkeys(counts, str(ranks))}
+        if counts := self._of_cluster(given.values):
+            self._environment = {**self._environment, **counts}
             again, wrong = self.read(number)
-            said = f"{', '.join(counts)} is set by the cluster alone, and read as {ranks}; --env {counts[0]}=… states it"
-            return replace(again, left_out=(*again.left_out, (0, said))), wrong
+            notes = [
+                (0, f"{name} is set by the cluster alone, and read as {size}; --env {name}=… states it") for name, size in counts.items()
+            ]
+            return replace(again, left_out=(*again.left_out, *notes)), wrong
         notes, errors = _assumed(shell, lacking), list[Diagnostic]()
         for place, condition in enumerate(shell.undecided[:MOST_CONDITIONS]):
             keys = self._changed({**decisions, place: not decisions.get(place, False)}, given, number)
@@ -116,6 +120,17 @@ class _Script:
                 said = f"{self._name} decides {', '.join(map(flag, keys[:8]))} by {condition.text!r}, which only running it answers"
                 errors.append(diagnostic("MP922", said, Location(self._name, condition.line)))
         return replace(given, left_out=(*given.left_out, *notes)), errors
+
+    def _of_cluster(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """Counts of processes and nodes that are set nowhere and decide other arguments: the least that the degrees need.
+
+        A variable that alone is `--nnodes` is the number of nodes, whatever its name.
+        """
+        others = _texts({key: value for key, value in values.items() if key != "nnodes"})
+        given = str(values.get("nnodes"))
+        nodes = [*NODES, *(UNSET.findall(given) if UNSET.fullmatch(given) else ())]
+        sizes = {**dict.fromkeys(PROCESSES, _least_ranks(values)), **dict.fromkeys(nodes, _least_nodes(values))}
+        return {name: str(size) for name, size in sizes.items() if name not in self._environment and unset(name) in others}
 
     def _required(self, shell: Shell, known: Collection[str]) -> list[str]:
         """Variables and arguments without which the script ended: those of the last condition; they are given from now on."""
@@ -153,12 +168,23 @@ def _texts(values: Mapping[str, Any]) -> str:
 
 def _least_ranks(values: Mapping[str, Any]) -> int:
     """The fewest processes on whole nodes that the degrees of a launch need."""
+    return -(-_ranks(values) // NODE) * NODE
+
+
+def _least_nodes(values: Mapping[str, Any]) -> int:
+    """The fewest nodes that the degrees of a launch need."""
+    each = values.get("nproc_per_node")
+    return -(-_ranks(values) // (each if isinstance(each, int) and each > 0 else NODE))
+
+
+def _ranks(values: Mapping[str, Any]) -> int:
+    """The fewest processes that the degrees of a launch need."""
 
     def ranks(*axes: str) -> int:
         degrees = [values.get(f"{axis}_parallel_size", 1) for axis in ("pipeline_model", *axes)]
         return prod(degree for degree in degrees if isinstance(degree, int) and 0 < degree <= MAX_INT)
 
-    return -(-max(ranks("tensor_model", "context"), ranks("expert_model", "expert_tensor")) // NODE) * NODE
+    return max(ranks("tensor_model", "context"), ranks("expert_model", "expert_tensor"))
 
 
 def _changes_no_tensor(key: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +12,11 @@ from megaplan.importers.megatron.shell.words import Value, Words, formatted
 from megaplan.importers.megatron.unset import UNSET, readable, unset
 from megaplan.spec.host import NODE
 
+LIST_OF_NODES = "list-of-nodes"
+"""Name of the output that is a cluster's list of nodes."""
+_NODES = re.compile(r"node|host|machine", re.IGNORECASE)
+OF_NODES = "PBS_NUM_NODES"
+"""Variable of the number of nodes."""
 MAX_FILE_BYTES, MOST_NUMBERS, MOST_FOLDERS = 2**20, 20_000, 5
 
 
@@ -146,7 +152,7 @@ class Builtins(Words):
         named = [word for word in words if not word.startswith("-")]
         texts = [self._read(word) for word in named]
         if any(text is None for text in texts):
-            return self._put(None, "cat")
+            return self._put(None, LIST_OF_NODES if _NODES.search(" ".join(named)) else "cat")
         self._out.append("".join(text or "" for text in texts) if named else self._given)
         return True
 
@@ -162,9 +168,26 @@ class Builtins(Words):
         return self._put(self.sum(text, self._line) if re.fullmatch(r"[\d\s()*/%+-]+", text) else None, "bc")
 
     def _counted(self, words: list[str]) -> bool | None:
-        if UNSET.search(self._given):
-            return self._put(None, "wc")
-        return self._put(str(len(self._given.split()) if "-w" in words else self._given.count("\n")), "wc")
+        """Counts lines or words of a file or of what is given; the lines of a cluster's list of nodes are PBS_NUM_NODES."""
+        named = [word for word in words if not word.startswith("-")]
+        text = self._read(named[0]) if named else None if UNSET.search(self._given) else self._given
+        if text is not None:
+            number = len(text.split()) if "-w" in words else text.count("\n")
+            return self._put(f"{number} {named[0]}" if named else str(number), "wc")
+        if "-l" in words and _NODES.search("".join(named) or self._given):
+            return self._put(str(self.variables.get(OF_NODES, unset(OF_NODES))), "wc")
+        return self._put(None, "wc")
+
+    def _filtered(self, words: list[str], lines: Callable[[list[str]], list[str]], name: str) -> bool | None:
+        """Prints other lines than those of a file or of what is given; what is not known keeps its name."""
+        named = [word for word in words if not word.startswith("-")]
+        text = self._given if not named else self._read(named[0])
+        if text is None or (not named and UNSET.search(text)):
+            self._out.append(unset(f"({LIST_OF_NODES if _NODES.search(named[0]) else name})") if named else self._given)
+            return None
+        known = {word for word in words if word.startswith("-")} <= {"-u"} and len(text) < MAX_FILE_BYTES
+        found = lines(text.splitlines())
+        return self._put("\n".join(dict.fromkeys(found) if "-u" in words else found) if known else None, name)
 
     def _gpus(self, words: list[str]) -> bool | None:
         query = next((word.partition("=")[2] for word in words if word.startswith("--query-gpu=")), None)
@@ -230,6 +253,8 @@ class Builtins(Words):
             "expr": _sum_words,
             "bc": _bc,
             "wc": _counted,
+            "sort": lambda shell, words: shell._filtered(words, sorted, "sort"),
+            "uniq": lambda shell, words: shell._filtered(words, lambda lines: [line for line, _ in groupby(lines)], "uniq"),
             "nvidia-smi": _gpus,
             "grep": _grep,
             "seq": _sequence,
