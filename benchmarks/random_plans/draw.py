@@ -15,6 +15,7 @@ from random_plans.model import Shape, add_later_features, draw_hidden, draw_lett
 from random_plans.options import add_megatron_options, add_options, add_scores, add_values, add_windows, with_layer_skew
 from random_plans.settings import (
     add_allocator,
+    add_dispatcher,
     add_framework,
     add_layout,
     add_libraries,
@@ -174,6 +175,7 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
         add_learned(stream("learned"), sections["model"])
         add_norms(stream("norms"), sections["model"])
         add_libraries(stream("libraries"), sections)
+        add_dispatcher(stream("dispatcher"), sections)
 
 
 def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:

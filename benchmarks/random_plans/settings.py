@@ -229,6 +229,12 @@ def add_libraries(draw: Draw, sections: dict[str, Any]) -> None:
         draw.maybe(host, 0.3, libraries=lambda: draw.choice([[FLASH4], [QUACK], [FLASH4, QUACK]]))
 
 
+def add_dispatcher(draw: Draw, sections: dict[str, Any]) -> None:
+    """Draw the way of tokens to experts, in a plan for megarun whose experts are spread over ranks or cut."""
+    if sections["mesh"].get("ep", 1) * sections["mesh"].get("etp", 1) > 1:
+        draw.maybe(sections["host"], 0.4, moe_dispatcher=lambda: draw.choice([None, "alltoall", "allgather", "allgather"]))
+
+
 def megatron_section(
     draw: Draw, letters: str, groups: Sequence[int], *, gpt: bool, adamw: bool, selective: bool, windowed: bool
 ) -> dict[str, Any]:

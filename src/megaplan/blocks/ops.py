@@ -32,6 +32,7 @@ class Dims(NamedTuple):
         flash4: True if FlashAttention-4 runs the attention that it takes.
         gathers_latents: True if a context group gathers the latents of latent attention.
         streams: Streams of the residual path, side by side where a block or a stage ends.
+        gathers_tokens: True if ranks that share experts gather all their tokens, instead of the rows of each one's experts.
     """
 
     batch: int
@@ -53,6 +54,7 @@ class Dims(NamedTuple):
     flash4: bool = False
     gathers_latents: bool = False
     streams: int = 1
+    gathers_tokens: bool = False
 
     @property
     def residual(self) -> tuple[int, int, int]:

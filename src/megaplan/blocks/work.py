@@ -36,6 +36,7 @@ class Workload(NamedTuple):
         flash4: True if FlashAttention-4 runs the attention that it takes.
         gathers_latents: True if a context group gathers the latents of latent attention.
         packing: Form of the weights of frozen linears in fewer bits; None if there are none.
+        gathers_tokens: True if ranks that share experts gather all their tokens, instead of the rows of each one's experts.
     """
 
     seq_length: int
@@ -53,6 +54,7 @@ class Workload(NamedTuple):
     flash4: bool = False
     gathers_latents: bool = False
     packing: Packing | None = None
+    gathers_tokens: bool = False
 
     @property
     def positions(self) -> int:

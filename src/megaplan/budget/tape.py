@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import in_bank, runs_bank
 from megaplan.budget.unit import Unit
-from megaplan.families.moe.program import INSIDE_BACKWARD
+from megaplan.families.moe.travel import INSIDE_BACKWARD
 from megaplan.hosts.megarun.program import LiveSet, Replay, largest_points
 from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.tuples import new

@@ -198,6 +198,7 @@ def rank_workload(spec: Spec, dtype: DType) -> Workload:
         cp=mesh.cp,
         joins_loss=spec.host.uses_triton,
         gathers_latents=mesh.gathers_latents,
+        gathers_tokens=spec.host.gathers_tokens,
     )
 
 

@@ -6,6 +6,7 @@ Counted, each wholly exposed, since megarun overlaps none of them with the layer
   gathers the input once more, since gathered inputs are not kept. MLA gathers its narrow latents instead.
 - Context groups: attention gathers keys and values, again in backward, and scatters the sum of their gradients. Recompute gathers them too.
 - Expert groups: rows go out and come back, forward and backward; ranks with slices of an expert gather them, and scatter their sums.
+  With `host.moe_dispatcher: allgather` megarun's ranks gather all tokens, and scatter the sums of their rows.
 
 Not counted: what happens once a step or beside the layers (gathering parameters and reducing gradients of FSDP2, the optimizer).
 
@@ -163,6 +164,8 @@ def row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges
 
     The ranks with slices of an expert then gather each other's, and scatter the sums of their results.
     """
+    if load.gathers_tokens:
+        return token_transfers(rates, spec, load, exchanges)
     row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize
     sent = load.num_tokens // load.tp * exchanges.rows * row
     moe = spec.model.moe
@@ -170,4 +173,12 @@ def row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges
     moved = sent * share.numerator // share.denominator
     once = exchange_ns(rates, spec, RankGroup(load.ep, load.etp), moved)
     once += gather_ns(rates, spec, RankGroup(load.etp, 1), moved * load.etp)
+    return Transfers(2 * once, 2 * once)
+
+
+def token_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
+    """Tokens of all ranks that share experts, gathered over EP and then over ETP, and the sums that are scattered in reverse."""
+    own = load.num_tokens // load.tp * (exchanges.row_width or spec.model.hidden_size) * load.itemsize
+    once = gather_ns(rates, spec, RankGroup(load.ep, load.etp), own * load.ep)
+    once += gather_ns(rates, spec, RankGroup(load.etp, 1), own * load.ep * load.etp)
     return Transfers(2 * once, 2 * once)

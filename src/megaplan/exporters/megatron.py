@@ -258,7 +258,7 @@ def _moe(spec: Spec) -> Values:
         "moe_shared_expert_gate": moe.shared_gate,
         "moe_router_load_balancing_type": kind,
         "moe_aux_loss_coeff": moe.balance_loss_coefficient or None,
-        "moe_flex_dispatcher_backend": host.moe_flex_backend if host.moe_dispatcher == "flex" else None,
+        "moe_flex_dispatcher_backend": host.moe_flex_backend if host.dispatcher == "flex" else None,
     }
 
 

@@ -59,6 +59,7 @@ class HostKind(NamedTuple):
         reshards: Searches and advice vary sharding.reshard_after_forward.
         expandable: The launch sets expandable segments of torch's allocator unless the spec says otherwise.
         graphs: Values of `host.cuda_graphs` that it knows, its default first.
+        dispatchers: Values of `host.moe_dispatcher` that it knows, its default first.
         empty_slots: A slot may have only the embedding or the head, or nothing.
         few_microbatches: 1F1B runs fewer microbatches than pipeline ranks.
         block_layers: Layers of one of its blocks, which no cut separates; with several, all blocks have one recompute policy.
@@ -87,6 +88,7 @@ class HostKind(NamedTuple):
     reshards: bool = True
     expandable: bool = True
     graphs: tuple[str, ...] = ("none",)
+    dispatchers: tuple[str, ...] = ("alltoall",)
     empty_slots: bool = False
     few_microbatches: bool = False
     block_layers: int = 1

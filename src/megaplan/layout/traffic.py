@@ -45,7 +45,7 @@ class AxisTraffic(NamedTuple):
 
     Attributes:
         axis: Axis of the mesh; `dp` for data ranks of all axes together.
-        what: Kind of exchange: parameters, gradients, matrices, activations, keys, rows or boundaries.
+        what: Kind of exchange: parameters, gradients, matrices, activations, keys, rows, tokens or boundaries.
         ranks: Ranks of a group.
         link: fabric, or network if a group leaves a node.
         rank_bytes: Bytes that a rank sends in a step, in the mean of the pipeline ranks.
@@ -113,7 +113,7 @@ def _both(waits: Transfers) -> int:
 def _of_activations(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[AxisTraffic]:
     mesh, sent, left = spec.mesh, _counted(spec, FABRIC), _counted(spec, NETWORK)
     count = spec.schedule.microbatches_per_update
-    tensor = context = inside = outside = 0
+    tensor = context = inside = outside = gathered = 0
     for block, exchange, policy in _blocks(spec, inventory):
         load = rank_workload(spec, spec.precision.of(block))
         if exchange.sharded and mesh.tp > 1:
@@ -121,7 +121,9 @@ def _of_activations(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
             tensor += _both(waits) + waits.repeated_ns(policy)
         waits = context_transfers(sent, spec, load, exchange)
         context += _both(waits) + waits.repeated_ns(policy)
-        if exchange.rows:
+        if exchange.rows and load.gathers_tokens:
+            gathered += _both(row_transfers(sent, spec, load, exchange))
+        elif exchange.rows:
             inside += _both(row_transfers(sent, spec, load, exchange))
             outside += _both(row_transfers(left, spec, load, exchange))
     load = rank_workload(spec, spec.precision.params)
@@ -133,6 +135,7 @@ def _of_activations(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
     experts = RankGroup(mesh.ep * mesh.etp, 1)
     yield _row(spec, "ep", "routed rows", experts, count * inside // pp, leaves=False)
     yield _row(spec, "ep", "routed rows", experts, count * outside // pp, leaves=True)
+    yield _row(spec, "ep", "gathered tokens", experts, count * gathered // pp)
     if pp > 1:
         layout = placement(spec.schedule.kind)
         owners = [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))]

@@ -188,7 +188,7 @@ class Host(Section):
         recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
         recompute_method: Layers of full recompute: uniform groups of all layers, or block: each of a stage's first layers by itself.
         recompute_num_layers: Layers of a group of the uniform method, or layers of the block method; null for no full recompute.
-        moe_dispatcher: allgather (Megatron's default), alltoall or flex.
+        moe_dispatcher: alltoall (megarun's default), allgather (Megatron's) or, of Megatron alone, flex; null for the host's default.
         moe_flex_backend: Library of the flex dispatcher: deepep (Megatron's default) or hybridep.
         moe_grouped_gemm: One GEMM for all experts of a rank.
         moe_permute_fusion: Transformer Engine sorts rows to experts and back.
@@ -251,7 +251,7 @@ class Host(Section):
     recompute_modules: tuple[RecomputeModule, ...] = ()
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_num_layers: PositiveInt | None = None
-    moe_dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
+    moe_dispatcher: Literal["allgather", "alltoall", "flex"] | None = None
     moe_flex_backend: Literal["deepep", "hybridep"] = "deepep"
     moe_grouped_gemm: StrictBool = False
     moe_permute_fusion: StrictBool = False
@@ -302,6 +302,16 @@ class Host(Section):
                 return {"fragmentation_percent": GRAPHED_PERCENT if graphed else EXPANDABLE_PERCENT, **given}
         return given
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_usual_dispatcher(cls, given: Any) -> Any:
+        """Null for a dispatcher that is the host's default, so that a spec which states it equals one which does not."""
+        if isinstance(given, dict) and "moe_dispatcher" in given:
+            kind = HOSTS.get(str(given.get("name", cls.model_fields["name"].default)))
+            if kind is not None and given["moe_dispatcher"] == kind.dispatchers[0]:
+                return {**given, "moe_dispatcher": None}
+        return given
+
     @property
     def kind(self) -> HostKind:
         """The value of the host: its keys, facts and functions."""
@@ -316,6 +326,16 @@ class Host(Section):
     def graphs(self) -> str:
         """Work of which CUDA graphs are made; null is the host's default."""
         return self.kind.graphs[0] if self.cuda_graphs is None else self.cuda_graphs
+
+    @property
+    def dispatcher(self) -> str:
+        """The way of tokens to experts of other ranks; null is the host's default."""
+        return self.kind.dispatchers[0] if self.moe_dispatcher is None else self.moe_dispatcher
+
+    @property
+    def gathers_tokens(self) -> bool:
+        """True if megarun gathers the tokens of all ranks, instead of the rows of a rank's experts."""
+        return self.kind.trained and self.dispatcher == "allgather"
 
     @property
     def has_kernels(self) -> bool:
@@ -334,10 +354,12 @@ class Host(Section):
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes only the host's own keys, and later keys only where they are given, so that a new key changes no plan's digest."""
-        own, fields = self.kind.keys - ({"cuda_graphs"} if self.graphs == self.kind.graphs[0] else set()), type(self).model_fields
+        usual = {"cuda_graphs": self.graphs == self.kind.graphs[0]}
+        usual["moe_dispatcher"] = self.kind.trained and self.dispatcher == self.kind.dispatchers[0]  # Megatron's plans have always had it
+        own, fields = self.kind.keys - {key for key, is_usual in usual.items() if is_usual}, type(self).model_fields
         return {
             key: value
-            for key, value in handler(self).items()
+            for key, value in {**handler(self), "moe_dispatcher": self.dispatcher}.items()
             if (key == "name" or key in own) and (key not in _LATER or getattr(self, key) != fields[key].default)
         }
 

@@ -36,9 +36,10 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
         other = next(other.name for other in HOSTS.values() if key in other.keys)
         detail = f"host.{key} is a key of host {other}, and host.name = {kind.name}"
         yield checked.error("MP901", detail, f"host.{key}", f"remove host.{key}", f"host: {{name: {other}}}")
-    if host.graphs not in kind.graphs and "cuda_graphs" in kind.keys:
-        detail = f"host.cuda_graphs = {host.graphs}, and host.name = {kind.name} has {', '.join(kind.graphs)}"
-        yield checked.error("MP695", detail, "host.cuda_graphs", f"cuda_graphs: {kind.graphs[0]}", "remove host.cuda_graphs")
+    for key, value, known in (("cuda_graphs", host.graphs, kind.graphs), ("moe_dispatcher", host.dispatcher, kind.dispatchers)):
+        if value not in known and key in kind.keys:
+            detail = f"host.{key} = {value}, and host.name = {kind.name} has {', '.join(known)}"
+            yield checked.error("MP695", detail, f"host.{key}", f"{key}: {known[0]}", f"remove host.{key}")
     yield from _libraries(checked)
     if checked.spec.device.step_factor is not None and kind.step is None:
         detail = f"device.step_factor = {checked.spec.device.step_factor:g}, host.name = {kind.name}: its steps have no fitted constants"

@@ -3,7 +3,8 @@
 Tensor groups: a sharded block all-gathers its input and reduce-scatters its output in forward; backward does both in reverse and gathers
 the input again for the weight gradient, since gathered inputs are not kept. A collective over n ranks moves (n − 1) times its local shard n
 times, (n − 1) · payload bytes a group (arXiv:2205.05198, section 4.2.2).
-Expert groups: dispatch and combine, forward and backward, send (ep − 1) / ep of the routed rows under balanced routing (R-58).
+Expert groups: dispatch and combine, forward and backward, send (ep − 1) / ep of the routed rows under balanced routing (R-58). Where
+megarun gathers tokens (`host.moe_dispatcher`), each goes to all other ranks of the groups, and its sum comes back.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def expert_traffic_bytes(checked: Checked) -> int:
     if moe is None:
         return 0
     exchanges = EXPERT_EXCHANGES * _expert_blocks(checked) * spec.schedule.microbatches_per_update
+    if spec.host.gathers_tokens:
+        return exchanges * (spec.mesh.ep * spec.mesh.etp - 1) * _payload_bytes(checked)
     return exchanges * moe.top_k * _payload_bytes(checked) * (spec.mesh.ep - 1) // spec.mesh.ep
 
 
@@ -55,11 +58,14 @@ def expert_traffic(checked: Checked) -> str:
     """The formula with its values."""
     spec, moe = checked.spec, checked.spec.model.moe
     top_k = moe.top_k if moe is not None else 0
+    copies, when = f"top_k {top_k} · ({spec.mesh.ep} − 1) / {spec.mesh.ep}", " under balanced routing"
+    if spec.host.gathers_tokens:
+        copies, when = f"({spec.mesh.ep * spec.mesh.etp} − 1)", ""
     factors = (
         f"{EXPERT_EXCHANGES} exchanges · {_expert_blocks(checked)} blocks · {spec.schedule.microbatches_per_update} microbatches · "
-        f"top_k {top_k} · ({spec.mesh.ep} − 1) / {spec.mesh.ep} · {_payload(checked)}"
+        f"{copies} · {_payload(checked)}"
     )
-    return f"the tokens of one data rank send {format_bytes(expert_traffic_bytes(checked))} a step under balanced routing: {factors}"
+    return f"the tokens of one data rank send {format_bytes(expert_traffic_bytes(checked))} a step{when}: {factors}"
 
 
 def _payload_bytes(checked: Checked) -> int:

@@ -170,7 +170,9 @@ class ExpertBlock(Block):
         self.record(probs, counts)
         del probs
         latent = tokens if self.latent_down is None else self.latent_down(tokens)
-        if self.ep.travels or config.takes_some:
+        if self.ep.travels and self.ep.by_gather:
+            combined = self.travel_by_gather(latent, weights, indices, rows, limit)
+        elif self.ep.travels or config.takes_some:
             combined = self.travel(latent, weights, rows, counts, limit)
         elif self.experts.gathers:
             combined = self.experts(latent, weights, rows, counts)
@@ -233,3 +235,26 @@ class ExpertBlock(Block):
             del arrived  # as large as the experts' saved set
             returned = self.ep.give_back(splits, combine(self.experts(received, arrived_weights, order, totals), order, 1))
         return combine(returned, rows, self.slots, num_tokens)
+
+    def travel_by_gather(self, tokens: Tensor, weights: Tensor, indices: Tensor, rows: Tensor, limit: int | None) -> Tensor:
+        """Apply this rank's experts to the tokens of all ranks, and sum what all ranks have: tokens [N, h], weights fp32 [N, k] -> [N, h].
+
+        Args:
+            tokens: This rank's tokens, or their latents.
+            weights: Routing weights.
+            indices: Choices, int32 [N, k].
+            rows: Rows of the experts' buffers, int32 [E · limit]; not read without a limit.
+            limit: Rows of an expert from one rank, its capacity.
+        """
+        ep, config = self.ep, self.config
+        if limit is None:
+            chosen, counts = ep.own_rows(indices, self.num_choices, config.num_experts)
+        else:
+            chosen, counts = ep.own_buffers(rows, config.num_experts, weights.numel())
+        arrived_weights = dispatch(ep.gather(weights).view(-1, 1), chosen, 1, partial=True)
+        whole = ep.gather(tokens)
+        num_tokens = len(whole)
+        arrived = dispatch(whole, chosen, self.slots, partial=True)
+        del whole  # as large as the tokens of all ranks
+        order = torch.arange(len(chosen), dtype=torch.int32, device=chosen.device)  # the copies are sorted
+        return ep.scatter(combine(self.experts(arrived, arrived_weights, order, counts), chosen, self.slots, num_tokens))

@@ -47,6 +47,13 @@ ROUTED_OUTPUTS = {
     "megakernels.fp8_experts.default": (0,),
 }
 """Operations whose outputs are indices, counts, dispatched or combined rows, or gradients of such rows."""
+_BANKS = ("experts", "experts_gated", "routed_experts", "routed_experts_gated", "fp8_experts")
+ROUTED_OPERANDS = {
+    "megakernels.dispatch.default": slice(1, 2),
+    "megakernels.dispatch_backward.default": slice(1),
+    **dict.fromkeys((f"megakernels.{name}.default" for name in _BANKS), slice(2, 4)),
+}
+"""Operands that are indices, counts or gradients of dispatched rows, whatever made them."""
 RESIDUAL_OUTPUTS = {
     "aten.add.Tensor": (0,),
     "megakernels.gated_add.default": (0,),
@@ -138,8 +145,11 @@ class Owners:
             return
         if op == SLICES_SUM:
             self.label(operands, Kind.ROUTED)
-        if not op.startswith(COLLECTIVES):
-            return
+        self.label(operands[ROUTED_OPERANDS.get(op, slice(0))], Kind.ROUTED)
+        if op.startswith(COLLECTIVES):
+            self._label_communication(op, operands)
+
+    def _label_communication(self, op: str, operands: tuple[Any, ...]) -> None:
         if op.startswith("c10d.recv_"):
             self.label(operands, Kind.RECEIVE_BUFFER)
         elif op.startswith("c10d.alltoall_base_"):
@@ -149,7 +159,8 @@ class Owners:
         elif op.startswith("c10d._reduce_scatter_base_"):
             if self._group_step is not None:  # a reduction of parameter gradients; TP's outputs are activations or their gradients
                 self.label(operands[0], Kind.GRADIENT)
-            self.label(operands[1], Kind.COLLECTIVE)
+            for record in self.live.records(operands[1]):  # partial sums of experts' rows, too
+                record.kind = Kind.COLLECTIVE if record.kind is Kind.ROUTED else min(record.kind, Kind.COLLECTIVE)
         elif op.startswith("c10d._allgather_base_"):
             self.label(operands[0], Kind.COLLECTIVE)  # its input is FSDP2's, labelled at allocation, or an activation
 

@@ -137,3 +137,14 @@ def test_rows_go_to_every_slice_of_their_experts(make_spec, ep, etp):
     rates, sent = rates_of(spec), TOKENS * 4 * 4096 * ITEM
     once = exchange_ns(rates, spec, RankGroup(ep, etp), sent) + gather_ns(rates, spec, RankGroup(etp, 1), etp * sent)
     assert of_layer(spec) == Transfers(2 * once, 2 * once)
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(1, 2), (2, 1), (2, 2), (4, 2)])
+def test_gathered_tokens_go_to_all_ranks_of_the_groups(make_spec, ep, etp):
+    """A rank's tokens, once however many experts they choose: over ep, then over etp, and sums back; skew moves no token."""
+    moe = {"num_experts": 16, "top_k": 4, "ffn_hidden_size": 1024, "shared_ffn_hidden_size": 0, "activation": "relu2", "routing_skew": 2.0}
+    given = {"mesh": {"dp_shard": 8, "ep": ep, "etp": etp}, "host": {"moe_dispatcher": "allgather"}}
+    spec = make_spec("E", model={"moe": moe}, **given)
+    rates, own = rates_of(spec), TOKENS * 4096 * ITEM
+    once = gather_ns(rates, spec, RankGroup(ep, etp), ep * own) + gather_ns(rates, spec, RankGroup(etp, 1), ep * etp * own)
+    assert of_layer(spec) == Transfers(2 * once, 2 * once)

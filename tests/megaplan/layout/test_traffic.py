@@ -67,6 +67,15 @@ def test_expert_groups_send_what_the_warning_about_them_says():
     assert row.rank_bytes * mesh.tp * mesh.pp == expert_traffic_bytes(Checked(job.spec))
 
 
+@pytest.mark.parametrize(("per_node", "link"), [(8, FABRIC), (2, NETWORK)])
+def test_gathered_tokens_are_what_the_warning_about_them_says(per_node, link):
+    changes = ("mesh.ep=4", "mesh.etp=2", "mesh.tp=2", "mesh.dp_shard=4", "host.moe_dispatcher=allgather", f"device.per_node={per_node}")
+    job, rows = rows_of(MIXTRAL, *changes)
+    row, mesh = rows["ep", "gathered tokens", link], job.spec.mesh
+    assert row.ranks == 8
+    assert row.rank_bytes * mesh.tp * mesh.pp == expert_traffic_bytes(Checked(job.spec))
+
+
 def test_rows_that_leave_a_node_are_a_row_of_their_own():
     _, inside = rows_of(MIXTRAL)
     _, split = rows_of(MIXTRAL, "device.per_node=2")

@@ -52,11 +52,12 @@ def test_every_reason_of_the_table_is_reached() -> None:
     assert {text for _, text in WHY_EAGER} == {str(each).partition(": ")[2] for each in found}
 
 
-OTHERS = [("megarun", "layers"), ("megarun", "iteration"), ("megatron", "microbatch"), ("megatron", "step")]
+OTHERS = [("megarun", "cuda_graphs: layers"), ("megarun", "cuda_graphs: iteration"), ("megarun", "moe_dispatcher: flex")]
+OTHERS += [("megatron", "cuda_graphs: microbatch"), ("megatron", "cuda_graphs: step")]
 
 
-@pytest.mark.parametrize(("host", "value"), OTHERS)
-def test_a_value_of_another_host_is_refused(host: str, value: str, capsys: Any) -> None:
+@pytest.mark.parametrize(("host", "given"), OTHERS)
+def test_a_value_of_another_host_is_refused(host: str, given: str, capsys: Any) -> None:
     with pytest.raises(MegaplanError) as refused:
-        load_spec(TINY, (f"host={{name: {host}, cuda_graphs: {value}}}",))
+        load_spec(TINY, (f"host={{name: {host}, {given}}}",))
     assert "MP695" in {each.code for each in refused.value.diagnostics}

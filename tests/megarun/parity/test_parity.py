@@ -11,6 +11,7 @@ from controls_cells import CONTROLS_CELLS
 from copied_cells import COPIED_CELLS
 from dtype_cells import DTYPE_CELLS
 from feature_cells import FEATURE_CELLS
+from gathered_cells import GATHERED_CELLS
 from linear_cells import LINEAR_CELLS
 from lora_cells import LORA_CELLS
 from low_precision_cells import LOW_PRECISION_CELLS
@@ -36,6 +37,7 @@ ALL_CELLS = (
     *CONTROLS_CELLS,
     *DTYPE_CELLS,
     *SLICE_CELLS,
+    *GATHERED_CELLS,
     *TOWER_CELLS,
 )
 

@@ -136,3 +136,31 @@ def test_slices_of_experts_gather_rows_and_sum_parts(job_with: Any, mesh: dict[s
     found = compare_passes(job, job.spec.mesh.world_size - 1)
     assert found.columns(Phase.FORWARD_BACKWARD)[Column.ROUTING].trace > 2 * (2 * 128 // job.spec.mesh.tp) * 2 * 2 * 128 * 2
     assert abs(found.columns(Phase.OPTIMIZER)[Column.WORKSPACE].difference) <= SCALARS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("mesh", "more", "kernels"),
+    [
+        ({"dp_shard": 4, "ep": 4}, {"routing_skew": 1.7}, "triton"),
+        ({"dp_shard": 4, "ep": 4}, {"latent_size": 64, "shared_ffn_hidden_size": 64}, "reference"),
+        ({"tp": 2, "dp_shard": 2, "ep": 4}, {"null_experts": 4}, "reference"),
+        ({"dp_shard": 4, "ep": 2, "etp": 2}, {"bias": True}, "reference"),
+        ({"dp_shard": 4, "ep": 2, "etp": 2}, {"capacity_factor": 1.5}, "triton"),
+    ],
+    ids=str,
+)
+def test_gathered_tokens_and_sums_are_communication(job_with: Any, mesh: dict[str, int], more: dict[str, Any], kernels: str) -> None:
+    """Tokens of all ranks with whole or cut experts, the rows copied from them, and the sums that are scattered."""
+    model = {**MODEL, "pattern": "E", "num_layers": 2, "moe": {**MODEL["moe"], **more}}  # type: ignore[dict-item]
+    del model["mlp"]
+    sizes = {"batch": {"micro_batch_size": 2, "seq_length": 256}, "schedule.num_microbatches": 2, "host.kernels": kernels}
+    job = job_with({"model": model, "precision": BF16, **sizes, "mesh": mesh, "host.moe_dispatcher": "allgather"})
+    found = compare_passes(job, job.spec.mesh.world_size - 1)
+    tokens, width = 2 * 256 // job.spec.mesh.tp, more.get("latent_size", 128)
+    assert found.columns(Phase.FORWARD_BACKWARD)[Column.COMMUNICATION].trace >= 4 * tokens * width * 2
+
+
+def test_rows_of_buffers_on_one_rank_are_routing(job_with: Any) -> None:
+    model = {**MODEL, "pattern": "E", "num_layers": 2, "moe": {**MODEL["moe"], "capacity_factor": 1.5}}  # type: ignore[dict-item]
+    del model["mlp"]
+    compare_passes(job_with({"model": model, "precision": BF16, "mesh": {"dp_shard": 2}, "host.kernels": "triton"}))

@@ -40,12 +40,19 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float
     travel to other ranks, and all rows if `load.sorts`, are sorted by expert and unsorted: one more read and write each. Experts that
     gather, and have no capacity, need neither sorted rows nor, on one rank, dispatched ones: their products read k rows per token as they
     would read copies, and write k rows that are summed.
+
+    Where tokens are gathered, a rank copies the rows of its experts from the tokens of all ranks, and sums them into as many: per own token
+    it moves as many rows as an even share has, and writes a sum for a token of every rank.
     """
     rows, row = moe.top_k, moe.row_width(hidden_size) * load.itemsize
     sorting: Works = ()
-    travels, rows_and_sum = load.ep * load.etp > 1, (rows + 1) * row
+    travels, num_sums, skews = load.ep * load.etp > 1, 1, None
+    by_gather = travels and load.gathers_tokens
+    if by_gather:
+        rows, num_sums, skews = rows * load.etp, load.ep * load.etp, skew
+    rows_and_sum = (rows + num_sums) * row
     copies = travels or not load.gathers or moe.takes_some
-    if (travels or load.sorts) and not load.gathers:
+    if (travels or load.sorts) and not (load.gathers or by_gather):
         sorted_rows = 2 * rows * load.etp * row
         work = Work(moved_forward=sorted_rows, moved_input=sorted_rows)
         sorting = tuple(OpWork(name, PART, work, own_tokens=True, skew=skew) for name in ("sort", "unsort"))
@@ -55,9 +62,9 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float
     route = routing_work(hidden_size, moe.num_choices, load.itemsize)
     return (
         OpWork("route", PART, route, ROUTE, weights=hidden_size * moe.num_choices, own_tokens=True),
-        OpWork("dispatch", PART, dispatched, permutation, own_tokens=True),
+        OpWork("dispatch", PART, dispatched, permutation, own_tokens=True, skew=skews),
         *sorting,
-        OpWork("combine", PART, combined, permutation._replace(combines=True), own_tokens=True),
+        OpWork("combine", PART, combined, permutation._replace(combines=True), own_tokens=True, skew=skews),
     )
 
 

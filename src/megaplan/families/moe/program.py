@@ -14,6 +14,8 @@ log-sum-exp and each sequence's rows for every expert.
 Row counts depend on routing: `received_rows` states them from the layer's `moe.routing_skew`. With `moe.capacity_factor` every expert has
 buffers of one size from every rank, on one rank too: rows are copied to them, and the experts read them as rows that arrived. Rows of
 tokens with null experts are copied, too.
+
+With `host.moe_dispatcher: allgather` a rank has the tokens of all ranks while it copies the rows of its experts, which are then sorted.
 """
 
 from __future__ import annotations
@@ -32,17 +34,18 @@ from megaplan.families.dense.program import mlp_ops, mlp_storages
 from megaplan.families.family import Selective
 from megaplan.families.moe.composition import expert_sizes
 from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.families.moe.travel import (
+    ARRIVED,
+    INSIDE_BACKWARD,
+    INSIDE_FORWARD,
+    SLICED_BIAS,
+    Travel,
+    routed_ops,
+)
 from megaplan.scalars import GATED
 
 SELECTIVE = Selective("experts.forward", frozenset({"experts"}))
-INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
 ROUTER_BACKWARD = "router.inside_backward"
-ARRIVED = "arrived"
-"""Rows from other ranks, and from this one, as the experts' exchange returns them."""
-SLICED_BIAS = "experts.down_bias"
-"""The bias of a bank's down-projections that one slice adds, and the others do not."""
-
-
 _STATISTICS = ("rstd", "expert_rstd", "router_rstd", "expert_post_rstd", "shared_post_rstd")
 
 
@@ -79,23 +82,6 @@ class ExpertMesh(NamedTuple):
 
     ep: int
     etp: int
-
-
-class Travel(NamedTuple):
-    """The way of rows to the experts of other ranks, and back.
-
-    Attributes:
-        exchanged: True if ranks have different experts.
-        gathered: True if ranks have slices of the same experts.
-    """
-
-    exchanged: bool
-    gathered: bool
-
-    @property
-    def far(self) -> bool:
-        """True if rows leave their rank."""
-        return self.exchanged or self.gathered
 
 
 def moe_selective(_moe: MixtureOfExperts, _variant: float | None) -> Selective:
@@ -144,8 +130,11 @@ def moe_program(
         tensors |= mlp_storages(dims, shared, "shared.")
     if moe.has_router_losses:
         tensors |= _loss_storages(dims, moe)
-    far = Travel(mesh.ep > 1, mesh.etp > 1)
-    return _program(_options(moe, kernels=dims.kernels), far, padded, dims.tp > 1, gathers), residual(tensors)
+    way = Travel(mesh.ep > 1, mesh.etp > 1, dims.gathers_tokens and travels)
+    if way.by_gather:
+        tensors |= _gathered(dims, moe, mesh, rows)
+    options = _options(moe, kernels=dims.kernels)
+    return _program(options, way, padded, dims.tp > 1, gathers, limited=moe.capacity is not None), residual(tensors)
 
 
 def _options(moe: MixtureOfExperts, *, kernels: bool) -> MoeOptions:
@@ -157,10 +146,10 @@ def _options(moe: MixtureOfExperts, *, kernels: bool) -> MoeOptions:
 
 
 @cache
-def _program(options: MoeOptions, way: Travel, padded: bool, sharded: bool, gathers: bool) -> BlockProgram:
+def _program(options: MoeOptions, way: Travel, padded: bool, sharded: bool, gathers: bool, *, limited: bool) -> BlockProgram:
     gated, shared, losses, bias = options.gated, options.shared, options.losses, options.bias
     scored = ("scored", "log_sums", "load") if losses else ("weights",)
-    routed = _travelling(gated, gathers, bias, way) if way.far or padded else _local(gated, gathers, bias)
+    routed = routed_ops(gated, gathers, bias, way, padded=padded, limited=limited)
     made, shared_made = "expanded" if options.latent else "combined", "shared_gated" if options.shared_gate else "shared"
     scoring, summed = "tokens", (made, shared_made)
     if options.own_norms:
@@ -189,7 +178,7 @@ def _program(options: MoeOptions, way: Travel, padded: bool, sharded: bool, gath
         add("residual", ("x", "sum" if shared else made), "out"),
     )
     # locals of ExpertBlock.forward that outlive their last use
-    held = frozenset({"weights", "indices", "counts", "combined", *(("latent", "expanded") if options.latent else ())})
+    held = frozenset({"weights", "indices", "rows", "counts", "combined", *(("latent", "expanded") if options.latent else ())})
     program = SELECTIVE.program(*ops, held=held)
     return replace(program, after=frozenset({"latent_up"})) if options.latent else program
 
@@ -251,73 +240,6 @@ def _losses() -> tuple[Op, ...]:
     )
 
 
-def _experts(gated: bool, gathers: bool, bias: bool, reads: tuple[str, str, str, str], made: str) -> Op:
-    outputs = ("experts.gate", "experts.up") if gated else ("experts.up",)
-    params: tuple[str, ...] = ("experts.up_proj", "experts.down_proj")
-    if gated:
-        params = ("experts.gate_proj", *params)
-    if bias:
-        params += tuple(f"{name}_bias" for name in params)
-    forward, backward = ((INSIDE_FORWARD,), (INSIDE_BACKWARD,)) if gathers else ((), ())
-    return Op("experts", reads, (made, *outputs, *forward), keeps=(*reads, *outputs), params=params, grads=reads[:2], fetches=backward)
-
-
-def _local(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
-    if gathers:
-        return (_experts(gated, gathers, bias, ("tokens", "weights", "rows", "counts"), "combined"),)
-    return (
-        Op("dispatch", ("tokens", "rows"), ("received",), keeps=("rows",), grads=("tokens",)),
-        _experts(gated, gathers, bias, ("received", "weights", "rows", "counts"), "processed"),
-        Op("combine", ("processed", "rows"), ("combined",), keeps=("rows",), grads=("processed",)),
-    )
-
-
-def _travelling(gated: bool, gathers: bool, bias: bool, way: Travel) -> tuple[Op, ...]:
-    """Rows that are copied for the experts, and go to other ranks if these have experts, or slices of them."""
-    sent, weighing, returned = ("sent", "sent_weights", "returned") if way.far else (ARRIVED, "arrived_weights", "leaving")
-    processed = _arrived(gated, gathers, bias) if gathers or not way.far else _sorted(gated, gathers, bias)
-    if way.gathered and bias:
-        processed = tuple(
-            op._replace(makes=(*op.makes, SLICED_BIAS), keeps=(*op.keeps, SLICED_BIAS)) if op.params else op for op in processed
-        )
-    return (
-        Op("announce", ("counts",), ("arrived_counts", *(("own_counts",) if way.exchanged and way.gathered else ())), grads=()),
-        Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
-        Op("dispatch", ("tokens", "rows"), (sent,), keeps=("rows",), grads=("tokens",)),
-        Op("dispatch weights", ("weights", "rows"), (weighing,), keeps=("rows",), grads=("weights",)),
-        *_outwards(way),
-        *processed,
-        *_back(way),
-        Op("combine", (returned, "rows"), ("combined",), keeps=("rows",), grads=(returned,), holds=("arrived_counts",)),
-    )
-
-
-def _outwards(way: Travel) -> tuple[Op, ...]:
-    sent, arrived, crossed = ("sent", "sent_weights"), (ARRIVED, "arrived_weights"), ("crossed", "crossed_weights")
-    exchange, parts = Op("exchange", sent, crossed if way.gathered else arrived), ("gradient_parts",)
-    gather = Op("gather", crossed if way.exchanged else sent, arrived, fetches=parts, holds=sent if way.exchanged else ())
-    gather = gather._replace(before=(((), False),))  # the experts' gradients are reduced before parts of sums arrive
-    return *((exchange,) if way.exchanged else ()), *((gather,) if way.gathered else ())
-
-
-def _back(way: Travel) -> tuple[Op, ...]:
-    summed = Op("sum slices", ("leaving",), ("summed" if way.exchanged else "returned", "parts"))
-    exchange = Op("exchange back", ("summed" if way.gathered else "leaving",), ("returned",))
-    return *((summed,) if way.gathered else ()), *((exchange,) if way.exchanged else ())
-
-
-def _arrived(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
-    return (_experts(gated, gathers, bias, (ARRIVED, "arrived_weights", "order", "received_counts"), "leaving"),)
-
-
-def _sorted(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
-    return (
-        Op("sort", (ARRIVED, "order"), ("received",), keeps=("order",), grads=(ARRIVED,)),
-        _experts(gated, gathers, bias, ("received", "arrived_weights", "order", "received_counts"), "processed"),
-        Op("unsort", ("processed", "order"), ("leaving",), keeps=("order",), grads=("processed",)),
-    )
-
-
 def _basis(moe: MixtureOfExperts, travels: bool) -> Basis:
     return Basis.MODELLED if (travels or moe.null_experts) and moe.capacity is None else Basis.EXACT
 
@@ -347,6 +269,26 @@ def _loss_storages(dims: Dims, moe: MixtureOfExperts) -> Shapes:
     scores = {"scored": (tokens, moe.slots), "log_sums": (tokens,), "loss_values": (2,)}
     load = storages(DType.INT32, Column.ROUTING, {"load": (dims.batch, moe.num_choices)})
     return storages(dims.stat_dtype, Column.ACTIVATIONS, scores) | load
+
+
+def _gathered(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int) -> Shapes:
+    """Storages of tokens that are gathered from all ranks, and of the sums that are scattered to them."""
+    tokens, hidden = dims.batch * dims.residual_tokens, moe.row_width(dims.hidden)
+    limit, basis, near = capacity(moe, tokens), _basis(moe, travels=True), tokens * mesh.ep
+    far = near * mesh.etp
+    choices = tokens * moe.slots if limit is None else limit * moe.num_experts
+    chosen = {"near_choices": (choices * mesh.ep,), "all_choices": (choices * mesh.ep * mesh.etp,)}
+    planned = {"all_rows": (far * moe.slots,), "all_counts": (moe.num_choices,)}
+    moved = {"near_tokens": (near, hidden), "all_tokens": (far, hidden), "near_partial": (near, hidden), "partial": (far, hidden)}
+    weighing = {"near_weights": (near, moe.slots), "all_weights": (far, moe.slots)}
+    return {
+        **storages(dims.dtype, Column.COMMUNICATION, moved),
+        **storages(dims.dtype, Column.ACTIVATIONS, {"combined": (*dims.residual[:2], hidden)}),
+        **storages(dims.stat_dtype, Column.COMMUNICATION, weighing),
+        **storages(DType.INT32, Column.COMMUNICATION, chosen),
+        **storages(DType.INT32, Column.ROUTING, planned),
+        **storages(DType.INT32, Column.ROUTING, {"places": (rows,)}, basis),
+    }
 
 
 def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, travels: bool) -> Shapes:

@@ -12,7 +12,7 @@ from megaplan.hosts.kind import HostKind, Later
 
 HOST = HostKind(
     name="megarun",
-    keys=frozenset({"kernels", "libraries", "expandable_segments", "cuda_graphs"}),
+    keys=frozenset({"kernels", "libraries", "expandable_segments", "cuda_graphs", "moe_dispatcher"}),
     holds={
         Column.REPLICATED_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
         Column.TENSOR_PARALLEL_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
@@ -22,7 +22,7 @@ HOST = HostKind(
         Column.OTHER_OPTIMIZER: "sharded moments; the parameters are the masters",
         Column.ACTIVATIONS: "the saved tensors of megarun's operations, flash attention, no dropout",
         Column.FEATURE_ACTIVATIONS: "side embeddings and relation bias",
-        Column.ROUTING: "sorted rows, sent and received by an all-to-all",
+        Column.ROUTING: "sorted rows, sent and received by an all-to-all, or copied from the gathered tokens of all ranks",
         Column.COMMUNICATION: "a receive buffer for each microbatch and gathered parameters",
         Column.WORKSPACE: "torch's cuBLAS workspaces, Newton-Schulz",
         Column.OVERHEAD: "what torch's allocator reserves beyond: pools of FSDP2's streams, pages and pieces that nothing fits",
@@ -36,4 +36,5 @@ HOST = HostKind(
     floors=Later("megaplan.exploration.floors:Floors"),
     trained=True,
     graphs=("microbatch", "step", "none"),
+    dispatchers=("alltoall", "allgather"),
 )

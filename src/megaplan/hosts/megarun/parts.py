@@ -18,6 +18,7 @@ from megaplan.tuples import new
 
 GRADIENTS, ROUTING = Column.GRADIENTS, Column.ROUTING
 """A lookup on the class costs Python 3.11 as much as a call."""
+_OF_ROWS = frozenset({ROUTING, Column.COMMUNICATION})
 
 
 class BlockReplay(NamedTuple):
@@ -27,7 +28,7 @@ class BlockReplay(NamedTuple):
     tensors: Shapes
 
     def gradient_column(self, name: str) -> Column:
-        """The column of a storage's gradient: the storage's own, except for rows that no routing operation reads.
+        """The column of a storage's gradient: the storage's own, except for rows that no operation of routing or communication reads.
 
         A norm or a linear after the experts reads rows in transit; the gradient that it makes of them is an activation.
         """
@@ -35,7 +36,7 @@ class BlockReplay(NamedTuple):
         if column is not ROUTING:
             return column
         made = (made for op in self.replay.program.graph.ops if name in op.reads for made in op.makes if made in self.tensors)
-        return column if any(self.tensors[each][1] is column for each in made) else Column.ACTIVATIONS
+        return column if any(self.tensors[each][1] in _OF_ROWS for each in made) else Column.ACTIVATIONS
 
 
 @cache

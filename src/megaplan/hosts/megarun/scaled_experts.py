@@ -16,7 +16,7 @@ from megaplan.blocks.ops import BANK, BlockProgram, Op
 from megaplan.blocks.storages import Shapes
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
-from megaplan.families.moe.program import ARRIVED, INSIDE_BACKWARD, INSIDE_FORWARD
+from megaplan.families.moe.travel import ARRIVED, INSIDE_BACKWARD, INSIDE_FORWARD
 
 LOW, SCALES = "experts.low", "experts.low_scales"
 

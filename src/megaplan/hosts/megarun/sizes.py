@@ -242,6 +242,7 @@ def local_dims(spec: Spec, *, is_last_cp_rank: bool = True) -> Dims:
         flash4=spec.host.uses(FLASH4),
         gathers_latents=mesh.gathers_latents,
         streams=spec.model.num_streams,
+        gathers_tokens=spec.host.gathers_tokens,
     )
 
 

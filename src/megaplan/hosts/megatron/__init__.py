@@ -51,6 +51,7 @@ HOST = HostKind(
     reshards=False,
     expandable=False,
     graphs=("none", "layers", "iteration"),
+    dispatchers=("allgather", "alltoall", "flex"),
     empty_slots=True,
     few_microbatches=True,
 )

@@ -59,6 +59,7 @@ ABSENT_IS_ZERO = Conversion("0 where it is absent", lambda value: 0 if value is 
 ABSENT_IS_ONE = Conversion("1 where it is absent", lambda value: 1 if value is None else value, lambda value: value if value > 1 else None)
 ZERO_IS_NONE = Conversion("null where it is 0", lambda value: value or None, lambda value: 0.0 if value is None else value)
 WHOLE = Conversion("an integer where it is whole", same, lambda value: int(value) if float(value).is_integer() else value)
+GIVEN_DISPATCHER = Conversion("the value, allgather for null", same, lambda value: value or "allgather")
 OVERLAPS = Conversion("null where it is absent", lambda value: value or None, bool)
 JOINT = Conversion("with other arguments", same, nothing)
 ONLY = Conversion("one value is accepted", same, nothing)
@@ -112,7 +113,7 @@ class Argument(NamedTuple):
         if self.conversion is ONLY:
             return self.means if self.means != self.default else None
         found = value_at(spec, self.key) if self.direct else None
-        return None if found is None and self.conversion is not ZERO_IS_NONE else self.conversion.write(found)
+        return None if found is None and self.conversion not in (ZERO_IS_NONE, GIVEN_DISPATCHER) else self.conversion.write(found)
 
 
 def flag(name: str) -> str:

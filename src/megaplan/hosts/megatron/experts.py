@@ -25,7 +25,8 @@ Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 
 def dispatcher(spec: Spec) -> Dispatcher:
     """The dispatcher, or of flex the library behind it."""
-    return spec.host.moe_flex_backend if spec.host.moe_dispatcher == "flex" else spec.host.moe_dispatcher
+    kind = spec.host.dispatcher
+    return spec.host.moe_flex_backend if kind == "flex" else "alltoall" if kind == "alltoall" else "allgather"
 
 
 def probability_bytes(spec: Spec) -> int:

@@ -39,7 +39,7 @@ def _single(spec: Spec) -> Iterator[Limit]:
     """Parts that Megatron has in 16 bits alone."""
     host, model = spec.host, spec.model
     attention, experts = model.attention, model.moe is not None
-    flex, recipe = experts and host.moe_dispatcher == "flex", spec.precision.recipe
+    flex, recipe = experts and host.dispatcher == "flex", spec.precision.recipe
     beyond = {
         f"host.attention_backend = {host.attention_backend}": attention is not None and host.attention_backend in ("flash", "fused"),
         f"mesh.cp = {spec.mesh.cp}": attention is not None and spec.mesh.cp > 1,

@@ -9,6 +9,7 @@ from typing import Any
 
 from megaplan.hosts.megatron.argument import (
     ABSENT_IS_ZERO,
+    GIVEN_DISPATCHER,
     JOINT,
     NEGATED,
     REQUIRED,
@@ -188,7 +189,13 @@ MOE = (
     number("moe_expert_capacity_factor", "model.moe.capacity_factor", touches="activations, buffers"),
     Argument("moe_token_drop_policy", Kind.WORD, "model.moe.capacity_drop", "probs", _DROPS, words=("probs", "position"), block="moe"),
     Argument(
-        "moe_token_dispatcher_type", Kind.WORD, "host.moe_dispatcher", "allgather", words=("allgather", "alltoall", "flex"), **_EXPERTS
+        "moe_token_dispatcher_type",
+        Kind.WORD,
+        "host.moe_dispatcher",
+        "allgather",
+        GIVEN_DISPATCHER,
+        words=("allgather", "alltoall", "flex"),
+        **_EXPERTS,
     ),
     Argument(
         "moe_flex_dispatcher_backend",

@@ -26,7 +26,7 @@ def _software(spec: Spec) -> Software:
     Megatron-LM itself the constants are those of MooreThreads/SimuMax's runs.
     """
     host = spec.host
-    flex = host.moe_dispatcher == "flex"
+    flex = host.dispatcher == "flex"
     return Software(
         name="megatron-lm-deterministic" if host.deterministic_mode else host.framework,
         release=host.release,

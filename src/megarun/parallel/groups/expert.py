@@ -10,8 +10,13 @@ expert, so the rows for one rank are contiguous, and a rank receives each source
 The ranks of an ETP group have a slice of each of the same experts. Rows that arrived at one of them are gathered by all, in the order of
 these ranks and of the sources, and the partial results of their slices are summed on the rank at which the row arrived.
 
-The gradient of an all-to-all is the reverse all-to-all, that of the gather is the sum and the other way round; none needs input or output,
+With `host.moe_dispatcher: allgather` every rank has the tokens of all ranks of its EP and ETP groups instead, in the order of the ETP ranks
+and of the EP ranks. It picks the rows of its own experts, and the ranks' partial sums are reduced and scattered to the tokens' ranks.
+
+The gradient of an all-to-all is the reverse all-to-all, that of a gather is the sum and the other way round; none needs input or output,
 so nothing is saved.
+
+Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py (`MoEAllGatherTokenDispatcher`).
 """
 
 from __future__ import annotations
@@ -24,8 +29,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megakernels import dispatch_plan
 from megaplan.families.moe.program import ExpertMesh, received_rows
 from megaplan.spec.models import MixtureOfExperts, Spec
+from megarun.parallel.groups.gathered_tokens import gathered_tokens, scattered_sum
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.slices import gathered_rows, summed_rows
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -67,6 +74,10 @@ class Routing(Protocol):
         """
         ...
 
+    def of_experts(self, counts: Tensor) -> Sequence[int]:
+        """Rows of each EP rank's experts, of the tokens of all ranks: counts int32 [ep, E / ep]."""
+        ...
+
 
 class MeasuredRouting:
     """Row counts of the router, read from the device (a synchronisation)."""
@@ -85,6 +96,11 @@ class MeasuredRouting:
         here, *there = (tuple(numbers[first : first + degree]) for first in range(0, len(numbers), degree))
         return Splits(here, there[self._slice], tuple(map(sum, there)) if len(there) > 1 else ())
 
+    def of_experts(self, counts: Tensor) -> Sequence[int]:
+        """See `Routing`."""
+        numbers: list[int] = counts.sum(1).tolist()
+        return numbers
+
 
 class StatedRouting:
     """Row counts stated by the spec, for fake tensors: this rank is the busiest of its group.
@@ -101,6 +117,8 @@ class StatedRouting:
         elsewhere = spread(moe.rows_of(num_tokens) - received[index], mesh.ep - 1)
         gathered = (arrived,) * mesh.etp if mesh.etp > 1 else ()
         self._splits = Splits((*elsewhere[:index], received[index], *elsewhere[index:]), received, gathered)
+        others = spread(moe.rows_of(num_tokens) * mesh.ep * mesh.etp - arrived * mesh.etp, mesh.ep - 1)
+        self._rows = (*others[:index], arrived * mesh.etp, *others[index:])
 
     def in_layer(self, variant: float | None) -> StatedRouting:
         """The counts in an E layer of a variant."""
@@ -109,6 +127,10 @@ class StatedRouting:
     def __call__(self, sent: Tensor, received: Tensor) -> Splits:  # noqa: ARG002  fake tensors have no values
         """See `Routing`."""
         return self._splits
+
+    def of_experts(self, counts: Tensor) -> Sequence[int]:  # noqa: ARG002
+        """See `Routing`."""
+        return self._rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +143,7 @@ class ExpertParallel:
         group: Process group; None if the degree is one.
         routing: Source of the splits on the host.
         slices: The ETP group: the ranks with the slices of this rank's experts.
+        by_gather: True if every rank gathers all tokens, instead of the rows of its experts.
     """
 
     degree: int
@@ -128,6 +151,7 @@ class ExpertParallel:
     group: dist.ProcessGroup | None
     routing: Routing
     slices: TensorParallel = ALONE
+    by_gather: bool = False
 
     @property
     def travels(self) -> bool:
@@ -182,6 +206,49 @@ class ExpertParallel:
         rows = summed_rows(self.slices, splits.gathered, rows)
         return _exchange(self, splits.received, splits.sent, rows)[0]
 
+    def gather(self, tokens: Tensor) -> Tensor:
+        """Tokens of all ranks, by ETP rank and EP rank: [N, ...] each -> [etp · ep · N, ...]."""
+        return gathered_tokens(self.slices, gathered_tokens(self._members, tokens))
+
+    def scatter(self, partial: Tensor) -> Tensor:
+        """This rank's tokens of the sum over all ranks: [etp · ep · N, ...] -> [N, ...]."""
+        return scattered_sum(self._members, scattered_sum(self.slices, partial))
+
+    def own_rows(self, indices: Tensor, num_choices: int, num_experts: int) -> tuple[Tensor, Tensor]:
+        """Rows of this rank's experts among the tokens of all ranks.
+
+        Args:
+            indices: Choices of this rank's tokens, int32 [N, k].
+            num_choices: Choices of the router.
+            num_experts: E; the choices behind them are null experts.
+
+        Returns:
+            int32 [M], the flat index token · k + slot of each row, sorted by expert, of gathered tokens; and int32 [E / ep], rows of each.
+        """
+        rows, counts = dispatch_plan(self.gather(indices), num_choices)
+        by_rank = counts[:num_experts].view(self.degree, -1)
+        numbers = self.routing.of_experts(by_rank)
+        first = sum(numbers[: self.index])
+        return rows[first : first + numbers[self.index]].clone(), by_rank[self.index].clone()  # kernels read aligned tensors
+
+    def own_buffers(self, places: Tensor, num_experts: int, num_pairs: int) -> tuple[Tensor, Tensor]:
+        """The same where experts have buffers of one size, as each rank has planned them for its own tokens.
+
+        Args:
+            places: int32 [E · C], the flat index of each row of the experts' buffers, -1 for an empty one.
+            num_experts: E.
+            num_pairs: N · k, pairs of a token and a slot of one rank.
+        """
+        share = self.share(num_experts)
+        own = self.gather(places).view(-1, self.degree, share, places.shape[0] // num_experts)[:, self.index]
+        first = torch.arange(0, len(own) * num_pairs, num_pairs, dtype=own.dtype, device=own.device)
+        rows = torch.where(own < 0, own, own + first.view(-1, 1, 1)).transpose(0, 1).flatten()
+        return rows, rows.new_full((share,), rows.shape[0] // share)
+
+    @property
+    def _members(self) -> TensorParallel:
+        return TensorParallel(self.degree, self.index, self.group)
+
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Rows ordered by destination rank -> rows ordered by source rank."""
         arrived = rows.new_empty((sum(received), *rows.shape[1:]))
@@ -208,7 +275,8 @@ def expert_parallel(spec: Spec, mesh: RankMesh, *, measured: bool = True) -> Exp
     num_tokens = spec.batch.micro_batch_size * spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp)
     routing: Routing = MeasuredRouting(slice_index) if measured else StatedRouting(moe, num_tokens, degrees, index)
     slices = TensorParallel(degrees.etp, slice_index, mesh.experts["etp"].get_group()) if degrees.etp > 1 else ALONE
-    return ExpertParallel(degrees.ep, index, mesh.experts["ep"].get_group() if degrees.ep > 1 else None, routing, slices)
+    group = mesh.experts["ep"].get_group() if degrees.ep > 1 else None
+    return ExpertParallel(degrees.ep, index, group, routing, slices, spec.host.gathers_tokens)
 
 
 def spread(count: int, parts: int) -> tuple[int, ...]:

@@ -101,6 +101,18 @@ class TensorParallel:
         pairs = zip(own.unbind(), partial.contiguous().unbind(), strict=True)
         return AsyncTensor(own, tuple(self._members._reduce_scatter_base(row, whole) for row, whole in pairs))
 
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """Rows of all ranks, by rank: [N, ...] -> [degree · N, ...]; without a gradient."""
+        whole = rows.new_empty((rows.shape[0] * self.degree, *rows.shape[1:]))
+        self._members._allgather_base(whole, rows.contiguous()).wait()
+        return whole
+
+    def scatter_rows(self, partial: Tensor) -> Tensor:
+        """This rank's rows of the sum: [degree · N, ...] -> [N, ...]; without a gradient."""
+        own = partial.new_empty((partial.shape[0] // self.degree, *partial.shape[1:]))
+        self._members._reduce_scatter_base(own, partial.contiguous()).wait()
+        return own
+
     def start_sum(self, value: Tensor) -> dist.Work:
         """Start to sum `value` in place over the group."""
         work: dist.Work = dist.all_reduce(value, group=self._members, async_op=True)

@@ -151,3 +151,10 @@ def moving() -> dict[str, bool]:
 def test_every_enumeration_moves_the_step_or_is_neutral() -> None:
     found = moving()
     assert {key for key, moves in found.items() if not moves} == NEUTRAL
+
+
+def test_megaruns_dispatchers_move_its_step() -> None:
+    base = changed(BASES["megatron"], {"host": {"name": "megarun"}})
+    times = {seconds(changed(base, {"host.moe_dispatcher": value})) for value in (None, "alltoall", "allgather")}
+    assert None not in times
+    assert len(times) == 2

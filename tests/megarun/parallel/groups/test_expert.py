@@ -107,3 +107,40 @@ def test_stated_rows_arrive_at_every_slice(spec_with: Any, mesh: ExpertMesh) -> 
 def test_spread_leaves_nothing_over() -> None:
     assert spread(10, 4) == (3, 3, 2, 2)
     assert spread(0, 3) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("mesh", [ExpertMesh(1, 2), ExpertMesh(4, 1), ExpertMesh(4, 3)])
+@pytest.mark.parametrize("skew", [1.0, 1.7, 4.0])
+def test_stated_rows_of_experts_are_those_of_all_tokens(spec_with: Any, mesh: ExpertMesh, skew: float) -> None:
+    moe = Spec.model_validate(spec_with({"model.moe.routing_skew": skew})).model.moe
+    assert moe is not None
+    for index in range(mesh.ep):
+        rows = StatedRouting(moe, 37, mesh, index).of_experts(torch.empty(0))
+        assert sum(rows) == 37 * moe.top_k * mesh.ep * mesh.etp
+        assert min(rows) >= 0
+        assert rows[index] == received_rows(moe, 37, mesh)
+
+
+def gathered(whole: torch.Tensor) -> ExpertParallel:
+    """The second of two ranks, in whose group a gather gives this."""
+
+    class Given(ExpertParallel):
+        def gather(self, tokens: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+            return whole
+
+    return Given(2, 1, None, MeasuredRouting())
+
+
+def test_own_rows_are_those_of_the_ranks_experts() -> None:
+    """Experts 2 and 3 are the second rank's, and 4 is a null expert."""
+    indices = torch.tensor([[2, 0], [4, 3], [1, 2], [0, 1]], dtype=torch.int32)
+    rows, counts = gathered(indices).own_rows(indices[2:], 5, 4)
+    assert (rows.tolist(), counts.tolist()) == ([0, 5, 3], [2, 1])
+
+
+def test_own_buffers_are_in_the_order_of_experts_and_ranks() -> None:
+    """Two ranks of six pairs with buffers of two rows for each of four experts; an empty row stays empty."""
+    places = torch.tensor([[0, 1, 2, -1, 3, 4, 5, -1], [5, -1, 4, 3, 2, -1, 1, 0]], dtype=torch.int32)
+    rows, counts = gathered(places.flatten()).own_buffers(places[1], 4, 6)
+    assert rows.tolist() == [3, 4, 8, -1, 5, -1, 7, 6]
+    assert counts.tolist() == [4, 4]
