@@ -238,7 +238,8 @@ class Space:
         step's time is shorter with them. The same holds for an optimizer that is not distributed.
         """
         asked = "dp_shard" in self.fixed or "dp_replicate" in self.fixed
-        found = divisors(data) if asked or "distributed_optimizer" not in self._host.keys else [data]
+        every = sorted({part for each in divisors(data) for part in (each, data // each)})  # `divisors` ends at 1,024
+        found = every if asked or "distributed_optimizer" not in self._host.keys else [data]
         return [shard for shard in found if self._host_runs(shard * cp == 1 < data, ONE_RANK._replace(dp_replicate=2))]
 
     def _micro_batches(self, data: int) -> list[int]:

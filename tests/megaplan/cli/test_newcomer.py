@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import megaplan
-from megaplan.api.size import FREE_PERCENT
+from megaplan.api.size import FREE_PERCENT, JobSize, load_sized
 from megaplan.cli.main import run
 from megaplan.devices import canonical_name
 
@@ -65,6 +65,61 @@ def test_a_stated_mesh_is_kept(folder: Path, capsys: pytest.CaptureFixture[str])
     ):
         assert run(["estimate", "model", *words]) == 2
         assert f"hint: {hint}\n" in capsys.readouterr().err
+
+
+KEPT = {
+    "recompute.default=full": lambda spec: {spec.recompute.of(letter) for letter in "AD"} == {"full"},
+    "recompute={default: full}": lambda spec: {spec.recompute.of(letter) for letter in "AD"} == {"full"},
+    "recompute.blocks={D: selective}": lambda spec: (spec.recompute.of("A"), spec.recompute.of("D")) == ("none", "selective"),
+    "batch.micro_batch_size=2": lambda spec: spec.batch.micro_batch_size == 2,
+    "batch={micro_batch_size: 2, seq_length: 4096}": lambda spec: spec.batch.micro_batch_size == 2,
+    "sharding.reshard_after_forward=false": lambda spec: not spec.sharding.reshard_after_forward,
+    "host.kernels=reference": lambda spec: spec.host.kernels == "reference",
+    "precision.grads=bf16": lambda spec: spec.precision.grads == "bf16",
+    "schedule.steps_per_update=4": lambda spec: spec.schedule.steps_per_update == 4,
+}
+"""Changes that a quick search keeps, each with what the spec then has."""
+
+
+@pytest.mark.parametrize("change", KEPT)
+def test_what_a_change_states_is_kept_by_the_quick_search(change: str, folder: Path) -> None:
+    found = load_sized("model", [change], JobSize(gpus=8, global_batch=64))
+    assert KEPT[change](found.spec)
+    assert (found.spec.mesh.world_size, found.spec.global_batch_size) == (8, 64)
+    (note,) = (each for each in found.read_diagnostics if each.code == "MP824")
+    words = shlex.split(note.hints[0])
+    assert change in words  # with --fix where a search would decide it
+    pasted = [word for word in shlex.split(note.hints[1]) if word != "--set"]
+    assert megaplan.estimate("model", change, *pasted).job.spec == found.spec
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--gpus", "16", "--set", "mesh.dp_shard=8"], "--gpus 8"),
+        (["--gpus", "16", "--set", "mesh.dp_shard=3", "--set", "mesh.dp_replicate=2"], "--gpus 6"),
+        (["--gpus", "8", "--set", "mesh={tp: 2, dp_shard: 8}"], "--gpus 16"),
+        (["--gpus", "8", "--global-batch", "64", "--set", "schedule.num_microbatches=8"], "--set mesh.dp_shard=8"),
+        (
+            ["--gpus", "8", "--global-batch", "64", "--set", "mesh.dp_shard=8", "--set", "schedule.num_microbatches=4"],
+            "--global-batch 32",
+        ),
+        (["--gpus", "8", "--global-batch", "64", "--set", "schedule.steps_per_update=3"], "--global-batch 66"),
+    ],
+)
+def test_a_size_that_contradicts_what_a_change_states_is_refused(
+    words: list[str], hint: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["estimate", "model", *words]) == 2
+    printed = capsys.readouterr().err
+    assert "error[MP495]" in printed
+    assert f"hint: {hint}\n" in printed
+
+
+def test_a_mesh_of_more_ranks_than_a_divisor_is_looked_for(folder: Path) -> None:
+    for gpus in (1536, 4096, 12_288):
+        spec = load_sized("model", ["device.name=gb200"], JobSize(gpus=gpus, global_batch=gpus)).spec
+        assert (spec.mesh.world_size, spec.mesh.dp_shard * spec.mesh.dp_replicate) == (gpus, gpus)
 
 
 def test_the_settings_of_a_project(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
