@@ -18,7 +18,12 @@ from megaplan.units import format_bytes
 
 
 def misfit(
-    subject: tuple[Spec, Inventory, Layout], budget: Budget, pricer: Pricer, of_cuts: Sequence[Diagnostic], severity: Severity
+    subject: tuple[Spec, Inventory, Layout],
+    budget: Budget,
+    pricer: Pricer,
+    of_cuts: Sequence[Diagnostic],
+    severity: Severity,
+    sized: Sequence[str] | None = None,
 ) -> Diagnostic:
     """MP501 with changes that fit.
 
@@ -28,6 +33,7 @@ def misfit(
         pricer: Prices changes of the spec as the command would; its work limit is set here.
         of_cuts: Diagnostics from choosing the cuts; an MP501 of them names the slot, and says whether any split needs less.
         severity: Warning if an estimate was asked for, where "no" is an answer and not a failure.
+        sized: Changes of the layout that was chosen for the command's GPUs, which its hints state; None if it states no GPUs.
     """
     spec, inventory, layout = subject
     worst, size = budget.worst, spec.batch.micro_batch_size
@@ -42,12 +48,16 @@ def misfit(
     spans = tuple((slot.start, slot.stop) for slot in layout.slots)
     pricer.work = Work(WORK)
     found = Adviser(spec, Price(spans, worst.peak_bytes, -worst.headroom_bytes), pricer).find()
-    return diagnostic(DOES_NOT_FIT, "\n".join(detail), Location(), [_hint(advice, spec) for advice in found], severity)
+    return diagnostic(DOES_NOT_FIT, "\n".join(detail), Location(), [_hint(advice, spec, sized) for advice in found], severity)
 
 
-def _hint(advice: Advice, spec: Spec) -> str:
+def _hint(advice: Advice, spec: Spec, sized: Sequence[str] | None) -> str:
     """Options to append to the command, and its result with them."""
-    options = " ".join(f"--set {shlex.quote(text)}" for text in advice.overrides)
+    keys = {text.partition("=")[0] for text in advice.overrides}
+    texts = *(text for text in sized or () if text.partition("=")[0] not in keys), *advice.overrides
+    options = " ".join(f"--set {shlex.quote(text)}" for text in texts)
+    if sized is not None and advice.devices is not None:
+        options += f" --gpus {advice.devices}"
     price = advice.price
     peak = f"peak {format_bytes(price.peak_bytes)}"
     fits = f"leaves {format_bytes(-price.over_bytes)}" if price.over_bytes <= 0 else f"still over by {format_bytes(price.over_bytes)}"

@@ -44,7 +44,7 @@ def advised(
         severity: Severity of the diagnostic.
     """
     kept = job.spans if job.plan is not None else None
-    return misfit((job.spec, job.inventory, layout), budget, Pricer(kept, baseline, _measured(job)), of_cuts, severity)
+    return misfit((job.spec, job.inventory, layout), budget, Pricer(kept, baseline, _measured(job)), of_cuts, severity, job.sized)
 
 
 def faster_changes(job: LoadedJob, time: PlannedTime) -> Advice:

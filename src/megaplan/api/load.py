@@ -57,6 +57,7 @@ class LoadedJob:
         costs: Measured times of the layers; None for modelled ones.
         read_diagnostics: Warnings and notes of reading.
         costs_path: Path of the measured times, as given.
+        sized: Changes of the layout that a quick search chose for a stated number of GPUs; None if none was stated.
     """
 
     spec: Spec
@@ -67,6 +68,7 @@ class LoadedJob:
     read_diagnostics: tuple[Diagnostic, ...]
     _text: str | None = None
     costs_path: FilePath | None = None
+    sized: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         """Name, source and size of the job."""

@@ -72,7 +72,7 @@ def load_sized(source: Source, changes: Sequence[str], size: JobSize, *, costs: 
     if job.plan is None and not _decides_mesh(job, texts):
         return _searched(job, size, gpus, costs)
     mesh = _scaled(job, gpus)
-    return load(job, *mesh, *_microbatches(load(job, *mesh), size, gpus))
+    return replace(load(job, *mesh, *_microbatches(load(job, *mesh), size, gpus)), sized=())
 
 
 def _decides_mesh(job: LoadedJob, texts: Sequence[str]) -> bool:
@@ -151,9 +151,10 @@ def _searched(job: LoadedJob, size: JobSize, gpus: int, costs: FilePath | None) 
         said = f"the layout is the best of a quick search over {gpus} GPUs, with {FREE_PERCENT}% of each free where a layout leaves that"
     found = load(job, *chosen) if costs is None else load(job, *chosen, costs=costs)
     mark = "" if stated else f"; {assumed(batch)}"
-    words = " ".join(f"--set {shlex.quote(text)}" for text in chosen if not _is_neutral(text) or _is_changed(job, text.partition("=")[0]))
+    sized = tuple(text for text in chosen if not _is_neutral(text) or _is_changed(job, text.partition("=")[0]))
+    words = " ".join(f"--set {shlex.quote(text)}" for text in sized)
     note = diagnostic("MP824", f"{said}{mark}", Location(job.name), (_search_command(job, gpus, size), words), Severity.NOTE)
-    return replace(found, read_diagnostics=(note, *found.read_diagnostics))
+    return replace(found, read_diagnostics=(note, *found.read_diagnostics), sized=sized)
 
 
 def _search_command(job: LoadedJob, gpus: int, size: JobSize) -> str:

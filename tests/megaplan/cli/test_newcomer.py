@@ -116,6 +116,30 @@ def test_a_size_that_contradicts_what_a_change_states_is_refused(
     assert f"hint: {hint}\n" in printed
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--gpus 1 --device h100",
+        "--gpus 8 --device h100 --seq 1000000",
+        "--gpus 2 --device h100 --seq 65536 --set mesh.tp=2",
+        "--gpus 4 --device h100 --seq 400000 --global-batch 8",
+    ],
+)
+def test_hints_for_a_stated_size_work_when_pasted(words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = ["hidden_size=4096", "mlp.ffn_hidden_size=12288", "attention.num_heads=32", "num_layers=72"]
+    command = ["estimate", "model", *(word for text in large for word in ("--set", f"model.{text}")), *shlex.split(words)]
+    assert run(command) == 1
+    hints = [line.removeprefix("hint: ") for line in capsys.readouterr().err.splitlines() if line.startswith("hint: --set") and "#" in line]
+    assert hints
+    for hint in hints:
+        options, _, promised = hint.partition("   # ")
+        ranks = int(promised.partition(" on ")[2].split()[0].replace(",", "")) if " GPUs instead of " in promised else int(words.split()[1])
+        assert run([*command, *shlex.split(options)]) == (0 if "leaves" in promised else 1)
+        printed = capsys.readouterr().out
+        assert f"the largest peak is {promised.removeprefix('peak ').partition(',')[0]}," in printed
+        assert f"\n  {ranks:,} rank" in printed
+
+
 def test_a_mesh_of_more_ranks_than_a_divisor_is_looked_for(folder: Path) -> None:
     for gpus in (1536, 4096, 12_288):
         spec = load_sized("model", ["device.name=gb200"], JobSize(gpus=gpus, global_batch=gpus)).spec
