@@ -7,11 +7,11 @@ from typing import Any
 
 from megaplan.api.estimate import Estimate
 from megaplan.budget.values import Budget, RankBudget
-from megaplan.cli.time_text import rate_gain
+from megaplan.cli.time_text import rate_gain, unlike_steps
 from megaplan.columns import Column, Phase
 from megaplan.layout.ranks import runs_label, runs_of
 from megaplan.layout.step_time import NS, PlannedTime, time_document
-from megaplan.terminal.table import table
+from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes, format_ns
 
 HEADS = ("", "base", "changed", "difference")
@@ -28,6 +28,9 @@ def compare_lines(first: Estimate, second: Estimate, changes: Sequence[str]) -> 
     rows += [(phase.replace("_", " "), ours.phases[phase], theirs.phases[phase]) for phase in Phase]
     shown = [(name, format_bytes(one), format_bytes(other), _signed(other - one)) for name, one, other in rows]
     yield from table([HEADS, *_times(first.step_time, second.step_time), *shown], indent="  ")
+    before, after = first.step_time, second.step_time
+    if not isinstance(before, str) and not isinstance(after, str) and (unlike := unlike_steps(before, after)):
+        yield from wrap(f"  {unlike}", indent="  ")
     yield f"  worst ranks: base {_name(ours)}; changed {_name(theirs)}"
     if _cuts(here) != _cuts(there):
         yield "  the cuts differ: each estimate uses the cuts that are optimal for its own costs"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaplan.cli.search_text import billion_tokens, layout_text
+from megaplan.cli.time_text import LAUNCHES
 from megaplan.devices import canonical_name, load_device
 from megaplan.diagnostics import refuse
 from megaplan.terminal.output import StyledLine
@@ -148,10 +149,7 @@ def _bases(results: Sequence[Search]) -> str:
     measured = [name for name, spec in specs.items() if spec.host.kind.trained and rates_of(spec).measured is not None]
     if not 0 < len(measured) < len(specs):
         return ""
-    names = ", ".join(measured)
-    return (
-        f"steps of {names} include launches and copies as they were measured, those of the others do not: compare sizes, not these devices"
-    )
+    return f"each step of {', '.join(measured)} {LAUNCHES}, those of the others do not: compare sizes, not these devices"
 
 
 def _row(size: Size, found: Search, *, priced: bool) -> tuple[str, ...]:

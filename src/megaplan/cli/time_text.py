@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megaplan.columns import Basis
 from megaplan.layout.step_time import NS, PlannedTime
 from megaplan.terminal.table import wrap
 from megaplan.units import format_figure, format_ns
 
 NUM_TERMS = 6
+LAUNCHES = "includes launches and copies as they were measured"
 
 
 def time_lines(time: PlannedTime | str) -> Iterator[str]:
@@ -37,7 +39,20 @@ def cost_line(time: PlannedTime | str, price: float, num_devices: int) -> str:
 
 def seconds_text(time: PlannedTime) -> str:
     """`6.91 s, 80 % interval 6.27 s to 7.63 s (fitted, dense)`."""
-    return f"{_text(time.seconds)}, 80 % interval {_text(time.low)} to {_text(time.high)} ({time.basis}, {time.calibration})"
+    return f"{_text(time.seconds)}, 80 % interval {_text(time.low)} to {_text(time.high)} ({_basis(time)})"
+
+
+def unlike_steps(before: PlannedTime, after: PlannedTime) -> str:
+    """Note that two steps are not comparable, if one alone has launches and copies as they were measured; else nothing."""
+    if before.counts_launches is after.counts_launches:
+        return ""
+    which = "before" if before.counts_launches else "after"
+    return f"the step {which} the change {LAUNCHES}, the other does not: compare layouts, not devices"
+
+
+def _basis(time: PlannedTime) -> str:
+    """Basis and class of a time; no step is measured itself, but the rates that it is modelled with."""
+    return f"{'modelled with measured rates' if time.basis is Basis.MEASURED else time.basis}, {time.calibration}"
 
 
 def change_line(before: PlannedTime | str, after: PlannedTime | str) -> str:
@@ -46,10 +61,11 @@ def change_line(before: PlannedTime | str, after: PlannedTime | str) -> str:
         reasons = dict.fromkeys(time for time in (before, after) if isinstance(time, str))
         return f"step: not timed: {'; '.join(reasons)}"
     growth, gain = (100 * share for share in (after.seconds / before.seconds - 1, rate_gain(before, after)))
-    kinds = dict.fromkeys((f"{before.basis}, {before.calibration}", f"{after.basis}, {after.calibration}"))
+    kinds = dict.fromkeys((_basis(before), _basis(after)))
+    unlike = f"; {note}" if (note := unlike_steps(before, after)) else ""
     old, new = before.tokens_per_second_per_device, after.tokens_per_second_per_device
     rates = f"{old:,.0f} → {new:,.0f} tokens/s per device ({gain:+.1f} %), MFU {100 * before.mfu:.1f} → {100 * after.mfu:.1f} %"
-    return f"step: {_text(before.seconds)} → {_text(after.seconds)} ({growth:+.1f} %), {rates}; {' → '.join(kinds)}"
+    return f"step: {_text(before.seconds)} → {_text(after.seconds)} ({growth:+.1f} %), {rates}; {' → '.join(kinds)}{unlike}"
 
 
 def rate_gain(before: PlannedTime, after: PlannedTime) -> float:

@@ -122,6 +122,11 @@ class PlannedTime(NamedTuple):
     traffic: tuple[int, int] = (0, 0)
 
     @property
+    def counts_launches(self) -> bool:
+        """True if the time has launches and copies as they were measured on the device."""
+        return self.basis is Basis.MEASURED or self.unmeasured is not None
+
+    @property
     def text(self) -> str:
         """`step 0.955 s, 17,158 tokens/s per device, MFU 40.0 %`."""
         rate = f"{self.tokens_per_second_per_device:,.0f} tokens/s per device"

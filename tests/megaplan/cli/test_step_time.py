@@ -113,3 +113,11 @@ def test_an_uncalibrated_device_has_a_wider_interval(megaplan):
     assert (unknown["basis"], unknown["calibration"]) == ("modelled", "uncalibrated")
     ratios = [time["interval"][1] / time["interval"][0] for time in (known, unknown)]
     assert ratios[0] < ratios[1]
+
+
+def test_steps_of_which_one_alone_has_measured_launches_are_not_compared_without_a_word(megaplan):
+    plain, note = "plans/tiny-hybrid.yaml", "includes launches and copies as they were measured"
+    for base, other, said in (("h100-sxm", "h200", "after"), ("h200", "b200", "before"), ("h100-sxm", "b200", "")):
+        ran = megaplan("estimate", plain, "--set", f"device.name={base}", "--compare", f"device.name={other}")
+        printed = " ".join(ran.out.split())
+        assert (f"the step {said} the change {note}" in printed) is bool(said)
