@@ -19,6 +19,7 @@ from random_plans.settings import (
     add_framework,
     add_layout,
     add_libraries,
+    add_offload,
     add_serving_ranks,
     add_single,
     add_used_dtypes,
@@ -204,6 +205,8 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
     limit_experts(stream("capacity"), sections["model"], megatron=megatron)
     _add_pools(stream("pools"), sections, mesh)
     _add_post_training(stream("post_training"), sections, mesh)
+    if not megatron:
+        add_offload(stream("offload"), sections)
     if scope is Scope.RUNTIME:
         add_trained(stream("stated towers"), sections)
     elif sections["host"].get("name") != "megatron":

@@ -170,6 +170,9 @@ def past_tolerance(compared: RankComparison) -> list[tuple[Failure, Phase, Colum
             largest = max(cells, key=lambda column: abs(cells[column].difference))
             said = (_line(f"{phase}", pair), _line(f"{phase}, {largest}", cells[largest]))
             found.append((Failure("phase", f"{phase} {_sign(pair)}", rank, abs(pair.difference) / peak, said), phase, largest))
+    if not compared.host.within:
+        said = (_line("host memory", compared.host),)
+        found.append((Failure("host", _sign(compared.host), rank, abs(compared.host.error), said), compared.peak_phase, Column.WORKSPACE))
     if not compared.peak.within and not found:
         phase = compared.peak_phase
         found.append((Failure("peak", _sign(compared.peak), rank, abs(compared.peak.error)), phase, Column.ACTIVATIONS))

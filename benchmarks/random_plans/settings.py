@@ -222,6 +222,19 @@ def add_allocator(draw: Draw, section: dict[str, Any], graphs: Draw | None) -> N
         graphs.maybe(section, 0.3, cuda_graphs=lambda: graphs.choice([None, "none", "microbatch", "step"]))
 
 
+def add_offload(draw: Draw, sections: dict[str, Any]) -> None:
+    """Draw a fraction of optimizer state in host memory, whose update is not recorded, and the links to that memory."""
+    host = sections["host"]
+    if host.get("cuda_graphs") != "step":
+        draw.maybe(host, 0.3, optimizer_offload=lambda: draw.choice([1.0, 1.0, 0.5, draw.randint(1, 99) / 100]))
+    rollout = sections.get("post_training", {}).get("rollout", {})
+    for holder in (sections, *sections.get("pools", ()), rollout):
+        if "device" in holder:
+            draw.maybe(holder["device"], 0.2, host_bytes_per_second=lambda: draw.randint(10**9, 10**12))
+            if draw.chance(0.2):
+                holder["device"].setdefault("efficiency_percent", {})["host"] = draw.randint(5, 100)
+
+
 def add_libraries(draw: Draw, sections: dict[str, Any]) -> None:
     """Draw the optional packages of kernels, which run on Hopper alone."""
     host, device = sections["host"], sections.get("device", {}).get("name", "h200")

@@ -50,9 +50,10 @@ class Device(NamedTuple):
         memory_bandwidth: Bytes per second of device memory.
         node_bandwidth: Bytes per second to the other devices of a node, one direction.
         network_bandwidth: Bytes per second of one device to other nodes, one direction: its adapter.
+        host_bandwidth: Bytes per second between one device and host memory, one direction.
         domain: Number of devices that reach each other at `node_bandwidth`.
         efficiency: Percent of a peak that is reached: of FLOPs for the linears of a letter's blocks and of the `head`, and for
-            the kernels `attention`, `scan`, `experts` and `recurrence`; of `memory`, `node` and `network` bandwidth.
+            the kernels `attention`, `scan`, `experts` and `recurrence`; of `memory`, `node`, `network` and `host` bandwidth.
         launch: Nanoseconds of one kernel in addition to its work.
         collective_latency: Nanoseconds of one send or collective in addition to the transfer of its bytes.
         recurrence_step: Nanoseconds of one step of a recurrence that cannot run in parallel over positions.
@@ -70,6 +71,7 @@ class Device(NamedTuple):
     memory_bandwidth: Figure
     node_bandwidth: Figure
     network_bandwidth: Figure
+    host_bandwidth: Figure
     domain: Figure
     efficiency: dict[str, Figure]
     launch: Figure
@@ -143,6 +145,7 @@ def load_device(name: str) -> Device:
         memory_bandwidth=_figure(record["memory_bytes_per_second"]),
         node_bandwidth=_figure(record["node_bytes_per_second"]),
         network_bandwidth=_figure(record["network_bytes_per_second"]),
+        host_bandwidth=_figure(record["host_bytes_per_second"]),
         domain=_figure(record["domain"]),
         efficiency={part: _figure(figure) for part, figure in record["efficiency_percent"].items()},
         launch=_figure(record["launch_ns"]),

@@ -25,7 +25,7 @@ KEYS = (
     *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
     *("sharding.mode", "sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
     *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer", "host.kernels"),
-    *("host.wgrad_fusion", "host.expandable_segments"),
+    *("host.wgrad_fusion", "host.expandable_segments", "host.optimizer_offload"),
 )
 """Keys that a change may have, in the order of a hint."""
 STRENGTH = ("none", "selective", "full")
@@ -163,11 +163,19 @@ def _policies(spec: Spec) -> Iterator[Edit]:
     grows = spec.host.expandable_segments
     if "expandable_segments" in host.keys and not (host.expandable if grows is None else grows):
         yield Edit("allocator", (("host.expandable_segments", True),))
-    if "distributed_optimizer" in host.keys and not spec.host.distributed_optimizer:
-        yield Edit("optimizer", (("host.distributed_optimizer", True),))
+    yield from _state(spec)
     if "wgrad_fusion" in host.keys and spec.host.wgrad_fusion:
         yield Edit("fusion", (("host.wgrad_fusion", False),))  # without it no gradients are made for hooks
     yield from _recompute_modules(spec) if "recompute_modules" in host.keys else _recompute(spec)
+
+
+def _state(spec: Spec) -> Iterator[Edit]:
+    """Optimizer state on fewer devices, or in host memory."""
+    host = spec.host.kind
+    if "distributed_optimizer" in host.keys and not spec.host.distributed_optimizer:
+        yield Edit("optimizer", (("host.distributed_optimizer", True),))
+    if host.trained and spec.host.optimizer_offload != 1 and spec.host.graphs != "step":
+        yield Edit("state", (("host.optimizer_offload", 1.0),))
 
 
 def _recompute(spec: Spec) -> Iterator[Edit]:

@@ -146,18 +146,15 @@ def _batches(spec: Spec) -> Iterator[Edit]:
 
 
 def _policies(spec: Spec) -> Iterator[Edit]:
-    """Less recompute, parameters that stay gathered, and kernels instead of plain torch."""
+    """Less recompute, parameters that stay gathered, state on the device, and kernels instead of plain torch."""
     letters = [letter for letter in FAMILIES if letter in parse_pattern(spec.model.pattern, spec.model.num_layers).layers]
     again = [letter for letter in letters if spec.recompute.of(letter) != "none"]
     for letter in again:
         yield Edit(f"recompute.{letter}", ((f"recompute.blocks.{letter}", "none"),))
     if len(again) > 1:
         yield Edit("recompute", tuple((f"recompute.blocks.{letter}", "none") for letter in again))
+    yield from _of_host(spec)
     host = spec.host
-    if host.recompute_num_layers is not None:
-        yield Edit("recompute", (("host.recompute_num_layers", None),))
-    if host.recompute_modules:
-        yield Edit("modules", (("host.recompute_modules", ()),))
     if host.kind.reshards and spec.sharding.reshard_after_forward:
         parts = (("sharding.reshard_size", None),) if spec.sharding.kept_over else ()
         yield Edit("reshard", (("sharding.reshard_after_forward", False), *parts))
@@ -167,3 +164,14 @@ def _policies(spec: Spec) -> Iterator[Edit]:
         yield Edit("latents", (("mesh.context_exchange", "heads" if spec.mesh.gathers_latents else "latents"),))
     if spec.mesh.tp > 1 and not host.kind.vocab_with_tp:
         yield Edit("vocabulary", (("mesh.vocab_parallel", not spec.mesh.vocab_parallel),))
+
+
+def _of_host(spec: Spec) -> Iterator[Edit]:
+    """Less recompute by the host's own keys, and state on the device."""
+    host = spec.host
+    if host.recompute_num_layers is not None:
+        yield Edit("recompute", (("host.recompute_num_layers", None),))
+    if host.recompute_modules:
+        yield Edit("modules", (("host.recompute_modules", ()),))
+    if host.kind.trained and host.optimizer_offload is not None:
+        yield Edit("state", (("host.optimizer_offload", None),))

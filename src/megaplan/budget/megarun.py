@@ -11,9 +11,10 @@ from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.peaks import WORK_OF_STAGE, StageSpans
 from megaplan.budget.rank import Persistent, all_offsets, equal_runs, rank_cells, reserving
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
-from megaplan.budget.values import NOTHING_OFFLOADED, Budget, KeptBytes, RankBudget, StageBudget, device_budget, merged_ranks
+from megaplan.budget.values import Budget, KeptBytes, RankBudget, StageBudget, device_budget, merged_ranks
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
+from megaplan.hosts.values import HostBytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout, Slot, rank_coordinate
 from megaplan.schedules.in_flight import receive_buffers, shared_buffers
@@ -209,8 +210,9 @@ def _distinct(
     for run in evaluation.equal_ranks[key]:
         coordinate = rank_coordinate(mesh, first + run.first)
         place = coordinate["dp_shard"], run.first // (mesh.ep * mesh.etp) % mesh.efsdp
-        cells, where = rank_cells(persistent, peak, init_peak(persistent.slots, *place), stored.updates(*place))
+        updates = stored.updates(*place)
+        cells, where = rank_cells(persistent, peak, init_peak(persistent.slots, *place), updates)
         offsets = all_offsets(mesh, run, places) if listed else [run.first]
         ranks = tuple([first + offset for offset in offsets])
-        found.append(new(RankBudget, (ranks, coordinate, stored.parameters, cells, where, usable_bytes, NOTHING_OFFLOADED)))
+        found.append(new(RankBudget, (ranks, coordinate, stored.parameters, cells, where, usable_bytes, HostBytes(updates.host_bytes, 0))))
     return found

@@ -240,7 +240,8 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         building: Peak of building the ranks.
         updates: Moments of their parameters, and peaks of updates.
     """
-    matrix_bytes, other_bytes, to_make, momenta, scratch = updates
+    matrix_bytes, other_bytes, to_make, momenta, scratch, state_slack, _, buffer = updates
+    cast_bytes = to_make.largest_bytes
     base = _base(persistent)
     init = base.copy()
     (init[REPLICATED], init[TENSOR_PARALLEL], init[EXPERT_PARALLEL]), init[ACTIVATIONS], init[WORKSPACE], init_where = building
@@ -259,21 +260,16 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
 
     first_update = base
     first_update[GRADIENTS] += persistent.stored.shard_bytes
-    # AdamW updates first; if its gradients have their own buffer, they are freed when Muon's iterations begin
-    steady_update = first_update.copy()
-    dropped, cast_bytes = 0 if persistent.replays else persistent.other_shard_bytes, to_make.largest_bytes
-    cast = cast_bytes > scratch - dropped  # AdamW's update, with every gradient alive, is the higher
-    if not cast:
-        steady_update[GRADIENTS] -= dropped
-    steady_update[WORKSPACE] += persistent.graph_workspace_bytes + (cast_bytes if cast else scratch)
+    steady_update, cast = _with_state(first_update, updates, 0 if persistent.replays else persistent.other_shard_bytes)
+    steady_update[WORKSPACE] += persistent.graph_workspace_bytes
     steady_update[ACTIVATIONS] += persistent.graph_bytes
-    steady_update[MATRIX_OPTIMIZER] += matrix_bytes
-    steady_update[OTHER_OPTIMIZER] += other_bytes
 
     matrix, other = matrix_bytes - momenta - to_make.matrix_bytes, other_bytes - to_make.other_bytes
     dropped = persistent.other_shard_bytes
     made_at_end = matrix + other + to_make.scratch_bytes >= matrix_bytes + other_bytes - dropped + scratch
-    if made_at_end:
+    if persistent.stored.offload:  # all state is made before the update
+        first_update, _ = _with_state(first_update, updates, dropped)
+    elif made_at_end:
         first_update[MATRIX_OPTIMIZER] += matrix
         first_update[OTHER_OPTIMIZER] += other
         first_update[WORKSPACE] += to_make.scratch_bytes
@@ -289,10 +285,10 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         FORWARD_BACKWARD: steady_step,
         OPTIMIZER: steady_update,
     }
-    slack, with_state = persistent.slack_bytes, persistent.slack_bytes + persistent.stored.state_slack_bytes
+    slack, with_state = persistent.slack_bytes, persistent.slack_bytes + state_slack
     updating = OPEN_SEGMENTS_BYTES if persistent.replays else 0  # outside the graphs' pool
     if persistent.replays and not persistent.replays_update:
-        updating += cast_bytes if cast else scratch
+        updating += (cast_bytes if cast else scratch) + buffer
     add_overhead(
         cells,
         persistent.reserving,
@@ -308,6 +304,21 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
         OPTIMIZER: "Newton-Schulz of the largest matrix" if not cast and scratch else _update(cast_bytes),
     }
     return checked(cells), where
+
+
+def _with_state(cells: PhaseCells, updates: Updates, dropped: int) -> tuple[PhaseCells, bool]:
+    """An update for which all state exists, and True if the peak is AdamW's cast, not an iteration of Muon's.
+
+    AdamW updates first; if its gradients have their own buffer of `dropped` bytes, they are freed when Muon's iterations begin.
+    """
+    found, cast_bytes = cells.copy(), updates.adamw.largest_bytes
+    cast = cast_bytes > updates.scratch_bytes - dropped  # AdamW's update, with every gradient alive, is the higher
+    if not cast:
+        found[GRADIENTS] -= dropped
+    found[WORKSPACE] += (cast_bytes if cast else updates.scratch_bytes) + updates.buffer_bytes
+    found[MATRIX_OPTIMIZER] += updates.matrix_bytes
+    found[OTHER_OPTIMIZER] += updates.other_bytes
+    return found, cast
 
 
 def _added(cells: PhaseCells, more: PhaseCells) -> PhaseCells:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megarun.offload import TensorState, on_host, state_of
 from megaplan.hosts.megarun.sizes import AT_END, Cast, GroupBytes, LastPeak, MatrixScratch, Sizes, last_peak, together
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
@@ -58,6 +59,7 @@ class SlotStorage(NamedTuple):
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
         parameters: Elements after TP and EP.
+        states: Optimizer state of each tensor in the order of updates, if part of it is in host memory; else empty.
     """
 
     names: tuple[str, ...]
@@ -85,17 +87,21 @@ class SlotStorage(NamedTuple):
     slack_bytes: int
     state_slack_bytes: int
     parameters: int
+    states: tuple[TensorState, ...] = ()
 
 
 class Updates(NamedTuple):
     """Values that depend on a rank's place among those that share its parameters.
 
     Attributes:
-        matrix_bytes: Moments of the matrix group.
-        other_bytes: Moments of the rest, and step counters.
+        matrix_bytes: State of the matrix group on the device.
+        other_bytes: State of the rest on the device.
         adamw: Peaks of AdamW's steps.
         momenta_bytes: Momenta of Muon, which makes all of them before its first round.
         scratch_bytes: The largest scratch of a round of Muon's.
+        state_slack_bytes: Allocator rounding of these.
+        host_bytes: State in host memory.
+        buffer_bytes: The buffer through which an update reads and writes these.
     """
 
     matrix_bytes: int
@@ -103,6 +109,9 @@ class Updates(NamedTuple):
     adamw: LastPeak
     momenta_bytes: int
     scratch_bytes: int
+    state_slack_bytes: int
+    host_bytes: int = 0
+    buffer_bytes: int = 0
 
 
 class RankStorage:
@@ -118,13 +127,14 @@ class RankStorage:
         slack_bytes: Allocator rounding of shards.
         state_slack_bytes: Allocator rounding of moments.
         parameters: Elements after TP and EP.
+        offload: Fraction of optimizer state that is in host memory.
         uneven: Storages with tensors that shard unevenly, and the number of blocks with each.
         reservings: Reserving of the rank, by the settings of its chunks (`megaplan.budget.rank`).
     """
 
-    def __init__(self, slots: Sequence[SlotStorage]) -> None:
+    def __init__(self, slots: Sequence[SlotStorage], offload: float = 0.0) -> None:
         """Computes the sums; `slots` are those of the rank, by chunk."""
-        self.slots = tuple(slots)
+        self.slots, self.offload = tuple(slots), offload
         self.blocks = tuple(chain.from_iterable(map(attrgetter("blocks"), slots)))
         self.resident_bytes = _added(map(attrgetter("resident_bytes"), slots))
         self.shard_bytes = sum([slot.root.shard_bytes + slot.layers_together.shard_bytes for slot in slots])
@@ -136,6 +146,7 @@ class RankStorage:
         self._matrix, self._other = _total(slots, "matrix_state_bytes"), _total(slots, "other_state_bytes")
         self._casts = tuple(chain.from_iterable(map(attrgetter("casts"), slots)))
         self._matrices = _kinds(slots)
+        self._states = tuple(chain.from_iterable(map(attrgetter("states"), slots)))
         self._updates: dict[tuple[int, int], Updates] = {}
         self.reservings: dict[tuple[bool, bool, bool, bool], Reserving] = {}
 
@@ -157,7 +168,21 @@ class RankStorage:
                     other += size
         scratch = max([kind.at(number, dense_index, expert_index) for kind, number in self._matrices.items()], default=0)
         adamw = last_peak(self._casts, dense_index, expert_index) if self._casts else AT_END
-        return new(Updates, (matrix, other, adamw, matrix if self._matrices else 0, scratch))
+        found = new(Updates, (matrix, other, adamw, matrix if self._matrices else 0, scratch, self.state_slack_bytes, 0, 0))
+        if not self.offload:
+            return found
+        kept = on_host(self._states, self.offload, (dense_index, expert_index))
+        all_matrix, all_other = (
+            sum([each.number * each.at((dense_index, expert_index)) for each in self._states if each.matrix is wanted])
+            for wanted in (True, False)
+        )
+        return found._replace(
+            matrix_bytes=matrix - all_matrix + kept.matrix_bytes,
+            other_bytes=other - all_other + kept.other_bytes,
+            state_slack_bytes=kept.slack_bytes,
+            host_bytes=kept.host_bytes,
+            buffer_bytes=kept.buffer_bytes,
+        )
 
 
 class StoredState:
@@ -168,9 +193,11 @@ class StoredState:
 
     def __init__(self, sizes: Sizes, inventory: Inventory) -> None:
         """Every block at once."""
-        self._inventory, self._ahead, self._whole = inventory, sizes.gathers_ahead, sizes.whole_state
+        self._inventory, self._sizes = inventory, sizes
+        self._ahead, self._whole = sizes.gathers_ahead, sizes.whole_state
         self._named = dict(inventory.blocks())
         self._blocks: dict[int, BlockStorage] = {}
+        self._made: dict[int, tuple[TensorState, ...]] = {}
         for block in self._named.values():
             if id(block) not in self._blocks:
                 self._blocks[id(block)] = block_storage(sizes, block)
@@ -201,7 +228,7 @@ class StoredState:
             if len(self._ranks) >= self.MOST:
                 self._ranks.clear()
             of_slots = [self.slot(slot, is_last=has_last and slot is slots[-1]) for slot in slots]
-            found = self._ranks[key] = RankStorage(of_slots)
+            found = self._ranks[key] = RankStorage(of_slots, self._sizes.offload)
         return found
 
     def _of_slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
@@ -269,7 +296,15 @@ class StoredState:
             slack_bytes=_total(storages, "resident_slack_bytes"),
             state_slack_bytes=_total(storages, "state_slack_bytes"),
             parameters=_total(storages, "parameters"),
+            states=tuple(chain.from_iterable([self._states_of(name) for name, _, _ in blocks])) if self._sizes.offload else (),
         )
+
+    def _states_of(self, name: str) -> tuple[TensorState, ...]:
+        block = self._named[name]
+        found = self._made.get(id(block))
+        if found is None:
+            found = self._made[id(block)] = state_of(self._sizes, block)
+        return found
 
 
 @lru_cache(maxsize=256)

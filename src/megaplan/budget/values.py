@@ -145,7 +145,7 @@ def merged_ranks(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
     for rank in sorted(ranks, key=lambda rank: rank.ranks):
         equal = by_room.setdefault((rank.headroom_bytes, rank.usable_bytes), [])
         for index, twin in enumerate(equal):
-            if twin.cells == rank.cells and twin.parameters == rank.parameters:
+            if twin.cells == rank.cells and twin.parameters == rank.parameters and twin.host == rank.host:
                 equal[index] = twin._replace(ranks=tuple(sorted((*twin.ranks, *rank.ranks))))
                 break
         else:

@@ -43,6 +43,7 @@ def figures_of(device: Device) -> Iterator[tuple[str, Figure, str]]:
     yield "memory_bytes_per_second", device.memory_bandwidth, "bytes/s"
     yield "node_bytes_per_second", device.node_bandwidth, "bytes/s"
     yield "network_bytes_per_second", device.network_bandwidth, "bytes/s"
+    yield "host_bytes_per_second", device.host_bandwidth, "bytes/s"
     yield "domain", device.domain, "devices"
     if device.power is not None:
         yield "power_watts", device.power, "W"

@@ -60,7 +60,8 @@ class DataTimes:
         gather_ns: All of its parameters once.
         again_ns: The same, after the first time in a step.
         reduce_ns: All of its gradients once, over shards and replicas.
-        optimizer_ns: The update of its shard, and under Muon the orthogonalisation of its matrices.
+        optimizer_ns: The update of its shard, and under Muon the orthogonalisation of its matrices; at least as long as its state that is
+            in host memory is on its way to the device and back.
         copies_ns: Casts and copies around one gather, those around one reduction, and adding it to the sum; 0 where they are not counted.
         phases: Nanoseconds of clipping and of Muon's update on the device, with the operations that the host launches meanwhile.
         late: Operations of AdamW's host, before its one launch.
@@ -237,7 +238,7 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     shard = local.trained // pp // dense_degree + local.trained_experts // pp // bank_degree
     if rates.measured is None:
         update = rates.memory_ns(shard * OPTIMIZER_BYTES) + _muon_ns(spec, rates, local.matrices)
-        return DataTimes(gather, reduced, update + exchange, again_ns=sends.again)
+        return DataTimes(gather, reduced, max(update + exchange, _offload_ns(spec, rates, held)), again_ns=sends.again)
 
     def taken(parts: Iterable[KindWork]) -> int:
         return sum(part_ns(spec, rates, part) for part in parts)
@@ -249,7 +250,17 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
     before, after = tuple(gather_parts(spec, held)), tuple(reduce_parts(spec, held))
     copies = taken(before) // pp, taken(after) // pp, taken(sum_parts(spec, held)) // pp
     issued = sum(part.launches for part in before) // pp, sum(part.launches for part in after) // pp
-    return DataTimes(gather, reduced, clip // pp + adamw // pp + muon // pp + exchange, copies, phases, late, issued, sends.again)
+    update = max(adamw // pp + muon // pp + exchange, _offload_ns(spec, rates, held))
+    return DataTimes(gather, reduced, clip // pp + update, copies, phases, late, issued, sends.again)
+
+
+def _offload_ns(spec: Spec, rates: Rates, held: StoredParameters) -> int:
+    """Time in which the moments in host memory are copied to the device and back, in one stream: on a mean pipeline rank."""
+    fraction, others = spec.host.optimizer_offload, held.shard - (held.shard_matrices if spec.optimizer.uses_muon else 0)
+    if fraction is None:
+        return 0
+    elements = held.shard + others  # Muon has one moment of an element, AdamW two
+    return 2 * rates.host_ns(int(fraction * elements) // spec.mesh.pp * spec.precision.moments.bytes)
 
 
 def copies_ns(spec: Spec, times: DataTimes) -> int:

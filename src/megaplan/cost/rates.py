@@ -89,6 +89,10 @@ class Rates:
         """Time of bytes that leave a node through the network adapters of `num_nics` devices, without latency."""
         return _ceil(num_bytes * 100 * SECOND_NS, self.device.network_bandwidth.value * self.percent["network"] * num_nics)
 
+    def host_ns(self, num_bytes: int) -> int:
+        """Time of bytes that one device copies to host memory or from there."""
+        return _ceil(num_bytes * 100 * SECOND_NS, self.device.host_bandwidth.value * self.percent["host"])
+
 
 def rates_of(spec: Spec, *, modelled: bool = False) -> Rates:
     """The rates that a spec plans with; `modelled` without the device's measured constants.

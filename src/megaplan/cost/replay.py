@@ -318,6 +318,7 @@ class ReplayTimer:
             mesh.dp_shard,
             spec.sharding.mode,
             spec.host.kernels,
+            spec.host.optimizer_offload,
             spec.precision.reduce.bytes,
             spec.precision.grads.bytes,
         )

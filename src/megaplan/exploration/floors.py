@@ -90,12 +90,14 @@ class Floors(AnyFloors):
     def _whole(self, spec: Spec) -> BlockNeeds:
         """Stored bytes of all blocks on one rank of each stage; copies count once."""
         mesh = spec.mesh
-        key = mesh.tp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.dp_replicate == 1, spec.precision.grads
+        offloads = spec.host.optimizer_offload is not None
+        key = mesh.tp, mesh.ep, mesh.etp, mesh.dp_shard, mesh.efsdp, mesh.dp_replicate == 1, spec.precision.grads, offloads
         if key not in self._wholes:
             sizes = storage_sizes(spec)
             found = []
             for block, count in self._inventory.makes:
-                found.append([count * size for size in stored_needs(block_storage(sizes, block), muon=spec.optimizer.uses_muon)])
+                needs = stored_needs(block_storage(sizes, block), muon=spec.optimizer.uses_muon, offloads=offloads)
+                found.append([count * size for size in needs])
             self._wholes[key] = BlockNeeds(*map(sum, zip(*found, strict=True)))
         return self._wholes[key]
 

@@ -17,7 +17,7 @@ from megaplan.families.short_convolution import SHORT_CONVOLUTION
 _ORDER = (ATTENTION, MAMBA, EXPERTS, RECURRENT, DENSE, LINEAR_ATTENTION, SHORT_CONVOLUTION)
 FAMILIES: dict[str, Family] = {family.letter: family for family in _ORDER}
 
-PARTS = ("head", "attention", "scan", "experts", "recurrence", "memory", "node", "network")
+PARTS = ("head", "attention", "scan", "experts", "recurrence", "memory", "node", "network", "host")
 """Operations of a letter's blocks, other than its linears, that reach their own share of a peak."""
 if TYPE_CHECKING:
     Letter = str

@@ -162,8 +162,9 @@ def _bias_elements(spec: Spec, family: str) -> int:
 
 
 def _state_bytes(rank: RankBudget) -> int:
+    """State on the device, and what is in host memory already: a save copies that, too."""
     cells = rank.cells[Phase.FORWARD_BACKWARD]
-    return sum(cells[column] for column in STATE)
+    return sum(cells[column] for column in STATE) + rank.host.total
 
 
 def storage_times(spec: Spec, sizes: CheckpointSizes) -> dict[str, StorageTime]:

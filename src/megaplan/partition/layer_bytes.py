@@ -51,10 +51,17 @@ class BlockNeeds(NamedTuple):
         return self.static_bytes + count * self.saved_bytes + graded * self.gradient_bytes + touched * self.gathered_bytes
 
 
-def stored_needs(storage: BlockStorage, *, muon: bool) -> BlockNeeds:
-    """Needs of a block's parameters, gradients and moments, without rounding to segments; `muon`: Muon steps matrices."""
-    static = sum(storage.resident_bytes) + storage.matrix_state_bytes + storage.other_state_bytes
-    static += sum(tensor.state_bytes(0) for tensor in storage.uneven)
+def stored_needs(storage: BlockStorage, *, muon: bool, offloads: bool = False) -> BlockNeeds:
+    """Needs of a block's parameters, gradients and moments, without rounding to segments.
+
+    Args:
+        storage: Storage of the block.
+        muon: True if Muon steps matrices.
+        offloads: True if optimizer state may be in host memory: none is certain to be on the device.
+    """
+    static = sum(storage.resident_bytes)
+    if not offloads:
+        static += storage.matrix_state_bytes + storage.other_state_bytes + sum(tensor.state_bytes(0) for tensor in storage.uneven)
     update = storage.both.shard_bytes - (storage.adamw_shard_bytes if muon else 0)
     return BlockNeeds(static, 0, storage.both.unsharded_bytes, storage.both.gathered_bytes, max(update, 0))
 
@@ -120,14 +127,14 @@ def _needs(
     """Needs of each layer, and of the blocks outside the layers on the first and on the last slot."""
     dims, sizes, variants = local_dims(spec), storage_sizes(spec), block_variants(spec, inventory)
     pipelined, merges = spec.mesh.is_pipelined, tower_sizes(spec) is not None
-    rounds = not spec.host.expands_segments
+    rounds, offloads = not spec.host.expands_segments, sizes.offload > 0
 
     has_mtp, normed = any(block.family is Outside.MTP for _, block in inventory.outside), inventory.normed_ahead
 
     def needs(name: str, block: Block, *, runs: bool) -> BlockNeeds:
         storage = block_storage(sizes, block)
-        stored = stored_needs(storage, muon=spec.optimizer.uses_muon)
-        static = stored.static_bytes + rounds * (storage.resident_slack_bytes + storage.state_slack_bytes)
+        stored = stored_needs(storage, muon=spec.optimizer.uses_muon, offloads=offloads)
+        static = stored.static_bytes + rounds * (storage.resident_slack_bytes + (0 if offloads else storage.state_slack_bytes))
         if not runs:
             return BlockNeeds(static, 0, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
         ledger = block_bytes(spec, dims, name, block)

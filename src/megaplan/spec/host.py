@@ -41,7 +41,7 @@ class DeviceRef(Section):
     Attributes:
         name: Name of a device of the data file.
         per_node: Devices per node, which share its fast fabric.
-        efficiency_percent: Percent of peak for a letter's linears, the head, a kernel, memory, node or network; others are the data file's.
+        efficiency_percent: Percent of peak for a letter's linears, head, a kernel, memory, node, network, host; others are the data file's.
         launch_ns: Launch time of one kernel in addition to its work; null for the data file's.
         collective_latency_ns: Latency of one send or collective in addition to the transfer of its bytes; null for the data file's.
         recurrence_step_ns: Time of one step of a recurrence; null for the data file's.
@@ -51,6 +51,7 @@ class DeviceRef(Section):
         memory_bytes_per_second: Bandwidth of device memory; null for the data file's.
         node_bytes_per_second: Bandwidth to the other devices of a node, one direction; null for the data file's.
         network_bytes_per_second: Bandwidth of a device's adapter, one direction; null for the data file's.
+        host_bytes_per_second: Bandwidth between a device and host memory, one direction; null for the data file's.
         domain: Devices that reach each other at node_bytes_per_second; null for the data file's.
         reached: Share of the peak that large products reach under training load, by recipe; used for the time of a step.
         step_factor: Measured over modelled seconds of a step, of a host with fitted constants (`megaplan calibrate`); null for 1.
@@ -68,6 +69,7 @@ class DeviceRef(Section):
     memory_bytes_per_second: Rate | None = None
     node_bytes_per_second: Rate | None = None
     network_bytes_per_second: Rate | None = None
+    host_bytes_per_second: Rate | None = None
     domain: Degree | None = None
     reached: dict[RecipeType, Share] = Field(default_factory=dict)
     step_factor: StepFactor | None = None
@@ -102,6 +104,7 @@ _FIGURES = {
     "memory_bytes_per_second": "memory_bandwidth",
     "node_bytes_per_second": "node_bandwidth",
     "network_bytes_per_second": "network_bandwidth",
+    "host_bytes_per_second": "host_bandwidth",
     "domain": "domain",
 }
 """Key of the section to the field of `Device`."""
@@ -163,7 +166,8 @@ RELEASED = ("megatron-bridge", "nemo")
 class Host(Section):
     """The framework that runs the plan. `kernels`, `libraries` are megarun's; keys from compile_model on torchtitan's; others Megatron's.
 
-    Every key has the host's own default. `expandable_segments` is megarun's and Megatron-Core's; torchtitan sets it itself.
+    Every key has the host's own default. `expandable_segments`, `cuda_graphs` and `optimizer_offload` are megarun's and Megatron-Core's;
+    torchtitan sets the first itself.
 
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
@@ -184,7 +188,7 @@ class Host(Section):
         optimizer: Optimizer where optimizer.matrix is adamw: adam, or lion or sgd, which keep one moment.
         optimizer_recipe: fp8 recipe that the optimizer is configured with; null for precision.recipe's, or delayed without one.
         layer_wise_layout: Muon's matrices are whole in shards of a padded buffer (Megatron's default since 2026-05); off, sorted by size.
-        optimizer_offload: Fraction of the optimizer's state and step that is on the host; null for none.
+        optimizer_offload: Fraction of the optimizer's state that is in host memory, under Megatron with its step; null for none.
         recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
         recompute_method: Layers of full recompute: uniform groups of all layers, or block: each of a stage's first layers by itself.
         recompute_num_layers: Layers of a group of the uniform method, or layers of the block method; null for no full recompute.

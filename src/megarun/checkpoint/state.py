@@ -15,9 +15,10 @@ from collections.abc import Iterator
 import torch
 
 from megaplan.inventory.tensors import Inventory
-from megarun.checkpoint.pieces import Pieces, packed_pieces, pieces_of
+from megarun.checkpoint.pieces import Pieces, local_of, packed_pieces, pieces_of, pieces_of_local
 from megarun.engine.trainer import Trainer
 from megarun.model.step_sums import biases
+from megarun.parallel.groups.local import local
 from megarun.parallel.groups.packed import packings
 
 PARAMETER_STATES = ("momentum", "exp_avg", "exp_avg_sq", "step")
@@ -44,9 +45,10 @@ def optimizer_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, P
     found = []
     for parameter, state in trainer.optimizers.states():
         name = names[id(parameter)]
+        _, sizes, offsets = local_of(parameter)
         for key, value in state.items():
-            is_scalar = value.dim() == 0
-            pieces = Pieces.unsharded(value) if is_scalar else pieces_of(tensors[name], value, trainer.mesh)
+            whole = key == "step"  # an average is sharded as its parameter, in host memory too
+            pieces = Pieces.unsharded(value) if whole else pieces_of_local(tensors[name], local(value), sizes, offsets, trainer.mesh)
             found.append((f"{OPTIMIZER}.{name}.{key}", pieces))
     return sorted(found, key=lambda item: item[0])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,10 +53,14 @@ class AdamW(torch.optim.AdamW):
                 scale=number(1.0, device) if scale is None else scale,
             )
 
-    def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """State of a parameter before its first update.
+    def averages(self, parameter: Tensor) -> dict[str, torch.dtype]:
+        """Names of the averages of a parameter, with their dtypes."""
+        return {"exp_avg": parameter.dtype, "exp_avg_sq": parameter.dtype}
+
+    def first_state(self, parameter: Tensor, held: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """State of a parameter before its first update; its averages are those that are `held` in host memory, if any, else new.
 
         Source: torch/optim/adamw.py and adam.py, `_init_group` with `fused`.
         """
-        moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in ("exp_avg", "exp_avg_sq")}
-        return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device), **moments}
+        averages = held or {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in self.averages(parameter)}
+        return {"step": torch.zeros((), dtype=torch.float32, device=parameter.device), **averages}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from megaplan.inventory.tensors import Group, Inventory, Owner, ParamTensor
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.optim.adamw import AdamW
+from megarun.optim.host_state import HostState, Unit
 from megarun.optim.muon import Muon
 from megarun.optim.numbers import on_host
 from megarun.optim.rates import learning_rate
@@ -39,7 +41,8 @@ class Optimizers:
     AdamW is torch's fused implementation or a kernel that equals it. Weight decay applies to tensors of two or more dims, not to scales,
     biases (of experts too) and scalars.
     Muon accepts gradients of any dtype. Fused AdamW needs the parameter's: if `precision.grads` differs, every parameter has its own
-    AdamW, so that only one gradient at a time exists in both dtypes.
+    AdamW, so that only one gradient at a time exists in both dtypes. So it has with state in host memory (`host.optimizer_offload`), of
+    which the device has that of two parameters, or rounds of Muon's, at a time.
 
     AdamW runs first, so that Muon's scratch is allocated after all of AdamW's state. If a Newton-Schulz iteration is the peak, the first
     step then reaches the same peak as later steps, and a job that does not fit fails in its first step.
@@ -60,18 +63,20 @@ class Optimizers:
         matrices = [(t, p) for t, p in named if muon and t.group is Group.MATRIX]
         others = [(p, training.weight_decay if _decays(t) else 0.0) for t, p in named if not (muon and t.group is Group.MATRIX)]
         self._all: list[Muon | AdamW] = []
-        self._narrow: list[tuple[AdamW, nn.Parameter]] = []
+        self._single: list[tuple[AdamW, nn.Parameter]] = []
         rate = training.learning_rate
         self._base, self._matrix_base = rate, training.muon_learning_rate or rate
-        if spec.precision.grads is not spec.precision.master:
-            self._narrow = [(AdamW([([p], decay)], rate), p) for p, decay in others]
+        fraction = spec.host.optimizer_offload
+        if spec.precision.grads is not spec.precision.master or fraction is not None:
+            self._single = [(AdamW([([p], decay)], rate), p) for p, decay in others]
         elif others:
-            decays = sorted({decay for _, decay in others}, reverse=True)
-            self._all.append(AdamW([([p for p, found in others if found == decay], decay) for decay in decays], rate))
+            self._all.append(AdamW(_by_decay(others), rate))
         if matrices:
             self._all.append(_muon(matrices, spec, self._matrix_base, tp, slices))
         self._schedule, self._num_steps = training.rate_schedule, training.steps
         self._device = next((parameter.device for _, parameter in named), torch.device("cpu"))
+        self.host = None if fraction is None else HostState(list(self._units()), fraction, self._device)
+        """State in host memory; None if there is none."""
 
     def step(self, step: int, scale: float = 1.0) -> None:
         """Update with the learning rates of 0-based `step` by the gradients times `scale`, then drop them."""
@@ -83,21 +88,42 @@ class Optimizers:
 
     def update(self, numbers: Tensor) -> None:
         """Update by the gradients and the `numbers` of a step on the device, which no operation reads on the host; then drop them."""
+        if self.host is None:
+            self._update(numbers, nullcontext)
+            return
+        self.make_states()
+        with self.host.updating():
+            self._update(numbers, self.host.lent)
+
+    def _update(self, numbers: Tensor, lent: Callable[[Sequence[Tensor]], AbstractContextManager[object]]) -> None:
+        """Update; each parameter, or round of Muon's, in the context `lent`, in which its state is on the device."""
         scale, rate, matrix_rate = numbers.unbind()
-        for optimizer, parameter in self._narrow:
-            with in_parameter_dtype(parameter):
+        for optimizer, parameter in self._single:
+            with lent([parameter]), in_parameter_dtype(parameter):
                 optimizer.step(rate=rate, scale=scale)
-        for optimizer, _ in self._narrow:
+        for optimizer, _ in self._single:
             optimizer.zero_grad(set_to_none=True)
         for each in self._all:
-            each.step(rate=matrix_rate if isinstance(each, Muon) else rate, scale=scale)
+            if isinstance(each, Muon):
+                each.step(rate=matrix_rate, scale=scale, lent=lent)
+            else:
+                each.step(rate=rate, scale=scale)
             each.zero_grad(set_to_none=True)
 
+    def _units(self) -> Iterator[Unit]:
+        """The parts of an update, in order, where every parameter of AdamW's is by itself."""
+        yield from (Unit(optimizer, [parameter]) for optimizer, parameter in self._single)
+        for each in self._all:
+            if isinstance(each, Muon):
+                yield from (Unit(each, parameters) for parameters in each.rounds())
+
     def _optimizers(self) -> tuple[Muon | AdamW, ...]:
-        return *self._all, *(optimizer for optimizer, _ in self._narrow)
+        return *self._all, *(optimizer for optimizer, _ in self._single)
 
     def states(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-        """Every parameter that has state, with its state."""
+        """Every parameter that has state, with its state, which the host can read and write."""
+        if self.host is not None:
+            self.host.settle()
         for optimizer in self._optimizers():
             yield from optimizer.state.items()
 
@@ -110,12 +136,24 @@ class Optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     if not optimizer.state[parameter]:
-                        optimizer.state[parameter] = optimizer.first_state(parameter)
+                        held = None if self.host is None else self.host.of(parameter)
+                        optimizer.state[parameter] = optimizer.first_state(parameter, held)
 
     def state_tensors(self) -> list[Tensor]:
-        """Every tensor that the optimizers store between steps."""
-        values = (value for _, state in self.states() for value in state.values())
+        """Every tensor that the optimizers store on the device between steps."""
+        values = (value for parameter, state in self.states() for value in self.on_device(parameter, state))
         return [value for value in values if isinstance(value, Tensor)]
+
+    def on_device(self, parameter: Tensor, state: Mapping[str, Any]) -> list[Any]:
+        """The part of a parameter's state that is not in host memory."""
+        held = {} if self.host is None else self.host.of(parameter)
+        return [value for key, value in state.items() if key not in held]
+
+
+def _by_decay(parameters: Sequence[tuple[nn.Parameter, float]]) -> list[tuple[list[nn.Parameter], float]]:
+    """Parameters with their weight decay as groups of equal decay, the largest first."""
+    decays = sorted({decay for _, decay in parameters}, reverse=True)
+    return [([parameter for parameter, found in parameters if found == decay], decay) for decay in decays]
 
 
 def _decays(tensor: ParamTensor) -> bool:

@@ -8,6 +8,7 @@ in the iteration's dtype. Tall matrices are multiplied from the right, so that n
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import NamedTuple
 
@@ -134,11 +135,17 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None, *, rate: Tensor | None = None, scale: Tensor | None = None
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        rate: Tensor | None = None,
+        scale: Tensor | None = None,
+        lent: Callable[[Sequence[Tensor]], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Update every parameter with its gradient, multiplied by `scale`; all ranks of a shard group must call it together.
 
-        Numbers are on the device; `rate` is by default the group's.
+        Numbers are on the device; `rate` is by default the group's. A round runs in the context `lent` of its parameters, in which their
+        state is on the device.
         """
         device = next(iter(self._counts)).device
         rate = number(self.param_groups[0]["lr"], device) if rate is None else rate
@@ -150,10 +157,8 @@ class Muon(torch.optim.Optimizer):
             if not self.state[parameter]:
                 self.state[parameter] |= self.first_state(parameter)
         first_owner = 0
-        for kind, members in self._kinds.items():
-            most = kind.round.num_tensors
-            for start in range(0, len(members), most):
-                together = members[start : start + most]
+        for kind, start, together in self._rounds():
+            with lent([member.parameter for member in together]):
                 if kind.group is None:
                     self._update_whole(kind, together, rate, scale)
                     continue
@@ -161,9 +166,24 @@ class Muon(torch.optim.Optimizer):
                 self._update_dealt(kind, deal, rate, scale)
                 first_owner += deal.num_owners
 
-    def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """State of a parameter before its first update."""
-        return {"momentum": torch.zeros_like(parameter, dtype=self.moments_dtype)}
+    def _rounds(self) -> Iterator[tuple[RoundKey, int, list[Member]]]:
+        """The rounds of an update, in order: facts of the tensors, place of the first in their kind, and the tensors."""
+        for kind, members in self._kinds.items():
+            most = kind.round.num_tensors
+            for start in range(0, len(members), most):
+                yield kind, start, members[start : start + most]
+
+    def rounds(self) -> Iterator[list[Tensor]]:
+        """The parameters of each round of an update, in order."""
+        return ([member.parameter for member in members] for _, _, members in self._rounds())
+
+    def averages(self, _parameter: Tensor) -> dict[str, torch.dtype]:
+        """Name of the momentum of a parameter, with its dtype."""
+        return {"momentum": self.moments_dtype}
+
+    def first_state(self, parameter: Tensor, held: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """State of a parameter before its first update: what is `held` in host memory, if anything, else new."""
+        return dict(held or {}) or {"momentum": torch.zeros_like(parameter, dtype=self.moments_dtype)}
 
     @cached_property
     def _kinds(self) -> dict[RoundKey, list[Member]]:

@@ -67,6 +67,11 @@ class RankComparison:
         return Pair(self.budget.peak_bytes, max(self.trace.reserved.values(), default=0))
 
     @property
+    def host(self) -> Pair:
+        """Host memory of optimizer state."""
+        return Pair(self.budget.host.total, self.trace.host_bytes)
+
+    @property
     def peak(self) -> Pair:
         """The largest phase of estimate and trace."""
         phases = self.phases.values()
@@ -97,6 +102,6 @@ class RankComparison:
 
     @property
     def within(self) -> bool:
-        """True if peak, phases, and every phase's columns are all within tolerance."""
+        """True if peak, phases, every phase's columns, and host memory are all within tolerance."""
         phases = self.phases.values()
-        return self.peak.within and all(pair.within for pair in phases) and not self.columns_past_tolerance
+        return self.peak.within and self.host.within and all(pair.within for pair in phases) and not self.columns_past_tolerance

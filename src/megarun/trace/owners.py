@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
@@ -15,6 +16,7 @@ from megaplan.hosts.megarun.products import LIBRARY_OPERATIONS
 from megaplan.inventory.tensors import Group, Inventory, Outside, Owner
 from megaplan.spec.models import SIDES
 from megarun.engine.trainer import Trainer
+from megarun.optim import host_state
 from megarun.parallel.apply.weight_gradients import WeightGradients
 from megarun.parallel.apply.whole import WholeGroup, whole_state
 from megarun.trace.kinds import COLUMNS, Kind
@@ -209,7 +211,7 @@ class Owners:
             for name, buffer in stage.named_buffers():
                 self.label(buffer, Kind.INPUT, name)
         for parameter, state in trainer.optimizers.states():
-            self.label(list(state.values()), Kind.OPTIMIZER_STATE, self._names[id(parameter)])
+            self.label(trainer.optimizers.on_device(parameter, state), Kind.OPTIMIZER_STATE, self._names[id(parameter)])
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -231,10 +233,19 @@ class Owners:
             accumulate(store, weight, gradient)
             self.label(store.accumulated(weight), Kind.GRADIENT)  # a separate storage if its dtype differs from that of `gradient`
 
-        accumulate = WeightGradients.accumulate
+        def uncounted(num_bytes: int, device: torch.device) -> Tensor:
+            with self.live.paused():  # host memory
+                return take_memory(num_bytes, device)
+
+        accumulate, take_memory = WeightGradients.accumulate, host_state.take_memory
         steps = {name: watched(name, getattr(FSDPParamGroup, name), self._label_group) for name in GROUP_STEPS}
         whole = {name: watched(name, getattr(WholeGroup, name), self._label_whole) for name in ("fill", COLLECTION)}
-        with replaced(FSDPParamGroup, **steps), replaced(WholeGroup, **whole), replaced(WeightGradients, accumulate=labelled):
+        with (
+            replaced(FSDPParamGroup, **steps),
+            replaced(WholeGroup, **whole),
+            replaced(WeightGradients, accumulate=labelled),
+            replaced(host_state, take_memory=uncounted),
+        ):
             yield
 
     def _label_whole(self, group: WholeGroup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -150,7 +151,9 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
             trainer.start_step()
             trainer.step(step, empty_batch(job, trainer))
             owners.label_resident(trainer)
-        return account(mesh.rank, job, owners, tuple(first.kept), tuple(name for stage in stages for name in blocks_of(stage)))
+        found = account(mesh.rank, job, owners, tuple(first.kept), tuple(name for stage in stages for name in blocks_of(stage)))
+        host = trainer.optimizers.host
+        return found if host is None else replace(found, host_bytes=host.num_bytes)
 
 
 def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks: tuple[str, ...]) -> RankTrace:

@@ -27,6 +27,7 @@ def _rank_document(rank: RankComparison) -> dict[str, Any]:
         "trace_peak_bytes": rank.peak.trace,
         "phases": {str(phase): _pair(pair) for phase, pair in rank.phases.items()},
         "reserved": _pair(rank.reserved),
+        "host": _pair(rank.host),
         "columns": {column.key: _pair(pair) for column, pair in rank.columns(rank.peak_phase).items()},
     }
 
@@ -61,6 +62,8 @@ def _rank_lines(rank: RankComparison, mesh: Mesh, top: int) -> Iterator[str]:
     rows += [(str(phase), *_cells(pair), _percent(pair), "" if pair.within else "above tolerance") for phase, pair in rank.phases.items()]
     rows.append(("peak", *_cells(rank.peak), _percent(rank.peak), "" if rank.peak.within else "above tolerance"))
     rows.append(("reserved, replayed", *_cells(rank.reserved), _percent(rank.reserved), ""))
+    if rank.host.estimate or rank.host.trace:
+        rows.append(("host memory", *_cells(rank.host), _percent(rank.host), "" if rank.host.within else "above tolerance"))
     yield from table(rows, left=(0, 4), indent=INDENT)
     yield ""
     rows = [(f"column, {rank.peak_phase}", "estimate", "trace", "difference", "")]

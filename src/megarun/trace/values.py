@@ -82,6 +82,7 @@ class RankTrace:
         differences: Differences of these, and of storages alive between two steps, from the ledger.
         num_events: Number of counted allocations, resizes and frees.
         reserved: Bytes that torch's CUDA allocator would have reserved by each phase's end, from a replay of the log; empty without one.
+        host_bytes: Host memory of optimizer state.
     """
 
     rank: int
@@ -91,6 +92,7 @@ class RankTrace:
     differences: tuple[Difference, ...]
     num_events: int
     reserved: dict[Phase, int] = field(default_factory=dict)
+    host_bytes: int = 0
 
     @property
     def phases(self) -> dict[Phase, int]:

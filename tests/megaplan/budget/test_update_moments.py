@@ -64,6 +64,7 @@ class Sizes:
     made_scratch: int
     padding: int
     buffers: int
+    moved: int
 
 
 def made_up(random: Random) -> Sizes:
@@ -72,29 +73,32 @@ def made_up(random: Random) -> Sizes:
     shards, matrix, other = (random.choice(few) for _ in range(3))
     momenta = random.randint(0, matrix)
     made_matrix, made_other = random.randint(0, matrix - momenta), random.randint(0, other)
-    rest = [random.choice(few) for _ in range(5)]
-    return Sizes(shards, random.randint(0, shards), matrix, other, rest[0], momenta, rest[1], made_matrix, made_other, *rest[2:5])
+    rest = [random.choice(few) for _ in range(6)]
+    return Sizes(shards, random.randint(0, shards), matrix, other, rest[0], momenta, rest[1], made_matrix, made_other, *rest[2:])
 
 
 def test_a_phase_is_as_large_as_the_largest_of_its_moments() -> None:
     """Every moment that an update has, with what is alive then: gradients, moments made, scratch."""
     random = Random(8)
-    for _ in range(500):
+    for offload in [0.0] * 500 + [0.5] * 100:
         sizes = made_up(random)
         empty = (0, 0, 0)
-        stored = cast("RankStorage", SimpleNamespace(resident_bytes=empty, shard_bytes=sizes.shards, state_slack_bytes=0))
+        stored = cast("RankStorage", SimpleNamespace(resident_bytes=empty, shard_bytes=sizes.shards, offload=offload))
         persistent = Persistent(stored, sizes.dropped, (), sizes.buffers, 0, 0, 0, 0, Reserving(0, 0, 0, 0, (), 0, False))
         adamw = LastPeak(sizes.made_matrix, sizes.made_other, sizes.made_scratch, sizes.cast)
         init = InitPeak(empty, sizes.buffers, sizes.padding, "a short shard")
-        updates = Updates(sizes.matrix, sizes.other, adamw, sizes.momenta, sizes.scratch)
+        buffer = sizes.moved if offload else 0
+        updates = Updates(sizes.matrix, sizes.other, adamw, sizes.momenta, sizes.scratch, 0, 0, buffer)
         cells, where = rank_cells(persistent, StepPeak(0, "step", NO_BYTES.copy(), 0), init, updates)
         found = {phase: sum(columns.values()) - columns[Column.OVERHEAD] for phase, columns in cells.items()}
         moments = sizes.matrix + sizes.other
         assert (found[Phase.INIT], where[Phase.INIT]) == (sizes.buffers + sizes.padding, "a short shard")
-        assert found[Phase.OPTIMIZER] == sizes.buffers + moments + sizes.shards + max(sizes.cast, sizes.scratch - sizes.dropped)
+        updating = sizes.buffers + moments + sizes.shards + buffer + max(sizes.cast, sizes.scratch - sizes.dropped)
+        assert found[Phase.OPTIMIZER] == updating
         by_adamw = moments - sizes.momenta - sizes.made_matrix - sizes.made_other + sizes.made_scratch
         by_muon = moments - sizes.dropped + sizes.scratch
-        assert found[Phase.FIRST_OPTIMIZER] == sizes.buffers + sizes.shards + max(by_adamw, by_muon)
+        first = sizes.buffers + sizes.shards + max(by_adamw, by_muon)
+        assert found[Phase.FIRST_OPTIMIZER] == (updating if offload else first)  # all state is made before an update with its buffer
         assert found[Phase.FORWARD_BACKWARD] - found[Phase.FIRST_FORWARD_BACKWARD] == moments
         if by_adamw == by_muon:
             assert "Newton-Schulz" not in where[Phase.FIRST_OPTIMIZER]  # the earlier of two equal moments

@@ -24,7 +24,6 @@ NEVER_DRAWN = {
     "host.optimizer": "hosts/megatron/test_optimizer_state.py has the state of each",
     "host.exp_avg_sq_dtype": "hosts/megatron/test_optimizer_state.py has every pair of the optimizer's arguments",
     "host.optimizer_recipe": "hosts/megatron/test_optimizer_state.py has every pair of the optimizer's arguments",
-    "host.optimizer_offload": "hosts/megatron/test_optimizer_state.py has every pair of the optimizer's arguments",
     "device.step_factor": "cli/test_unseen_node.py has it: only hosts with fitted constants take it",
     "post_training.rollout.device.step_factor": "as device.step_factor",
     "host.moe_shared_overlap": "exporters/test_round_trip.py draws it",

@@ -152,8 +152,8 @@ def test_updates_follow_the_inventory_in_every_block(spec_with: Any) -> None:
     spec = Spec.model_validate(spec_with({"optimizer.matrix": "adamw", "precision": precision, "model.features": features}))
     stage, optimizers = built(spec)
     names = {id(parameter): name for name, parameter in stage.named_parameters()}
-    assert all(len(optimizer.param_groups[0]["params"]) == 1 for optimizer, _ in optimizers._narrow)
-    updated = [names[id(parameter)] for _, parameter in optimizers._narrow]
+    assert all(len(optimizer.param_groups[0]["params"]) == 1 for optimizer, _ in optimizers._single)
+    updated = [names[id(parameter)] for _, parameter in optimizers._single]
     assert sorted(updated) == sorted(names.values())
     for block, found in build_inventory(spec).blocks():
         expected = [f"{block}.{tensor.name}" for tensor in found.tensors]

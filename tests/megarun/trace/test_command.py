@@ -41,7 +41,7 @@ def test_the_document_has_every_distinct_rank(plan: Any, capsys: pytest.CaptureF
     assert found["format"] == "megaplan.trace/1"
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     for rank in found["ranks"]:
-        assert set(rank) == {"rank", "estimate_peak_bytes", "trace_peak_bytes", "phases", "reserved", "columns"}
+        assert set(rank) == {"rank", "estimate_peak_bytes", "trace_peak_bytes", "phases", "reserved", "host", "columns"}
         assert set(rank["phases"]) == {str(phase) for phase in Phase}
         assert set(rank["columns"]) == {column.key for column in Column if column is not Column.OVERHEAD}
         for pair in (*rank["phases"].values(), *rank["columns"].values()):

@@ -12,7 +12,7 @@ from megaplan.hosts.kind import HostKind, Later
 
 HOST = HostKind(
     name="megarun",
-    keys=frozenset({"kernels", "libraries", "expandable_segments", "cuda_graphs", "moe_dispatcher"}),
+    keys=frozenset({"kernels", "libraries", "expandable_segments", "cuda_graphs", "moe_dispatcher", "optimizer_offload"}),
     holds={
         Column.REPLICATED_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
         Column.TENSOR_PARALLEL_PARAMS: "the only copy, sharded over the data ranks, in precision.master",

@@ -19,8 +19,9 @@ OF_MEGATRON = frozenset({
 
 
 def megarun_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP905."""
+    """Yields MP905 and MP906."""
     yield from _options(checked)
+    yield from _offload(checked)
     yield from _recipe(checked)
 
 
@@ -41,6 +42,14 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
             context += f", precision.params = {precision.params}" if wide and key == "param_gather" else ""
             detail = f"precision.recipe.{key} = true{context}, and megarun's estimate has no terms for it"
             yield checked.error("MP905", detail, f"precision.recipe.{key}", fix, "host: {name: megatron}")
+
+
+def _offload(checked: Checked) -> Iterator[Diagnostic]:
+    """Refuse a recorded update where state is in host memory."""
+    host = checked.spec.host
+    if host.optimizer_offload is not None and host.graphs == "step":
+        detail = f"host.cuda_graphs = step, host.optimizer_offload = {host.optimizer_offload:g}: the update is not recorded with its copies"
+        yield checked.error("MP906", detail, "host.cuda_graphs", "cuda_graphs: microbatch", "optimizer_offload: null")
 
 
 def _options(checked: Checked) -> Iterator[Diagnostic]:

@@ -293,6 +293,7 @@ class Sizes(NamedTuple):
         packing: Form of the weights of frozen linears; None if they have that dtype.
         kept_over: `sharding.reshard_size`, if it is used; else 0.
         gathers_ahead: Layers that each layer's forward begins by gathering.
+        offload: Fraction of the optimizer's state that is in host memory; 0 for none.
     """
 
     tp: int
@@ -319,6 +320,7 @@ class Sizes(NamedTuple):
     packing: Packing | None = None
     kept_over: int = 0
     gathers_ahead: int = 0
+    offload: float = 0.0
 
     def compute(self, family: str) -> DType:
         """Dtype of the gathered parameters of a family's blocks."""
@@ -376,4 +378,5 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         packing=spec.packing,
         kept_over=spec.sharding.kept_over,
         gathers_ahead=spec.sharding.prefetch or int(mesh.experts_travel),
+        offload=spec.host.optimizer_offload or 0.0,
     )

@@ -174,8 +174,9 @@ def _uneven_of(sizes: Sizes, block: Block) -> Iterator[tuple[ParamTensor, Uneven
         shape, elements = _local(tensor, sizes)
         rows, degree = (shape[0] * shape[1] if expert else shape[0]), sizes.degrees[expert]
         if rows % degree:
-            width, stored, moments = elements // rows, sizes.stored(tensor.group).bytes, 2 * sizes.moments if trained else 0
-            yield tensor, Uneven(rows, -(-rows // degree), degree, width * moments, width * stored, expert, matrix=False)
+            matrix, stored = tensor.group is MATRIX, sizes.stored(tensor.group).bytes
+            width, moments = elements // rows, (1 if matrix and sizes.iteration else 2) * sizes.moments if trained else 0
+            yield tensor, Uneven(rows, -(-rows // degree), degree, width * moments, width * stored, expert, matrix)
 
 
 def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:

@@ -1,0 +1,65 @@
+"""Optimizer state in host memory changes no value: steps and resumed runs are bitwise those with all state on the device."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_cells import ADAMW, BF16, BF16_GRADIENTS, GENTLE, T2, TIED, TWO_EXPERTS, Cell
+from parity_world import Worlds
+from test_resume import run, state
+from torch.utils._pytree import tree_flatten
+
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
+ALL, PART = {"host.optimizer_offload": 1.0}, {"host.optimizer_offload": 0.4}
+CELLS = [
+    (Cell("one-muon"), ALL),
+    (Cell("one-adamw", spec=ADAMW), ALL),
+    (Cell("one-muon-narrow", spec=BF16_GRADIENTS), PART),
+    (Cell("dp2-muon", {"dp_shard": 2}, spec=BF16), ALL),
+    (Cell("dp2-adamw", {"dp_shard": 2}, spec=ADAMW), ALL),
+    (Cell("dp2-adamw-narrow-part", {"dp_shard": 2}, spec=ADAMW | BF16_GRADIENTS), PART),
+    (Cell("ddp2-adamw", {"dp_replicate": 2}, spec=ADAMW | {"sharding.mode": "ddp"}), ALL),
+    (Cell("dp3-muon-uneven", {"dp_shard": 3}, spec=TWO_EXPERTS, num_microbatches=6), ALL),
+    (Cell("pp2-tied", {"pp": 2}, spec=TIED), ALL),
+    (Cell("ep2-tp2-muon", T2 | {"dp_shard": 2, "ep": 2}), PART),
+]
+"""Layouts, and the fraction of state in host memory."""
+SAME = ("losses", "norms", "auxiliary", "held_out", "gradients", "parameters")
+
+
+def moved(cell: Cell, offload: dict[str, Any]) -> Cell:
+    return Cell(cell.name, cell.mesh, cell.schedule, cell.spec | offload, cell.num_microbatches)
+
+
+@pytest.mark.parametrize(("cell", "offload"), CELLS, ids=[cell.name for cell, _ in CELLS])
+def test_steps_are_bitwise_equal(cell: Cell, offload: dict[str, Any], worlds: Worlds) -> None:
+    kept = worlds.train(cell.case, cell.world_size)
+    for before, after in zip(kept, worlds.train(moved(cell, offload).case, cell.world_size), strict=True):
+        for key in SAME:
+            (values, structure), (found, other) = map(tree_flatten, (before[key], after[key]))
+            assert structure == other
+            assert all(torch.equal(torch.as_tensor(one), torch.as_tensor(two)) for one, two in zip(values, found, strict=True)), key
+        assert after["resident_bytes"] < before["resident_bytes"]
+
+
+@pytest.mark.parametrize("matrix", ["muon", "adamw"])
+@pytest.mark.parametrize("direction", ["onto the host", "onto the device", "across layouts"])
+def test_a_checkpoint_resumes_bitwise(matrix: str, direction: str, worlds: Worlds, tmp_path: Path) -> None:
+    """A run that moves state by a checkpoint continues as one that does not; under another layout the state is bitwise the saved one."""
+    spec = GENTLE | {"optimizer.matrix": matrix}
+    device, host = Cell("device", {"dp_shard": 2}, spec=spec), Cell("host", {"dp_shard": 2}, spec=spec | ALL)
+    source, target = (host, device) if direction == "onto the device" else (device, host)
+    if direction == "across layouts":
+        source, target = host, Cell("split", {"pp": 2, "tp": 2}, spec=spec | PART)
+    for name in ("saved", "loaded"):
+        (tmp_path / name).mkdir()
+    left = run(worlds, source, None, tmp_path / "saved", 2)
+    right = run(worlds, target, tmp_path / "saved", tmp_path / "loaded", 0)
+    saved, loaded = state(tmp_path / "saved"), state(tmp_path / "loaded")
+    assert saved.keys() == loaded.keys()
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    if direction == "across layouts":
+        assert right == pytest.approx(left[2:], rel=1e-4)
+    else:
+        assert right == left[2:]
