@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
@@ -15,7 +15,18 @@ from megaplan.importers.structure import Policy
 from megaplan.importers.torchtitan.config import ADAM, JobConfig
 from megaplan.importers.torchtitan.fork import fork_flavor, stated_flavor, tokens_of
 from megaplan.importers.torchtitan.keys import DEFAULTS, ONE_RANK, Age
-from megaplan.importers.torchtitan.models import FLAVORS, GPT_OSS, REFUSED, SUFFIXES, Flavor, gpt_oss
+from megaplan.importers.torchtitan.models import (
+    FLAVORS,
+    GPT_OSS,
+    MODELS,
+    REFUSED,
+    SUFFIXES,
+    Flavor,
+    flavors_of,
+    gpt_oss,
+    nearest,
+    section_of,
+)
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
 from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.document import Document, SourceMap, parse_document
@@ -40,6 +51,8 @@ UNCAST = {"output", "lm_head", "router.gate"}
 """Modules outside the linears of blocks; the router's product is fp32."""
 EXPERT_AXES = {"ep": "expert_parallel", "etp": "expert_tensor_parallel"}
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
+EXAMPLE = "llama3/8B"
+"""Model whose sizes show how those of a model unlike any in the registry are written."""
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
 
@@ -200,14 +213,20 @@ def _flavor(config: JobConfig) -> Flavor:
         config.refuse("model.norm_type", f"norms of other tensors than {', '.join(RMSNORMS)}", f"norm_type = {RMSNORMS[0]}")
     flavor = _plain(flavor)
     if flavor not in FLAVORS.get(name, {}):
-        known = ", ".join(f"{model}/{each}" for model, flavors in FLAVORS.items() for each in flavors)
-        sizes = json.dumps(FLAVORS["llama3"]["8B"].section()).replace('"', "")
-        config.wrong("model.flavor", f"with model.name = {name} none of {known}", f"--set 'model={sizes}'")
-    else:
-        found = FLAVORS[name][flavor]
-        tokens = tokens_of(config.name, _tokenizer(config)) if name.startswith("llama") else None
-        return found if tokens is None else found._replace(vocab=tokens)
-    return FLAVORS["llama3"]["8B"]
+        _refuse_flavor(config, name, flavor)
+    found = FLAVORS[name][flavor]
+    tokens = tokens_of(config.name, _tokenizer(config)) if name.startswith("llama") else None
+    return found if tokens is None else found._replace(vocab=tokens)
+
+
+def _refuse_flavor(config: JobConfig, name: str, flavor: str) -> NoReturn:
+    """Refuses a flavor that is in no registry; nothing else of the file is judged, because all of it belongs to a model without sizes."""
+    own, like = flavors_of(name), nearest(name, flavor)
+    known = [f"{name}/{each}" for each in own] or [f"{each}/{one}" for each in MODELS for one in flavors_of(each)]
+    sizes = json.dumps(section_of(like or EXAMPLE)).replace('"', "")
+    stated = f"--set 'model={sizes}'   # sizes of {like or EXAMPLE}; write those of {name}/{flavor}"
+    config.wrong("model.flavor", f"with model.name = {name} one of {', '.join(known)}", *([f"--model {like}"] if like else []), stated)
+    raise config.refusal()
 
 
 def _tokenizer(config: JobConfig) -> str | None:
