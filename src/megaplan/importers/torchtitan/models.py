@@ -199,7 +199,10 @@ def nearest(name: str, flavor: str) -> str | None:
     """
     models = [name] if name in MODELS else get_close_matches(name, MODELS, len(MODELS), LEAST_LIKE)
     known = [(model, each) for model in models for each in flavors_of(model)]
-    return "/".join(max(known, key=lambda one: _likeness(flavor.lower(), one[1].lower()))) if known else None
+    if not known:
+        return None
+    model, alike = max(known, key=lambda one: _likeness(flavor.lower(), one[1].lower()))
+    return f"{model}/{alike}"
 
 
 def _likeness(one: str, other: str) -> tuple[int, float, float]:
