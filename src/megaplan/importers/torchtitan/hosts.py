@@ -58,7 +58,7 @@ def _is_of_other(document: Document) -> bool:
 
 
 def _without_second_dispatch(document: Document) -> Document:
-    """The document, whose experts keep what they dispatched where all else is computed twice: megarun refuses to dispatch twice."""
+    """The document, whose experts keep what they dispatched where the rest is computed twice: megarun refuses to dispatch twice."""
     recompute, model = document.value.get("recompute"), document.value.get("model")
     if not (isinstance(recompute, dict) and recompute.get("default") == "full" and isinstance(model, dict) and model.get("moe")):
         return document

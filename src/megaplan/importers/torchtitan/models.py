@@ -201,8 +201,8 @@ def nearest(name: str, flavor: str) -> str | None:
     known = [(model, each) for model in models for each in flavors_of(model)]
     if not known:
         return None
-    model, alike = max(known, key=lambda one: _likeness(flavor.lower(), one[1].lower()))
-    return f"{model}/{alike}"
+    model, closest = max(known, key=lambda one: _likeness(flavor.lower(), one[1].lower()))
+    return f"{model}/{closest}"
 
 
 def _likeness(one: str, other: str) -> tuple[int, float, float]:
