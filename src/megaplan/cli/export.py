@@ -40,7 +40,7 @@ def export(
     from megaplan.api.load import load  # noqa: PLC0415  (a help text needs no model)
     from megaplan.diagnostics import diagnostic, refuse  # noqa: PLC0415
     from megaplan.errors import Location, Severity  # noqa: PLC0415
-    from megaplan.exporters.values import Source  # noqa: PLC0415
+    from megaplan.exporters.values import InexpressibleError, Source  # noqa: PLC0415
 
     if host == MEMORY_SNAPSHOT and target == STDOUT:
         raise refuse("MP480", "--to memory-snapshot writes a binary file", "-o snapshot.pickle")
@@ -52,7 +52,11 @@ def export(
         return 0
     from megaplan.exporters.hosts import EXPORTERS  # noqa: PLC0415
 
-    exported = EXPORTERS[host](source)
+    try:
+        exported = EXPORTERS[host](source)
+    except InexpressibleError as error:
+        output.report(error.diagnostics)
+        return LOSES
     found = [
         diagnostic(
             "MP920",

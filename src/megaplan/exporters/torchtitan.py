@@ -6,37 +6,47 @@ Source: `torchtitan/config/configs.py` and `torchtitan/components/optimizer/` of
 from __future__ import annotations
 
 import json
+import shlex
+from itertools import pairwise
 from typing import Any
 
+from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
+from megaplan.errors import Location
 from megaplan.exporters.modules import TORCH_DTYPES
-from megaplan.exporters.values import Exported, Loss, Source, complete
+from megaplan.exporters.values import Exported, InexpressibleError, Loss, Source, complete
 from megaplan.hosts.torchtitan import HOST
+from megaplan.hosts.torchtitan.blocks import PAIRS, SIZE
 from megaplan.hosts.torchtitan.limits import RECIPES
 from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.comments import SECTION, unsaid_settings
+from megaplan.spec.pattern import BOUNDARY
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
 
 CARRIED = frozenset({
     "mesh.pp", "mesh.vpp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep", "sharding", "schedule", "batch",
     "precision.params", "precision.master", "optimizer.matrix", "optimizer.other", "training.steps", "training.seed",
     "training.learning_rate", "training.weight_decay", "training.gradient_clip", "training.rate_schedule", "mesh.vocab_parallel",
+    "recompute.default", "recompute.blocks",
 })  # fmt: skip
 OF_ITS_HOST = frozenset({"host.name", "host.compile_model", "host.compile_loss", "host.async_tensor_parallel", "host.foreach_optimizer",
-    "host.reserved_percent", "precision.recipe", "recompute.default", "precision.reduce", "precision.grads", "precision.moments",
+    "host.reserved_percent", "precision.recipe", "precision.reduce", "precision.grads", "precision.moments",
 })  # fmt: skip
 """Keys that are written for a spec whose host is torchtitan, or that affect only estimates."""
 UNSAID = (
     "device", "serving", "host.checkpoint_every", "host.repeat_kv", "host.fsdp_ends", "host.keep_pipeline_outputs", "host.reserved_percent",
 )  # fmt: skip
 """Keys that change an estimate and that no key of torchtitan says, besides the model; the file's own section carries them."""
-TRANSFORMERS = ("AD", "AE")
 NO_CLIP = 1e30
 """Norm of gradients that none reaches."""
 
 
 def export_torchtitan(source: Source) -> Exported:
-    """JSON whose sections have the names and fields of torchtitan's own config classes."""
+    """JSON whose sections have the names and fields of torchtitan's own config classes.
+
+    Raises:
+        InexpressibleError: A stage ends inside a block of torchtitan.
+    """
     spec, losses = source.spec, _losses(source)
     mesh, schedule, training = spec.mesh, spec.schedule, spec.training
     modules, lost = _modules(source)
@@ -143,24 +153,44 @@ def _losses(source: Source) -> list[Loss]:
 
 
 def _modules(source: Source) -> tuple[list[list[str]], list[Loss]]:
-    letters = source.letters
-    pairs = {letters[index : index + 2] for index in range(0, len(letters), 2)}
-    whole = all(slot.start % 2 == 0 and slot.stop % 2 == 0 for slot in source.slots())
+    """Names of each stage's modules: a block of torchtitan is an A layer and the D or E layer after it."""
+    letters, slots = source.letters, source.slots()
     losses: list[Loss] = []
-    step = 2
-    if not pairs <= set(TRANSFORMERS):
-        step = 1
+    size = SIZE
+    if not {letters[start : start + SIZE] for start in range(0, len(letters), SIZE)} <= {*PAIRS}:
+        size = 1
         detail = "torchtitan's blocks are attention with an MLP or experts; stages name one module a layer of this plan"
         losses.append(Loss("model.pattern", detail))
-    elif not whole:
-        step = 1
-        losses.append(Loss("split.spans", "a stage ends between A and its D or E, which is one block of torchtitan", "cut at even layers"))
+    elif odd := [slot.start for slot in slots if slot.start % SIZE]:
+        raise _cut_blocks(source, odd)
     stages = []
-    for slot in source.slots():
+    for slot in slots:
         names = ["tok_embeddings"] if slot.index == 0 else []
-        names += [f"layers.{index // step}" for index in range(slot.start, slot.stop, step)]
-        stages.append(names + (["norm", "output"] if slot.index == len(source.slots()) - 1 else []))
+        names += [f"layers.{block}" for block in range(slot.start // size, slot.stop // size)]
+        stages.append(names + (["norm", "output"] if slot.index == len(slots) - 1 else []))
     return stages, losses
+
+
+def _cut_blocks(source: Source, odd: list[int]) -> InexpressibleError:
+    """The error of stages that begin at odd layers; its hint is the command that cuts at the nearest blocks."""
+    spec, count, blocks = source.spec, len(source.slots()), len(source.letters) // SIZE
+    shown = ", ".join(map(str, odd[:8])) + (", …" if len(odd) > 8 else "")
+    detail = f"stages begin at layers {shown}, inside a block of torchtitan: layers 2 · n and 2 · n + 1 are its layers.n"
+    if count > blocks:
+        hint = f"mesh.pp · mesh.vpp of at most {blocks}, the blocks of torchtitan"
+        return InexpressibleError([diagnostic("MP920", f"{detail}\n{count} stages, {blocks} blocks", Location(key="split.spans"), (hint,))])
+    starts = [0]
+    for slot in source.slots()[1:]:
+        starts.append(min(max(slot.start // SIZE, starts[-1] + 1), blocks - count + slot.index))
+    spans = [[SIZE * start, SIZE * stop] for start, stop in pairwise([*starts, blocks])]
+    settings = [f"mesh.pp={spec.mesh.pp}"]
+    if spec.mesh.vpp > 1:
+        settings += [f"mesh.vpp={spec.mesh.vpp}", f"schedule.kind={spec.schedule.kind}"]
+    if BOUNDARY in spec.model.pattern:
+        settings.append(f"model.pattern={source.letters}")
+    settings.append(f"split={{mode: manual, spans: {spans}, reason: blocks of torchtitan}}")
+    words = " ".join(f"--set {shlex.quote(text)}" for text in settings)
+    return InexpressibleError([diagnostic("MP920", detail, Location(key="split.spans"), (f"megaplan split SPEC {words} -o PLAN",))])
 
 
 def _rate(source: Source) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from megaplan.errors import MegaplanError
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout, Slot
 from megaplan.spec.models import Spec
@@ -27,6 +28,10 @@ PLANNING_ONLY = frozenset(
     }
 )
 """Keys that affect only estimates or cuts; each exporter writes the layers and cuts itself."""
+
+
+class InexpressibleError(MegaplanError):
+    """Raised for a valid plan of which the host has no nearest run, so that nothing is written (MP920)."""
 
 
 class Loss(NamedTuple):

@@ -206,7 +206,6 @@ LOST_OF_DENSE = {
         "data.packing=documents": "data.packing",
     },
     "torchtitan": {
-        "split={mode: manual, spans: [[0, 7], [7, 16]], reason: test}": "split.spans",
         "mesh.vocab_parallel=false": "mesh.vocab_parallel",
     },
 }

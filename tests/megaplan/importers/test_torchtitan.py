@@ -157,7 +157,7 @@ def test_stages_of_2026():
     ("before", "after", "code", "said"),
     [
         ('name = "qwen3"\nflavor = "1.7B"', 'name = "llama4"\nflavor = "17bx16e_irope"', "MP914", "in chunks"),
-        ('flavor = "1.7B"', 'flavor = "9B"', "MP916", "llama3/8B"),
+        ('flavor = "1.7B"', 'flavor = "9B"', "MP916", "qwen3/8B"),
         ("seq_len = 4096", 'seq_len = "4k"', "MP916", "an integer from 1 on"),
         ("seq_len = 4096", "seq_len = 4096\nenable_cpu_offload = true", "MP914", "host's memory"),
         ("seq_len = 4096", "seq_length = 4096", "MP913", "training.seq_length"),

@@ -1,6 +1,7 @@
 """`megaplan import torchtitan` of forks: flavors in their own registries, of every age, and models with published sizes."""
 
 import json
+import shlex
 
 import pytest
 from torchtitan_jobs import NEW, codes, spec_of
@@ -170,3 +171,33 @@ def test_published_sizes_of_models_with_experts_in_some_blocks_or_biases(model, 
     loaded = import_torchtitan("[training]\nlocal_batch_size = 1\n", "job.toml", gpus=8, model=model).loaded
     assert build_inventory(loaded.spec).parameters == parameters
     assert (loaded.spec.host.name == "megarun") == (model == "gpt_oss/20b")
+
+
+@pytest.mark.parametrize(
+    ("model", "nearest"),
+    [
+        ("deepseek_v3/671B_61layers_own", "deepseek_v3/671B"),
+        ("deepseek_v3/12B", "deepseek_v3/16B"),
+        ("deepseek_v3_own/16B", "deepseek_v3/16B"),
+        ("llama3_ft/405B_long", "llama3/405B"),
+        ("llama5/8B", "llama3/8B"),
+        ("llama4/17bx128e_own", "llama4/17bx128e"),
+        ("qwen3/9B", "qwen3/8B"),
+        ("qwen3/30B-A3B_own", "qwen3/30B-A3B"),
+        ("gpt_oss/22b", "gpt_oss/20b"),
+        ("nothing_alike/0B", None),
+    ],
+)
+def test_a_flavor_of_no_registry_is_one_error_whose_hints_fit_the_models_name(model, nearest):
+    """The file has keys that are wrong for another model: experts, and stages for more blocks than Llama 3 has."""
+    name, flavor = model.split("/")
+    job = f'[model]\nname = "{name}"\nflavor = "{flavor}"\n[parallelism]\nexpert_parallel_degree = 2\npipeline_parallel_degree = 256\n'
+    with pytest.raises(MegaplanError) as caught:
+        import_torchtitan(job, "job.toml")
+    (found,) = caught.value.diagnostics
+    assert found.code == "MP916"
+    *chosen, stated = [shlex.split(hint, comments=True) for hint in found.hints if hint.startswith("--")]
+    assert chosen == ([["--model", nearest]] if nearest else [])
+    plain = "[training]\nlocal_batch_size = 1\n"
+    as_stated = import_torchtitan(plain, "job.toml", [stated[1]], gpus=8).loaded.spec
+    assert as_stated.model == import_torchtitan(plain, "job.toml", gpus=8, model=nearest or "llama3/8B").loaded.spec.model

@@ -19,6 +19,8 @@ from megaplan.spec.settings import VALUES_ALONE, given_options
 
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's name of each recipe that is priced."""
+OTHER_HOST = "host: {name: megarun}"
+"""Fix of a degree or recipe that megarun has for the same model, so that the job stays what it is."""
 NAMES = {"params": "mixed_precision_param", "reduce": "mixed_precision_reduce", "master": "dtype"}
 """torchtitan's keys of the dtypes that a job states."""
 
@@ -94,15 +96,13 @@ def _unsharded(spec: Spec, letters: str) -> Iterator[Limit]:
     if what is None:
         return
     if spec.mesh.etp > 1:
-        yield Limit("mesh.etp", f"mesh.etp = {spec.mesh.etp}: torchtitan's experts are whole on their ranks", "etp: 1")
+        yield Limit("mesh.etp", f"mesh.etp = {spec.mesh.etp}: torchtitan's experts are whole on their ranks", OTHER_HOST)
     if spec.mesh.tp > 1:
-        yield Limit("mesh.tp", f"mesh.tp = {spec.mesh.tp} with {what}: what tensor parallelism keeps of them is not priced", "tp: 1")
+        yield Limit("mesh.tp", f"mesh.tp = {spec.mesh.tp} with {what}: what tensor parallelism keeps of them is not priced", OTHER_HOST)
     if spec.mesh.cp > 1 and isinstance(spec.model.attention, LatentAttention):
-        yield Limit("mesh.cp", f"mesh.cp = {spec.mesh.cp} with latent attention: its ring of keys and values is not priced", "cp: 1")
+        yield Limit("mesh.cp", f"mesh.cp = {spec.mesh.cp} with latent attention: its ring of keys and values is not priced", OTHER_HOST)
     if spec.precision.recipe is not None:
-        yield Limit(
-            "precision.recipe", f"precision.recipe with {what}: which of their products have eight bits is not priced", "recipe: null"
-        )
+        yield Limit("precision.recipe", f"precision.recipe with {what}: which of their products have eight bits is not priced", OTHER_HOST)
 
 
 def _mesh(spec: Spec) -> Iterator[Limit]:

@@ -188,6 +188,10 @@ class JobConfig:
         """Reports a value that only running the file gives (MP932)."""
         self._errors.append(diagnostic("MP932", f"{key} is made on line {line}", Location(self.name, line=line)))
 
+    def refusal(self) -> MegaplanError:
+        """The error of everything that was wrong so far."""
+        return MegaplanError(self._errors)
+
     def finish(self) -> list[Diagnostic]:
         """The notes about assumptions and about keys that are not known.
 
@@ -195,7 +199,7 @@ class JobConfig:
             MegaplanError: Everything that was wrong: MP913, MP914, MP916.
         """
         if self._errors:
-            raise MegaplanError(self._errors)
+            raise self.refusal()
         absent = ", ".join(f"{key} = {json.dumps(DEFAULTS[key])}" for key in dict.fromkeys(self._defaulted)) or "none"
         chunks = "\nthe loss takes logits in chunks, and the estimate has them whole, which is more" if self._chunked else ""
         if (backend := self.values.get(ATTENTION, WHOLE)) != WHOLE:

@@ -7,6 +7,9 @@ gpt_oss's of 2026, and llama2's of 2024. Vocabularies of llama2 and llama3 are t
 from __future__ import annotations
 
 import json
+import re
+from difflib import SequenceMatcher, get_close_matches
+from math import inf, log
 from typing import Any, NamedTuple
 
 from megaplan.importers.hf import import_hf
@@ -172,6 +175,9 @@ GPT_OSS = {
     "120b": {"num_hidden_layers": 36, "num_local_experts": 128},
 }
 """Flavors of gpt_oss, whose class has the sizes of transformers' configuration."""
+OSS = "gpt_oss"
+MODELS = (*FLAVORS, OSS)
+"""Models of the registry that have a spec."""
 
 
 def gpt_oss(fields: dict[str, int]) -> dict[str, Any]:
@@ -179,6 +185,42 @@ def gpt_oss(fields: dict[str, int]) -> dict[str, Any]:
     return dict(import_hf(json.dumps({"model_type": "gpt_oss", **fields}), "gpt_oss.json").document["model"])
 
 
+def flavors_of(name: str) -> tuple[str, ...]:
+    """Flavors of a model of the registry; none of a model that is not in it."""
+    return (*FLAVORS.get(name, {}), *(GPT_OSS if name == OSS else ()))
+
+
+def nearest(name: str, flavor: str) -> str | None:
+    """The NAME/FLAVOR of the registry that resembles a model most: a flavor of the model itself, or of one whose name is similar.
+
+    Args:
+        name: Name of a model, of the registry or a fork's own.
+        flavor: A flavor that the registry has not: one that begins with a known flavor is nearest to that.
+    """
+    models = [name] if name in MODELS else get_close_matches(name, MODELS, len(MODELS), LEAST_LIKE)
+    known = [(model, each) for model in models for each in flavors_of(model)]
+    if not known:
+        return None
+    model, closest = max(known, key=lambda one: _likeness(flavor.lower(), one[1].lower()))
+    return f"{model}/{closest}"
+
+
+def _likeness(one: str, other: str) -> tuple[int, float, float]:
+    """Letters of the known flavor that the other begins with, closeness of their billions of parameters, and that of their letters."""
+    found = [re.match(r"(\d+(?:\.\d+)?)b", each) for each in (one, other)]
+    counts = [float(each[1]) for each in found if each is not None and float(each[1])]
+    close = -abs(log(counts[0] / counts[1])) if len(counts) > 1 else -inf
+    return len(other) if one.startswith(other) else 0, close, SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def section_of(model: str) -> dict[str, Any]:
+    """The section `model` of a NAME/FLAVOR of the registry."""
+    name, _, flavor = model.partition("/")
+    return gpt_oss(GPT_OSS[flavor]) if name == OSS else FLAVORS[name][flavor].section()
+
+
+LEAST_LIKE = 0.7
+"""Likeness of a model's name to that of one in the registry, from 0 to 1, from which it is a version of that one."""
 SUFFIXES = ("_attn", "_flash", "_flex", "_varlen", "_non", "_fused_qkv", "_deepep", "_hybridep")
 """Ends of flavors that have the same sizes: other kernels, or one product for queries, keys and values."""
 REFUSED = {

@@ -7,19 +7,31 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
-from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.diagnostics import diagnostic, refuse
+from megaplan.errors import Location, Severity
 from megaplan.importers.structure import Policy
 from megaplan.importers.torchtitan.config import ADAM, JobConfig
 from megaplan.importers.torchtitan.fork import fork_flavor, stated_flavor, tokens_of
+from megaplan.importers.torchtitan.hosts import check_for_hosts
 from megaplan.importers.torchtitan.keys import DEFAULTS, ONE_RANK, Age
-from megaplan.importers.torchtitan.models import FLAVORS, GPT_OSS, REFUSED, SUFFIXES, Flavor, gpt_oss
+from megaplan.importers.torchtitan.models import (
+    FLAVORS,
+    GPT_OSS,
+    MODELS,
+    REFUSED,
+    SUFFIXES,
+    Flavor,
+    flavors_of,
+    gpt_oss,
+    nearest,
+    section_of,
+)
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
 from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.document import Document, SourceMap, parse_document
-from megaplan.spec.load import LoadedSpec, check_document
+from megaplan.spec.load import LoadedSpec
 from megaplan.spec.overrides import apply_overrides
 
 REASON = "the stages of the torchtitan job"
@@ -28,8 +40,6 @@ CONVERTERS = ("float8", "quantize.dense.float8", "quantize.linear.float8")
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 RMSNORMS = "rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"
 """Norms with a weight alone; all keep their input and its root mean square."""
-OTHER_HOST = "megarun"
-"""Host of a spec with something that torchtitan's own estimate lacks."""
 LAUNCHED = 8
 """GPUs of torchtitan's own `run_train.sh`."""
 MAX_DIGITS = 9
@@ -38,8 +48,15 @@ NO_CLIP = 1e30
 """Norm that exports write where gradients are not clipped."""
 UNCAST = {"output", "lm_head", "router.gate"}
 """Modules outside the linears of blocks; the router's product is fp32."""
-EXPERT_AXES = {"ep": "expert_parallel", "etp": "expert_tensor_parallel"}
+EXPERT_AXES = "ep", "etp"
+DEGREES = {
+    "pp": "pipeline_parallel", "dp_replicate": "data_parallel_replicate", "dp_shard": "data_parallel_shard", "cp": "context_parallel",
+    "tp": "tensor_parallel", "ep": "expert_parallel", "etp": "expert_tensor_parallel",
+}  # fmt: skip
+"""torchtitan's name of each axis of the mesh; its key ends in `_degree`."""
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
+EXAMPLE = "llama3/8B"
+"""Model whose sizes show how those of a model unlike any in the registry are written."""
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
 
@@ -83,43 +100,24 @@ def import_torchtitan(
     if model is not None:
         config.values["model.name"], _, config.values["model.flavor"] = model.partition("/")
     settings = (*config.settings, *overrides)
+    _set_degrees(config, settings)
     plain, stated = _document(config, _title(function or name), gpus, _stated_model(settings))
     notes = config.finish()
-    document, loaded, beyond = _checked(apply_overrides(Document(plain, SourceMap(name)), settings), config, policy or Policy())
+    document, loaded, beyond = check_for_hosts(apply_overrides(Document(plain, SourceMap(name)), settings), config, policy or Policy())
     size = loaded.spec.mesh.world_size
+    if gpus is not None and size != gpus:
+        raise refuse("MP914", f"the degrees make {size} ranks, and --gpus {gpus}", f"--gpus {size}", file=name, key="mesh")
     assumed = diagnostic("MP917", f"{size} GPUs until set", Location(name), (f"--gpus {size}",), severity=Severity.NOTE)
     found = (*notes, *beyond, *([] if stated else [assumed]), *loaded.diagnostics)
     return ImportedJob(loaded._replace(diagnostics=found), document.value)
 
 
-def _checked(document: Document, config: JobConfig, policy: Policy) -> tuple[Document, LoadedSpec, list[Diagnostic]]:
-    """A checked document, for host megarun where torchtitan's own estimate lacks something; a warning says what."""
-    reasons = list(config.beyond)
-    try:
-        loaded = check_document(document)
-        if not reasons:
-            return document, loaded, []
-    except MegaplanError as error:
-        if {found.code for found in error.diagnostics} != {"MP902"} or policy.strict:
-            raise
-        reasons += [found.detail for found in error.diagnostics]
-        kept = error
-    else:
-        kept = MegaplanError([diagnostic("MP902", each, Location(config.name)) for each in reasons])
-    if policy.strict:
-        raise kept
-    recompute = document.value["recompute"]
-    if recompute.get("default") == "full" and "moe" in document.value["model"]:
-        recompute = {**recompute, "blocks": {"E": "selective"}}  # their dispatch is not run twice
-    other = document._replace(value={**document.value, "recompute": recompute, "host": {"name": OTHER_HOST}})
-    try:
-        loaded = check_document(other)
-    except MegaplanError:
-        raise kept from None
-    said = "\n".join(dict.fromkeys(reasons))
-    detail = f"{said}\nthe spec is for host {OTHER_HOST}, which shards with FSDP2 too: the same parameters, other kernels and checkpoints"
-    hints = ("--strict",)
-    return other, loaded, [diagnostic("MP919", detail, Location(config.name), hints, severity=Severity.WARNING)]
+def _set_degrees(config: JobConfig, settings: Sequence[str]) -> None:
+    """Gives the file the degrees that settings have, because the ranks that are left, the batch and the stages follow from them."""
+    for key, _, text in (setting.partition("=") for setting in settings):
+        section, _, axis = key.strip().partition(".")
+        if section == "mesh" and axis in DEGREES and text.strip().isdecimal() and len(text.strip()) <= MAX_DIGITS:
+            config.values[f"parallelism.{DEGREES[axis]}_degree"] = int(text)
 
 
 def _stated_model(settings: Sequence[str]) -> dict[str, Any] | None:
@@ -200,14 +198,20 @@ def _flavor(config: JobConfig) -> Flavor:
         config.refuse("model.norm_type", f"norms of other tensors than {', '.join(RMSNORMS)}", f"norm_type = {RMSNORMS[0]}")
     flavor = _plain(flavor)
     if flavor not in FLAVORS.get(name, {}):
-        known = ", ".join(f"{model}/{each}" for model, flavors in FLAVORS.items() for each in flavors)
-        sizes = json.dumps(FLAVORS["llama3"]["8B"].section()).replace('"', "")
-        config.wrong("model.flavor", f"with model.name = {name} none of {known}", f"--set 'model={sizes}'")
-    else:
-        found = FLAVORS[name][flavor]
-        tokens = tokens_of(config.name, _tokenizer(config)) if name.startswith("llama") else None
-        return found if tokens is None else found._replace(vocab=tokens)
-    return FLAVORS["llama3"]["8B"]
+        _refuse_flavor(config, name, flavor)
+    found = FLAVORS[name][flavor]
+    tokens = tokens_of(config.name, _tokenizer(config)) if name.startswith("llama") else None
+    return found if tokens is None else found._replace(vocab=tokens)
+
+
+def _refuse_flavor(config: JobConfig, name: str, flavor: str) -> NoReturn:
+    """Refuses a flavor that is in no registry; nothing else of the file is judged, because all of it belongs to a model without sizes."""
+    own, like = flavors_of(name), nearest(name, flavor)
+    known = [f"{name}/{each}" for each in own] or [f"{each}/{one}" for each in MODELS for one in flavors_of(each)]
+    sizes = json.dumps(section_of(like or EXAMPLE)).replace('"', "")
+    stated = f"--set 'model={sizes}'   # sizes of {like or EXAMPLE}; write those of {name}/{flavor}"
+    config.wrong("model.flavor", f"with model.name = {name} one of {', '.join(known)}", *([f"--model {like}"] if like else []), stated)
+    raise config.refusal()
 
 
 def _tokenizer(config: JobConfig) -> str | None:
@@ -225,12 +229,11 @@ def _plain(flavor: str) -> str:
 
 def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[str, Any], bool]:
     """Degrees, and true if the file and `gpus` state the GPUs; `routed` models have experts, which borrow the data ranks."""
-    names = {"pp": "pipeline_parallel", "dp_replicate": "data_parallel_replicate", "cp": "context_parallel", "tp": "tensor_parallel"}
-    mesh: dict[str, Any] = {axis: config.whole(f"parallelism.{name}_degree") for axis, name in names.items()}
-    experts = {axis: config.whole(f"parallelism.{name}_degree") for axis, name in EXPERT_AXES.items()}
+    mesh: dict[str, Any] = {axis: config.whole(f"parallelism.{DEGREES[axis]}_degree") for axis in ("pp", "dp_replicate", "cp", "tp")}
+    experts = {axis: config.whole(f"parallelism.{DEGREES[axis]}_degree") for axis in EXPERT_AXES}
     for axis, degree in experts.items():
         if degree > 1 and not routed:
-            name = f"{EXPERT_AXES[axis]}_degree"
+            name = f"{DEGREES[axis]}_degree"
             config.refuse(f"parallelism.{name}", "the model has no experts", f"{name} = 1")
     key = "parallelism.data_parallel_shard_degree"
     shard, others = config.whole(key, -1), prod(mesh.values())
