@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from megaplan.errors import MegaplanError, Severity
+from megaplan.importers.megatron.bridge import ENUMERATIONS
 from megaplan.importers.megatron.spec import import_megatron
 
 BRIDGE = """
@@ -121,3 +122,30 @@ def test_what_else_a_configuration_turns_on_is_refused(text: str, code: str) -> 
     with pytest.raises(MegaplanError) as caught:
         import_megatron(text, "run_config.yaml", gpus=8)
     assert [found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR] == [code]
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(number, word) for number, word in enumerate(ENUMERATIONS["AttnBackend"], start=1) if word != "local"],
+)
+def test_an_enumeration_is_read_by_its_number_where_no_name_is_given(number: int, word: str) -> None:
+    text = BRIDGE.replace("_args_: [2], _name_: fused", f"_args_: [{number}]")
+    spec = import_megatron(text, "run_config.yaml", gpus=8).loaded.spec
+    named = import_megatron(BRIDGE.replace("_name_: fused", f"_name_: {word}"), "run_config.yaml", gpus=8).loaded.spec
+    assert spec == named
+    assert spec.host.attention_backend == word
+
+
+@pytest.mark.parametrize(("enumeration", "number"), [("CudaGraphModule", 1), ("CudaGraphScope", 2)])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_list_of_enumerations_is_read_by_names_or_numbers(enumeration: str, number: int, named: bool) -> None:
+    target = f"_target_: megatron.core.transformer.enums.{enumeration}, _call_: true, _args_: [{number}]{', _name_: attn' if named else ''}"
+    graphs = f"  cuda_graph_impl: transformer_engine\n  cuda_graph_scope: [{{{target}}}]\n"
+    spec = import_megatron(BRIDGE.replace("  bf16: true\n", f"  bf16: true\n{graphs}"), "run_config.yaml", gpus=8).loaded.spec
+    assert spec.host.cuda_graph_modules == ("attn",)
+
+
+def test_a_number_that_an_enumeration_does_not_have_is_named_with_it() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(BRIDGE.replace("_args_: [2], _name_: fused", "_args_: [9]"), "run_config.yaml", gpus=8)
+    assert "AttnBackend(9)" in str(caught.value)

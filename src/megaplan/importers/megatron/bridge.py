@@ -44,6 +44,22 @@ MIXED_PRECISIONS: dict[str, dict[str, Any]] = {
 }
 """Settings of each named mixed precision; gradients are reduced in fp32, with fp16 in 16 bits (`training/mixed_precision.py`)."""
 _PARTS = ("transformer", "transformer_config")
+ENUMERATIONS = {
+    "AttnBackend": ("flash", "fused", "unfused", "local", "auto"),
+    "CudaGraphModule": ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"),
+    "CudaGraphScope": (
+        *("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"),
+        "full_iteration_inference",
+    ),
+    "InferenceCudaGraphScope": ("none", "layer", "block"),
+    "AttnMaskType": ("padding", "causal", "no_mask", "padding_causal", "arbitrary", "causal_bottom_right"),
+    "LayerType": ("embedding", "loss", "encoder", "decoder", "mtp"),
+    "ModelType": ("encoder_or_decoder",),
+}
+"""Names of the enumerations that the sections hold, in the order of their numbers from 1 (`megatron/core/transformer/enums.py`).
+
+Resolved configurations of earlier releases hold a number alone, without `_name_`.
+"""
 
 
 def is_bridge(document: Mapping[str, Any]) -> bool:
@@ -95,11 +111,23 @@ def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A dtype, function or enumeration by its name; any other plain value unchanged."""
+    """A dtype, function or enumeration by its name, also those of a list; any other plain value unchanged."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
     if isinstance(value, dict):
         target = str(value.get("_name_") or value.get("_target_", "")).rpartition(".")[2]
+        if not value.get("_name_") and value.get("_call_") and isinstance(numbers := value.get("_args_"), list) and len(numbers) == 1:
+            return _member(target, numbers[0])
         return DTYPES.get(target, target) or None
     return value
+
+
+def _member(enumeration: str, value: Any) -> str:
+    """The name of an enumeration's value; `AttnBackend(9)` for a number that it does not have."""
+    names = ENUMERATIONS.get(enumeration, ())
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(names):
+        return names[value - 1]
+    return f"{enumeration}({value})"
 
 
 def _model(given: Mapping[str, Any]) -> dict[str, Any]:
