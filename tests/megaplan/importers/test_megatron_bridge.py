@@ -124,6 +124,32 @@ def test_what_else_a_configuration_turns_on_is_refused(text: str, code: str) -> 
     assert [found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR] == [code]
 
 
+@pytest.mark.parametrize("key", ["seq_length", "sequence_length"])
+@pytest.mark.parametrize("target", ["", "megatron.bridge.training.config.GPTDatasetConfig", "megatron.bridge.data.FinetuningDatasetConfig"])
+def test_a_datasets_other_length_is_refused_as_megatron_bridge_does(key: str, target: str) -> None:
+    text = BRIDGE.replace("dataset: {seq_length: 512", f"dataset: {{{key}: 1024{f', _target_: {target}' if target else ''}")
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "run_config.yaml", gpus=8)
+    [found] = caught.value.diagnostics
+    assert (found.code, found.location.key) == ("MP916", f"dataset.{key}")
+    assert f"dataset.{key} = 1024, model.seq_length = 512" in found.detail
+    mended = text.replace("seq_length: 512", found.hints[1].removeprefix("model."))
+    assert import_megatron(mended, "run_config.yaml", gpus=8).loaded.spec.batch.seq_length == 1024
+
+
+def test_a_dataset_whose_length_is_not_compared_is_noted() -> None:
+    """A provider of datasets may have any length; the pipeline's buffers have the model's."""
+    text = BRIDGE.replace("dataset: {seq_length: 512", "dataset: {_target_: x.MockConversationProvider, seq_length: 1024")
+    loaded = import_megatron(text, "run_config.yaml", gpus=8).loaded
+    assert loaded.spec.batch.seq_length == 512
+    assert any("dataset.seq_length = 1024, model.seq_length = 512" in found.detail for found in loaded.diagnostics)
+
+
+def test_a_datasets_length_is_the_models_where_the_model_states_none() -> None:
+    text = BRIDGE.replace("  seq_length: 512\n", "").replace("dataset: {seq_length: 512", "dataset: {sequence_length: 1024")
+    assert import_megatron(text, "run_config.yaml", gpus=8).loaded.spec.batch.seq_length == 1024
+
+
 @pytest.mark.parametrize(
     ("number", "word"),
     [(number, word) for number, word in enumerate(ENUMERATIONS["AttnBackend"], start=1) if word != "local"],

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Given
 from megaplan.importers.megatron.log import from_attributes
 
@@ -67,12 +69,15 @@ def is_bridge(document: Mapping[str, Any]) -> bool:
     return isinstance(document.get("model"), dict) and any(isinstance(document.get(name), dict) for name in SECTIONS[1:])
 
 
-def read_bridge(document: Mapping[str, Any], line_of: Callable[[str], int | None]) -> Given:
+def read_bridge(document: Mapping[str, Any], locate: Callable[[str], Location]) -> Given:
     """The sections as launch arguments.
 
     Args:
         document: The whole file.
-        line_of: The line of a dotted key.
+        locate: The place of a dotted key.
+
+    Raises:
+        MegaplanError: MP916, the lengths of a sequence differ.
     """
     attributes: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -83,11 +88,33 @@ def read_bridge(document: Mapping[str, Any], line_of: Callable[[str], int | None
             plain = _plain(value)
             if plain is not None and attributes.get(name) is None:
                 attributes[name], origin[name] = plain, f"{section}.{key}"
+    notes = _lengths(document, locate)
     joint = {**_model(attributes), **_precision(attributes, document.get("mixed_precision")), **_run(attributes, document)}
     values, stored = from_attributes({key: value for key, value in attributes.items() if key not in _JOINT} | joint)
-    lines = {name: line for name, key in stored.items() if key in origin and (line := line_of(origin[key])) is not None}
+    lines = {name: line for name, key in stored.items() if key in origin and (line := locate(origin[key]).line) is not None}
     found = document.get("env_vars")
-    return Given(values, lines, dict(found) if isinstance(found, dict) else {}, parsed=True)
+    return Given(values, lines, dict(found) if isinstance(found, dict) else {}, notes, parsed=True)
+
+
+def _lengths(document: Mapping[str, Any], locate: Callable[[str], Location]) -> tuple[tuple[int, str], ...]:
+    """Compares the lengths of a sequence in the sections of the model and the dataset.
+
+    Returns:
+        A note with its line, where they differ and Megatron-Bridge does not compare them: it gives the model's to the pipeline.
+
+    Raises:
+        MegaplanError: MP916, they differ for a dataset whose length `ConfigContainer.validate` compares.
+    """
+    model, dataset = (_flat(held) if isinstance(held := document.get(name), dict) else {} for name in ("model", "dataset"))
+    key = next((key for key in ("seq_length", "sequence_length") if dataset.get(key) is not None), None)
+    if key is None or model.get("seq_length") in (None, dataset[key]):
+        return ()
+    said = f"dataset.{key} = {dataset[key]}, model.seq_length = {model['seq_length']}"
+    place = locate(f"dataset.{key}")
+    if str(dataset.get("_target_", "")).endswith("Provider"):
+        return ((place.line or 0, f"{said}: sequences have the model's length"),)
+    hints = (f"dataset.{key}: {model['seq_length']}", f"model.seq_length: {dataset[key]}")
+    raise MegaplanError([diagnostic("MP916", f"{said}, and Megatron-Bridge refuses lengths that differ", place, hints)])
 
 
 _JOINT = frozenset({

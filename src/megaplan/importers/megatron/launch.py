@@ -73,7 +73,7 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
         raise MegaplanError(faults)
     whole = document.value
     if is_bridge(whole):
-        return read_bridge(whole, lambda key: document.source.locate(key).line)
+        return read_bridge(whole, document.source.locate)
     nested = isinstance(whole.get("MODEL_ARGS"), dict)
     values = whole["MODEL_ARGS"] if nested else {key: value for key, value in whole.items() if key not in _SECTIONS}
     found = whole.get("ENV_VARS")
