@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from shlex import quote
 from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
@@ -142,7 +143,7 @@ def describe(fault: Fault, source: SourceMap) -> Diagnostic:
     key = f"{fault.key}.kind" if fault.type == "union_tag_invalid" else fault.key
     if key in source.overrides:  # a hint for the command line is another argument of it
         name = f"{key.rpartition('.')[2]}: "
-        hints = [f"--set {key}={hint.removeprefix(name)}" if hint.startswith(name) else hint for hint in hints]
+        hints = [f"--set {quote(f'{key}={hint.removeprefix(name)}')}" if hint.startswith(name) else hint for hint in hints]
     return diagnostic(code, detail, source.locate(key), hints)
 
 
