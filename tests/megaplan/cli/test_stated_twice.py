@@ -57,7 +57,8 @@ def test_an_option_and_an_override_that_differ_are_refused(megaplan, command, op
 
 
 @pytest.mark.parametrize(
-    "override", ["device.name=h100-sxm", "device.name=h100", "device=H100", 'device.name="h100"', "device.capacity=42949672960", "device={}"]
+    "override",
+    ["device.name=h100-sxm", "device.name=h100", "device=H100", 'device.name="h100"', "device.capacity=42949672960", "device={}"],
 )
 def test_an_override_that_agrees_is_no_contradiction(megaplan, override):
     assert megaplan("estimate", SPEC, "--device", "h100", "--set", override).status == 0

@@ -62,6 +62,16 @@ _FRONT_ENDS = (
     _FrontEnd("torchtitan", re.compile(r"\A(?=.*^\[model\])(?=.*^\[(?:training|parallelism)\])", _WHOLE), "torchtitan's registry"),
     _FrontEnd("transformers", re.compile(r"\A\s*\{(?=.*\"model_type\")(?!.*\"MODEL_ARGS\")", _WHOLE), "the file itself"),
 )
+_WITH_TABLE = ("ms-swift", "slime", "MindSpeed")
+"""Front ends whose runs print the table of Megatron's parser."""
+_OF_A_RUN = (
+    "megaplan import megatron LAUNCH.sh         # the script that starts it, if that has Megatron's arguments",
+    "megaplan import megatron run_config.yaml   # the configuration that a run of Megatron-Bridge writes",
+)
+_PYTHON = re.compile(
+    r"import [A-Za-z_][\w.]*(?: as \w+)?(?:, *\w|$)|from [\w.]+ import\b|def \w+\(|class \w+[(:]|@\w+[\w.]*(?:\(|$)|\"\"\"|'''"
+)
+"""The first line of a Python source after its comments."""
 _OURS = {
     "tensor_model_parallel_size": "mesh.tp",
     "pipeline_model_parallel_size": "mesh.pp",
@@ -129,11 +139,15 @@ def refuse_front_end(text: str, name: str) -> None:
         MegaplanError: MP926, with the command that estimates the model on the degrees that the text states.
     """
     stated = all(re.search(rf"^[^#\n]*--{size}\b", text, re.MULTILINE) for size in ("num-layers", "hidden-size"))
-    if stated and _STARTS_MEGATRON.search(text):
+    python = _is_python(text, name)
+    if stated and not python and _STARTS_MEGATRON.search(text):
         return
     asked = (one for one in _FRONT_ENDS if not (stated and one.model == _ARGUMENTS))
     found = next(((one, match) for one in asked if (match := one.mark.search(text)) is not None), None)
     if found is None:
+        if python:
+            said = f"{name} is a program in Python, whose settings are known where it runs"
+            raise MegaplanError([diagnostic("MP926", said, Location(name), _OF_A_RUN)])
         return
     front, match = found
     line = text.count("\n", 0, match.start()) + 1 + match[0][: match[0].rfind("\n") + 1].count("\n")
@@ -144,9 +158,18 @@ def refuse_front_end(text: str, name: str) -> None:
     detail = f"{name} is of {front.name}, whose model comes from {front.model}"
     hints = (
         _command(text),
-        f"megaplan import megatron {shlex.quote(name)}.log   # its training log, where that has Megatron's table of arguments",
+        *(_OF_A_RUN if python else ()),
+        *(("megaplan import megatron TRAINING.log   # where it has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
     )
     raise MegaplanError([diagnostic("MP926", detail, Location(name, line), hints)])
+
+
+def _is_python(text: str, name: str) -> bool:
+    """True if a text is a program in Python: by its suffix, by the program of its first line, or by its first line of code."""
+    if name.endswith((".py", ".pyi")) or re.match(r"#!\S*(?:/env +)?\S*python", text):
+        return True
+    first = next((line.rstrip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    return _PYTHON.match(first) is not None
 
 
 def _command(text: str) -> str:
