@@ -36,7 +36,7 @@ def sized_job(
         MegaplanError: Those of `load_sized`; MP480, an override contradicts the size; MP504, no such device; MP825, not downloaded.
     """
     if size.device is not None:
-        size = size._replace(device=named_device(size.device, "--device "))
+        named_device(size.device, "--device ")
     refuse_two_values(changes, "--device", JobSize(device=size.device).changes)
     refuse_two_values(changes, "--seq", JobSize(seq_length=size.seq_length).changes)
     if fetch and not os.path.exists(subject):
@@ -71,7 +71,7 @@ def refuse_two_values(overrides: Sequence[str], option: str, stated: Sequence[st
         key, _, value = text.partition("=")
         section, _, name = key.partition(".")
         other = next((given for each in reversed(overrides) if (given := _given(each, section, name)) is not None), None)
-        if other is not None and value not in (other, canonical_name(other)):
+        if other is not None and canonical_name(value) != canonical_name(other):
             detail = f"{option} {value}, and --set gives {key} = {other}"
             raise refuse("MP480", detail, f"{option} {value}", f"--set {shlex.quote(f'{key}={other}')}")
 

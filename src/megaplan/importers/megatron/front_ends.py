@@ -42,6 +42,15 @@ _FRONT_ENDS = (
         _ARGUMENTS,
     ),
     _FrontEnd("NeMo 1", re.compile(r"^(?:trainer|exp_manager):.*?^model:", re.MULTILINE | re.DOTALL), "the section model"),
+    _FrontEnd("NeMo Automodel", re.compile(r"\bnemo_automodel\b"), "model.pretrained_model_name_or_path"),
+    _FrontEnd(
+        "Accelerate",
+        re.compile(
+            r"\A(?=.*^(?:distributed_type|compute_environment|deepspeed_config|fsdp_config):)(?=.*^(?:num_processes|mixed_precision):)",
+            _WHOLE,
+        ),
+        "the program that it starts",
+    ),
     _FrontEnd(
         "NeMo 2",
         re.compile(r"^[^#\n]*(?:_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|\bnemo llm\b)", re.MULTILINE),
@@ -78,10 +87,17 @@ _OURS = {
     "context_parallel_size": "mesh.cp",
     "expert_model_parallel_size": "mesh.ep",
     "expert_tensor_parallel_size": "mesh.etp",
+    "tp_size": "mesh.tp",
+    "pp_size": "mesh.pp",
+    "cp_size": "mesh.cp",
+    "ep_size": "mesh.ep",
     "micro_batch_size": "batch.micro_batch_size",
+    "local_batch_size": "batch.micro_batch_size",
+    "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
 }
 _SIZES = {
     "global_batch_size": "--global-batch",
+    "train_batch_size": "--global-batch",
     "max_length": "--seq",
     "cutoff_len": "--seq",
     "sequence_len": "--seq",
@@ -103,6 +119,7 @@ _OTHER_PROGRAMS = {
     r"quantize|export|prune": "the export of a checkpoint",
 }
 """Parts of the names of programs in Megatron's tree that train no decoder of text."""
+_BRIDGE = re.compile(r"^_target_: *megatron\.bridge\.", re.MULTILINE)
 _STARTS_MEGATRON = re.compile(r"^[^#\n]*\bpretrain_(?:gpt|mamba|hybrid)\.py\b", re.MULTILINE)
 _WITH_ENCODERS = re.compile(r"vlm|multimodal|mimo|flamingo|llava|omni|vl\.py")
 _OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "vision_pretraining", "use_tiling", "max_num_tiles")
@@ -126,6 +143,22 @@ def refuse_other_program(launch: Arguments) -> None:
     if of_images or _WITH_ENCODERS.search(program):
         said = f"{program.rpartition('/')[2]} builds encoders in front of the decoder, which are not counted"
         launch.guess(of_images, said)
+
+
+def refuse_file(text: str, name: str) -> None:
+    """Refuses a file of another program where a spec, a plan or a config is read.
+
+    Args:
+        text: The text of the file.
+        name: Name of the file in diagnostics.
+
+    Raises:
+        MegaplanError: MP926, with the command that reads the file, or that estimates its model.
+    """
+    if _BRIDGE.search(text) or _STARTS_MEGATRON.search(text):
+        said = f"{name} is {'a configuration of Megatron-Bridge' if _BRIDGE.search(text) else 'a launch of Megatron'}"
+        raise MegaplanError([diagnostic("MP926", said, Location(name), (f"megaplan import megatron {shlex.quote(name)} -o spec.yaml",))])
+    refuse_front_end(text, name)
 
 
 def refuse_front_end(text: str, name: str) -> None:
@@ -174,12 +207,21 @@ def _is_python(text: str, name: str) -> bool:
 
 def _command(text: str) -> str:
     """The estimate of the text's model on the degrees that it states."""
-    given = {key.replace("-", "_"): value for key, value in re.findall(r"([A-Za-z][\w-]*)[ =:]+[\"']?([\w./-]+)", text)}
+    given = {key.replace("-", "_"): value for key, value in re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?([\w./-]+)", text)}
     given |= {key.rpartition(".")[2]: value for key, value in re.findall(r"([\w.]+)=([\w./-]+)", text) if "." in key}
     model = next(
         (
             given[key]
-            for key in ("model", "model_name_or_path", "base_model", "hf_checkpoint", "pretrain", "path", "load")
+            for key in (
+                "model",
+                "model_name_or_path",
+                "pretrained_model_name_or_path",
+                "base_model",
+                "hf_checkpoint",
+                "pretrain",
+                "path",
+                "load",
+            )
             if "/" in given.get(key, "")
         ),
         "MODEL",
@@ -189,6 +231,8 @@ def _command(text: str) -> str:
     )
     nodes = next((given[key] for key in ("NNODES", "nnodes", "num_nodes") if key in given), "1")
     gpus = int(processes) * int(nodes) if processes.isdigit() and nodes.isdigit() else 8
+    if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes
+        gpus = int(given["num_processes"])
     words = ["megaplan", "estimate", model, "--gpus", str(gpus)]
     for key, option in _SIZES.items():
         if given.get(key, "").isdigit() and option not in words:
