@@ -124,6 +124,25 @@ def test_what_else_a_configuration_turns_on_is_refused(text: str, code: str) -> 
     assert [found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR] == [code]
 
 
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        ("model: {tensor_model_parallel_size: 4}\ntrain: {train_iters: 20}\n", "model.num_layers, model.hidden_size"),
+        ("model: {num_layers: 2, seq_length: 512}\ntrain: {train_iters: 20}\n", "model.hidden_size"),
+        ("# an override\ntrain: {train_iters: 20, global_batch_size: 8}\n", "model.num_layers, model.hidden_size"),
+        ("checkpoint: {save: /x}\nlogger: {log_interval: 1}\n", "model.num_layers, model.hidden_size"),
+        ("model: {seq_length: 512}\npeft: {dim: 8}\n", "model.num_layers, model.hidden_size"),
+    ],
+)
+def test_an_override_of_a_recipe_is_named_in_one_error(text: str, lacks: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "override.yaml", gpus=8, argv=("--num-layers", "4"))
+    [found] = caught.value.diagnostics
+    assert found.code == "MP926"
+    assert f"override.yaml has no {lacks}: it overrides a recipe" in found.detail
+    assert "run_config.yaml" in found.hints[0]
+
+
 @pytest.mark.parametrize("key", ["seq_length", "sequence_length"])
 @pytest.mark.parametrize("target", ["", "megatron.bridge.training.config.GPTDatasetConfig", "megatron.bridge.data.FinetuningDatasetConfig"])
 def test_a_datasets_other_length_is_refused_as_megatron_bridge_does(key: str, target: str) -> None:

@@ -64,9 +64,36 @@ Resolved configurations of earlier releases hold a number alone, without `_name_
 """
 
 
+OTHER_SECTIONS = ("checkpoint", "logger", "dist", "validation", "profiling", "peft", "ft", "straggler", "rerun_state_machine")
+"""Further sections of `ConfigContainer`, of which a spec holds nothing but LoRA's rank."""
+_SIZES = (("num_layers", "hybrid_layer_pattern", "hybrid_override_pattern"), ("hidden_size",))
+"""Fields of the model that every resolved configuration has: one of each."""
+
+
 def is_bridge(document: Mapping[str, Any]) -> bool:
-    """True if a document has Megatron-Bridge's sections."""
-    return isinstance(document.get("model"), dict) and any(isinstance(document.get(name), dict) for name in SECTIONS[1:])
+    """True if a document has Megatron-Bridge's sections: the model's and another, or others alone, as an override may."""
+    held = [name for name in (*SECTIONS, *OTHER_SECTIONS) if isinstance(document.get(name), dict)]
+    return len(held) > 1 if "model" in held else bool(held)
+
+
+def refuse_override(document: Mapping[str, Any], name: str, locate: Callable[[str], Location]) -> None:
+    """Refuses sections that override a recipe: the sizes of the model are the recipe's.
+
+    Args:
+        document: The whole file, of Megatron-Bridge.
+        name: Name of the file in diagnostics.
+        locate: The place of a dotted key.
+
+    Raises:
+        MegaplanError: MP926.
+    """
+    model = _flat(held) if isinstance(held := document.get("model"), dict) else {}
+    lacking = [names[0] for names in _SIZES if all(model.get(name) is None for name in names)]
+    if lacking:
+        named = ", ".join(f"model.{key}" for key in lacking)
+        detail = f"{name} has no {named}: it overrides a recipe of Megatron-Bridge or NeMo, which states the model"
+        hint = "megaplan import megatron run_config.yaml   # the resolved configuration, which the run writes"
+        raise MegaplanError([diagnostic("MP926", detail, locate("model" if model else ""), (hint,))])
 
 
 def read_bridge(document: Mapping[str, Any], locate: Callable[[str], Location]) -> Given:
