@@ -7,6 +7,7 @@ import pytest
 from megaplan.errors import MegaplanError, Severity
 from megaplan.importers.megatron.bridge import ENUMERATIONS
 from megaplan.importers.megatron.spec import import_megatron
+from megaplan.spec.load import load_spec
 
 BRIDGE = """
 _target_: megatron.bridge.training.config.ConfigContainer
@@ -114,7 +115,7 @@ def test_a_mixed_precision_is_a_recipe(said: str, recipe: dict[str, Any] | None)
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        (BRIDGE + "peft: {dim: 16}\n", "MP914"),
+        (BRIDGE + "peft: {dim: 16}\n", "MP902"),
         (BRIDGE.replace("  bf16: true\n", "  bf16: true\n  optimizer_cuda_graph: true\n"), "MP903"),
     ],
 )
@@ -122,6 +123,27 @@ def test_what_else_a_configuration_turns_on_is_refused(text: str, code: str) -> 
     with pytest.raises(MegaplanError) as caught:
         import_megatron(text, "run_config.yaml", gpus=8)
     assert [found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR] == [code]
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "alpha"),
+    [
+        (BRIDGE + "peft: {_target_: megatron.bridge.peft.lora.LoRA, dim: 16, alpha: 32}\n", 16, 32),
+        (BRIDGE + "peft: {_target_: megatron.bridge.peft.lora.LoRA}\n", 32, 32),
+        ("torchrun pretrain_gpt.py --num-layers 4 --hidden-size 64 --lora-rank 8 --lora-alpha 16.0\n", 8, 16.0),
+    ],
+)
+def test_adapters_are_pointed_to_the_host_that_has_them(text: str, rank: int, alpha: float) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "run_config.yaml", gpus=8)
+    [found] = caught.value.diagnostics
+    assert (found.code, found.location.key) == ("MP902", "--lora-rank")
+    assert "host megarun has, by the section lora (docs/guides/lora.md)" in found.detail
+    assert f"--set lora.rank={rank} --set lora.alpha={alpha}" in found.hints[0]
+    overrides = [f"lora.rank={rank}", f"lora.alpha={alpha}"]
+    adapted = load_spec("plans/tiny-hybrid.yaml", overrides).spec
+    assert adapted.lora is not None
+    assert adapted.lora.scale == alpha / rank
 
 
 @pytest.mark.parametrize(

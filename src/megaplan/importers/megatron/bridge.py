@@ -248,6 +248,7 @@ def _low_precision(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run(given: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
     masked = given.get("create_attention_mask", True) and not given.get("skip_getting_attention_mask_from_dataset", True)
+    peft = document["peft"] if isinstance(document.get("peft"), dict) else {}
     return {
         "create_attention_mask_in_dataloader": bool(masked),
         "cpu_offloading": bool(given.get("cpu_offloading")),
@@ -257,5 +258,6 @@ def _run(given: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any
         "cross_entropy_loss_fusion": bool(given.get("cross_entropy_loss_fusion", True)),
         "gradient_accumulation_fusion": bool(given.get("gradient_accumulation_fusion", True)),
         "tp_comm_overlap": bool(given.get("tp_comm_overlap")),
-        "lora_rank": document["peft"].get("dim", 1) if isinstance(document.get("peft"), dict) else None,
+        "lora_rank": peft.get("dim", 32) if peft else None,
+        "lora_alpha": peft.get("alpha", 32),
     }
