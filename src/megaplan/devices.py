@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from megaplan.columns import Basis
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Location, MegaplanError
+from megaplan.errors import Diagnostic, Location, MegaplanError
 
 DEFAULT = "h200"
 DATA = Path(__file__).with_name("devices.json")
@@ -117,6 +117,32 @@ def canonical_name(name: str) -> str:
     return plain if plain in _data() else starts[0] if len(starts) == 1 else name
 
 
+def named_device(name: str, option: str) -> str:
+    """The data file's name of a device that an option of the command line names.
+
+    Args:
+        name: The name as it was typed.
+        option: The option with the character before its value: `--device `.
+
+    Raises:
+        MegaplanError: MP504, the data file has none; the hints are the same option.
+    """
+    known = canonical_name(name)
+    if known not in _data():
+        raise MegaplanError([_unknown(name, option, option, Location())])
+    return known
+
+
+def _unknown(name: str, said: str, option: str, location: Location) -> Diagnostic:
+    """MP504, with the names that the device may have meant as values of an option."""
+    from difflib import get_close_matches  # noqa: PLC0415  (only when something is wrong)
+
+    near = [known for known in device_names() if known.startswith(f"{name.lower()}-")]
+    near = near or get_close_matches(name.lower(), device_names(), n=1) or [DEFAULT]
+    detail = f"{said}{name}; the data file has {', '.join(device_names())}"
+    return diagnostic("MP504", detail, location, [*(f"{option}{one}" for one in near), "megaplan devices"])
+
+
 @cache
 def load_device(name: str) -> Device:
     """The device with this name.
@@ -125,13 +151,7 @@ def load_device(name: str) -> Device:
         MegaplanError: MP504 if the data file has none.
     """
     if name not in _data():
-        detail = f"device.name = {name}; the data file has {', '.join(device_names())}"
-        from difflib import get_close_matches  # noqa: PLC0415  (only when something is wrong)
-
-        near = [known for known in device_names() if known.startswith(f"{name.lower()}-")]
-        near = near or get_close_matches(name.lower(), device_names(), n=1) or [DEFAULT]
-        hints = [*(f"--set device.name={one}" for one in near), "megaplan devices"]
-        raise MegaplanError([diagnostic("MP504", detail, Location(key="device.name"), hints)])
+        raise MegaplanError([_unknown(name, "device.name = ", "--set device.name=", Location(key="device.name"))])
     record = _data()[name]
     return Device(
         name=name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
@@ -41,6 +42,13 @@ def show(value: Any) -> str:
 def argument(value: Any) -> str:
     """A complete value of the spec as `--set KEY=VALUE` takes it."""
     return f"[{', '.join(value)}]" if isinstance(value, tuple) else value if isinstance(value, str) else _scalar(value)
+
+
+def is_newer(written: str, ours: str) -> bool | None:
+    """True if `megaplan.plan/2` is written and `megaplan.plan/1` is read, False for an older one; None for another kind of document."""
+    kind, _, number = written.partition("/")
+    known, _, ours_number = ours.partition("/")
+    return int(number) > int(ours_number) if kind == known and re.fullmatch("[0-9]{1,9}", number) else None
 
 
 def _inside(item: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -313,7 +314,19 @@ def _loaded(text: str, name: str, changes: Sequence[str]) -> LoadedSpec:
 
         document = Document(json.loads(text), SourceMap(name))
         return check_document(apply_overrides(document, changes) if changes else document)
-    return load_spec_text(text, name, changes)
+    try:
+        return load_spec_text(text, name, changes)
+    except MegaplanError:
+        if not _says_format(text):
+            from megaplan.importers.megatron.front_ends import refuse_file  # noqa: PLC0415  (only for what is no spec)
+
+            refuse_file(text, name)
+        raise
+
+
+def _says_format(text: str) -> bool:
+    """True if the text is meant to be a document of megaplan's: one with a format."""
+    return '"megaplan.' in text or re.search(r"^format:", text, re.MULTILINE) is not None
 
 
 def _is_hf_config(text: str) -> bool:

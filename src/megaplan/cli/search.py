@@ -84,10 +84,14 @@ def search(
     """
     from megaplan.api.search import search as searched  # noqa: PLC0415
     from megaplan.cli.search_sizes import batch_of_sizes, sizes_of, with_host  # noqa: PLC0415
+    from megaplan.cli.size import refuse_two_values  # noqa: PLC0415
 
     free = _free_bytes(headroom)
     words = [word.strip() for word in vary.split(",") if word.strip()]
     sizes = sizes_of(devices, device, price)
+    for size in sizes:
+        refuse_two_values(overrides or (), "--device", size.changes)
+    refuse_two_values(overrides or (), "--seq", () if seq is None else (f"batch.seq_length={seq}",))
     given = [*(overrides or ()), *(() if seq is None else (f"batch.seq_length={seq}",))]
     alone = len(sizes) == 1 and host is None  # then the search itself asks for the batch
     batch, notes = (global_batch, ()) if alone else batch_of_sizes(spec, given, sizes, global_batch)

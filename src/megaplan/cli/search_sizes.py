@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megaplan.cli.search_text import billion_tokens, layout_text
 from megaplan.cli.time_text import LAUNCHES
-from megaplan.devices import canonical_name, load_device
+from megaplan.devices import named_device
 from megaplan.diagnostics import refuse
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
@@ -46,7 +46,7 @@ def sizes_of(devices: str | None, names: str | None, prices: str | None) -> list
         MegaplanError: MP489, a text is no number, or no list of them; MP504, a device is unknown.
     """
     numbers = [_number(text) for text in devices.split(",")] if devices is not None else [None]
-    known = [load_device(canonical_name(text)).name for text in names.split(",")] if names is not None else [None]
+    known = [named_device(text, "--device ") for text in names.split(",")] if names is not None else [None]
     cost = _prices(prices)
     found = []
     for name in known:
@@ -68,7 +68,7 @@ def _prices(text: str | None) -> dict[str, float]:
     for part in text.split(",") if text is not None else ():
         name, _, value = part.rpartition("=")
         try:
-            found[load_device(canonical_name(name)).name if name else ""] = float(value)
+            found[named_device(name, "--price ") if name else ""] = float(value)
         except ValueError:
             raise refuse(
                 "MP489", f"--price {part.strip()!r} is no price of a device hour", "--price 2.5", "--price h100=2.5,b200=4"

@@ -62,7 +62,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     whole, marks = _fields(text, name)
     config, source = _text_model(whole, marks)
     _check_type(config, source, text)
-    family = RENAMED.get(config["model_type"], config["model_type"])
+    family = _family(config["model_type"])
     reader = ConfigReader(config, source, family, class_facts(family), strict=strict)
     if NESTED in config:
         reader.skip(NESTED)
@@ -133,14 +133,22 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     return read.value, source
 
 
+def _family(model_type: str) -> str:
+    """The model type whose import reads a text model: its own, the one that it is renamed from, or the text model of its outer name."""
+    known = {*ARCHITECTURES, *REFUSED, *RENAMED}
+    names = (model_type, *(f"{model_type}{end}" for end in ("_text", "_vl_text")))
+    found = next((name for name in names if name in known), model_type)
+    return RENAMED.get(found, found)
+
+
 def _check_type(fields: dict[str, Any], source: SourceMap, text: str) -> None:
     """Stops at a model type that no import reads."""
     family = fields["model_type"]
-    if family in REFUSED:
-        key, why = REFUSED[family]
+    if _family(family) in REFUSED:
+        key, why = REFUSED[_family(family)]
         at = source.locate(key) if key in fields else source.locate("model_type")
         raise _unknown("MP805", f"model_type = {family}, {key}: {why}", at, text)
-    if family not in ARCHITECTURES and family not in RENAMED:
+    if _family(family) not in {*ARCHITECTURES, *REFUSED}:
         detail = f"model_type = {json.dumps(family[:80])}, and {len(ARCHITECTURES)} others are read"
         raise _unknown("MP802", detail, source.locate("model_type"), text)
 
@@ -176,7 +184,7 @@ def _text_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, An
         return config, source
     inner = nested.get("model_type")
     if not isinstance(inner, str):
-        inner = f"{family}_text" if f"{family}_text" in {*ARCHITECTURES, *REFUSED} else family
+        inner = _family(family)
     marks = {key.removeprefix(f"{NESTED}."): mark for key, mark in source.marks.items() if key.startswith(f"{NESTED}.")}
     above = {key: config[key] for key in ("tie_word_embeddings",) if key in config and key not in nested}
     marks |= {key: source.marks[key] for key in ("model_type", *above) if key in source.marks and key not in marks}

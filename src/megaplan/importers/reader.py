@@ -261,7 +261,7 @@ class ConfigReader:
         heads, hidden = self.value("num_attention_heads"), self.value("hidden_size")
         if isinstance(value, bool) or not isinstance(value, int) or value < 2:
             return False
-        if key == "num_heads" and value == heads:  # the same count under another name
+        if any(value == self.value(other) for names in _SAME if key in names for other in names if other != key):
             return False
         if key == "intermediate_size" and self.has("moe_intermediate_size"):  # a field of relatives with dense layers
             return False
@@ -292,6 +292,17 @@ class ConfigReader:
             return True
         self.wrong(key, value, f"an integer of at least {least}")
         return False
+
+
+_SAME = (
+    ("num_experts", "n_routed_experts", "num_local_experts", "num_routed_experts", "moe_num_experts"),
+    ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk"),
+    ("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
+    ("num_attention_heads", "num_heads", "n_heads", "n_head"),
+    ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
+    ("hidden_size", "d_model", "n_embd", "embed_dim"),
+)
+"""Names of one count in configs of different classes."""
 
 
 class _Missing:

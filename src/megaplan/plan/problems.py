@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
+from megaplan.wording import is_newer
 
 MAKE_A_PLAN = "megaplan split SPEC -o plan.json"
 MAX_DIGITS = 100
@@ -52,10 +53,11 @@ def not_a_plan(detail: str, location: Location) -> Diagnostic:
 
 
 def other_format(written: str, location: Location) -> Diagnostic:
-    """The file is a spec, another document of megaplan, or a plan of a newer major version."""
-    if written.startswith("megaplan.plan/"):
-        detail = f"format = {shortened(written)}, and this version reads megaplan.plan/1"
-        return diagnostic("MP404", detail, location, ("pip install --upgrade megaplan",))
+    """The file is a spec, another document of megaplan, or a plan of an older or newer major version."""
+    newer = is_newer(written, "megaplan.plan/1")
+    if newer is not None:
+        detail = f"format = {shortened(written)}, {'newer' if newer else 'older'} than megaplan.plan/1, which this version reads"
+        return diagnostic("MP404", detail, location, ("pip install --upgrade megaplan" if newer else MAKE_A_PLAN,))
     detail = f"format = {shortened(written)}, expected megaplan.plan/1"
     name = location.file if location.file not in (None, "<stdin>") else "SPEC"
     hint = f"megaplan split {name} -o plan.json" if written.startswith("megaplan.spec/") else MAKE_A_PLAN

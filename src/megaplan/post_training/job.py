@@ -101,6 +101,17 @@ class TrainingJob:
         return not host.kind.trained and host.recompute_num_layers is not None
 
 
+EXAMPLE = "megaplan new llama-3.1-8b-rl -o spec.yaml"
+
+
+def smallest(spec: Spec) -> str:
+    """A section that fits a spec's length, as a text of `--set`: a quarter for the prompt, and responses half as long as they may be."""
+    prompt = max(1, spec.batch.seq_length // 4)
+    most = max(1, spec.batch.seq_length - prompt)
+    lengths = f"prompt: {prompt}, response: {{mean: {max(1, most // 2)}, max: {most}}}"
+    return f"post_training={{kind: rl, prompts: 64, samples: 8, rollout: {{engine: vllm, {lengths}}}}}"
+
+
 def section_of(spec: Spec) -> PostTraining:
     """The section `post_training` of a spec.
 
@@ -108,7 +119,7 @@ def section_of(spec: Spec) -> PostTraining:
         MegaplanError: MP851, there is none.
     """
     if spec.post_training is None:
-        raise refuse("MP851", f"{spec.name} has no section post_training", "post_training: {kind: rl, prompts: 64, samples: 8, …}")
+        raise refuse("MP851", f"{spec.name} has no section post_training", f"--set '{smallest(spec)}'", EXAMPLE)
     return spec.post_training
 
 

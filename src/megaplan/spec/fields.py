@@ -7,7 +7,8 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from megaplan.spec.document import KeyPath
 from megaplan.spec.later import LaterSection
@@ -53,7 +54,7 @@ def _keys_of(annotation: Any, value: Any) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for option in _options(annotation):
         if isinstance(option, type) and issubclass(option, BaseModel):
-            fields = {name: field.annotation for name, field in option.model_fields.items()}
+            fields = {name: _annotated(field) for name, field in option.model_fields.items()}
             kind = value.get("kind") if isinstance(value, Mapping) else None
             if kind is not None and kind in _literals(fields.get("kind")):
                 return fields
@@ -63,6 +64,23 @@ def _keys_of(annotation: Any, value: Any) -> dict[str, Any]:
             letters, field = get_args(option)
             keys |= dict.fromkeys(_literals(letters), field)
     return keys
+
+
+def accepts(path: KeyPath, value: Any, document: Any) -> bool:
+    """True if a key takes a value, as far as its type alone says; what is within a section is not judged."""
+    annotation = legal_keys(path[:-1], document).get(str(path[-1]))
+    if annotation is None or isinstance(value, Mapping):  # a key of another kind than the document's
+        return annotation is None or bool(legal_keys(path, document))
+    try:
+        TypeAdapter(annotation).validate_python(value, strict=not isinstance(value, list))  # a list is meant as a tuple
+    except ValidationError:
+        return False
+    return True
+
+
+def _annotated(field: FieldInfo) -> Any:
+    """The type of a field, bounds and converters included."""
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
 def _options(annotation: Any) -> Iterator[Any]:

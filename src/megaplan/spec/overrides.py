@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from math import prod
+from shlex import quote
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
-from megaplan.spec.document import Document, KeyPath, parse_document
+from megaplan.spec.document import Document, KeyPath, dotted, parse_document
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.read import NO_CONTROL
-from megaplan.spec.type_errors import meant_keys, near_keys
+from megaplan.spec.type_errors import meant_settings, near_keys
 from megaplan.wording import quoted, series
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -85,11 +86,21 @@ def _known_path(path: tuple[str, ...], text: str, document: dict[str, Any], labe
             if legal:
                 detail += f"; its keys are {series(legal, 'and')}"
             unknown = (*section, name)
-            meant = [f"--set {key}={text}" for key in meant_keys(unknown, document)] if depth == len(path) - 1 and text else []
+            value = _plain(text)
+            settings = meant_settings(unknown, document, value) if depth == len(path) - 1 and text else []
+            meant = [f"--set {quote(f'{dotted(key)}={text if given is value else given}')}" for key, given in settings]
             hints = _of_gpus(name, text, document) if not section else ()
-            raise _refusal("MP141", detail, label, *(hints or meant or near_keys(unknown, document)))
+            raise _refusal("MP141", detail, label, *(hints or meant or near_keys(unknown, document, value)))
         found = (*found, name if name in same else same[0])
     return (*found, "name") if found == ("device",) and text[:1] not in ("{", "") and text != "null" else found
+
+
+def _plain(text: str) -> Any:
+    """The value of a text of `--set`; the text itself if it is none."""
+    try:
+        return parse_document(text, None).value
+    except MegaplanError:
+        return text
 
 
 _GPUS = ("gpus", "num_gpus", "world_size", "devices", "nproc", "ranks")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from shlex import quote
 from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic
 from megaplan.spec.document import KeyPath, SourceMap, dotted
-from megaplan.spec.fields import all_keys, kinds_of, legal_keys
+from megaplan.spec.fields import accepts, all_keys, kinds_of, legal_keys
+from megaplan.units import parse_bytes
 from megaplan.wording import quoted, series, show
 
 _MAX_LISTED = 24
@@ -39,6 +41,7 @@ _OTHER_NAMES = {
     "mbs": ("micro_batch_size",),
     "batch_size": ("micro_batch_size",),
     "microbatches": ("num_microbatches",),
+    **dict.fromkeys(("memory", "memory_gb", "memory_bytes", "memory_capacity", "mem", "vram", "hbm", "gpu_memory"), ("capacity",)),
 }
 _OTHER_WORDS = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "mha": "gqa", "mqa": "gqa"}
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "1": "true", "no": "false", "off": "false", "n": "false", "0": "false"}
@@ -86,7 +89,7 @@ def unknown_key(path: KeyPath, document: Any, source: SourceMap) -> Diagnostic:
             "MP217", detail, where, (f"remove mesh.{name}", "mesh: {tp: 8}, for tensor and sequence parallelism over 8 ranks")
         )
     legal = legal_keys(path[:-1], document)
-    hints = near_keys(path, document)
+    hints = near_keys(path, document, _at(document, path))
     if name == "<<":
         hints = ["merge keys are not read; write the keys out"]
     listed = series([str(key) for key in list(legal)[:_MAX_LISTED]], "and")
@@ -94,16 +97,36 @@ def unknown_key(path: KeyPath, document: Any, source: SourceMap) -> Diagnostic:
     return diagnostic("MP120", detail, where, hints)
 
 
-def near_keys(path: KeyPath, document: Any) -> list[str]:
-    """Hints of the keys that an unknown key may have meant."""
+def near_keys(path: KeyPath, document: Any, value: Any) -> list[str]:
+    """Hints of the keys that an unknown key with this value may have meant."""
     name, section = str(path[-1]), path[:-1]
-    meant = meant_keys(path, document)
+    meant = [dotted(key) for key, _ in meant_settings(path, document, value)]
     owners = [kind for kind in kinds_of(section) if name in legal_keys(section, _with_kind(section, kind))]
     return [f"did you mean {series(meant)}?"] if meant else [f"{name} is a key of kind {series(owners)}"] if owners else []
 
 
-def meant_keys(path: KeyPath, document: Any) -> list[str]:
-    """Dotted keys that an unknown key may have meant: a similar name in its section, its name in another section, a similar name anywhere.
+def meant_settings(path: KeyPath, document: Any, value: Any) -> list[tuple[KeyPath, Any]]:
+    """Keys that an unknown key may have meant and whose type takes its value, each with the value; a size is in bytes there."""
+    found = []
+    for key in _meant_keys(path, document):
+        given = size if (size := _size(key, value)) is not None else value
+        if accepts(key, given, document):
+            found.append((key, given))
+    return found
+
+
+def _size(key: KeyPath, value: Any) -> int | None:
+    """The bytes of a size such as 80GB, for a key that holds bytes."""
+    if not isinstance(value, str) or not (key[-1] == "capacity" or "reserve" in key):
+        return None
+    try:
+        return parse_bytes(value)
+    except ValueError:
+        return None
+
+
+def _meant_keys(path: KeyPath, document: Any) -> list[KeyPath]:
+    """Keys that an unknown key may have meant: a similar name in its section, its name in another section, a similar name anywhere.
 
     Empty for a key of the section's other kinds.
     """
@@ -113,15 +136,15 @@ def meant_keys(path: KeyPath, document: Any) -> list[str]:
     others = [key for key in _OTHER_NAMES.get(plain, ()) if key in legal]
     near = others or (get_close_matches(plain, legal, n=1) if plain not in _OTHER_NAMES else [])
     if near:
-        return [dotted((*section, key)) for key in near]
+        return [(*section, key) for key in near]
     if any(name in legal_keys(section, _with_kind(section, kind)) for kind in kinds_of(section)):
         return []
     wanted = {name, plain, *_OTHER_NAMES.get(plain, ())}
     elsewhere = [key for key in all_keys() if key[-1] in wanted]
     if elsewhere:  # without keys that are much deeper than another one, such as an encoder's
         shallow = min(map(len, elsewhere)) + 1
-        return sorted(dotted(key) for key in elsewhere if len(key) <= shallow)[:4]
-    by_name = {str(key[-1]): dotted(key) for key in all_keys()}
+        return sorted((key for key in elsewhere if len(key) <= shallow), key=dotted)[:4]
+    by_name = {str(key[-1]): key for key in all_keys()}
     return [by_name[key] for key in get_close_matches(plain, by_name, n=1, cutoff=0.8)]
 
 
@@ -142,7 +165,7 @@ def describe(fault: Fault, source: SourceMap) -> Diagnostic:
     key = f"{fault.key}.kind" if fault.type == "union_tag_invalid" else fault.key
     if key in source.overrides:  # a hint for the command line is another argument of it
         name = f"{key.rpartition('.')[2]}: "
-        hints = [f"--set {key}={hint.removeprefix(name)}" if hint.startswith(name) else hint for hint in hints]
+        hints = [f"--set {quote(f'{key}={hint.removeprefix(name)}')}" if hint.startswith(name) else hint for hint in hints]
     return diagnostic(code, detail, source.locate(key), hints)
 
 
@@ -176,7 +199,8 @@ def _integer(fault: Fault) -> Words:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         meant = str(int(value))
     elif isinstance(value, str):
-        meant = _meant_integer(value)
+        size = _size(fault.path, value)
+        meant = _meant_integer(value) if size is None else str(size)
     shown = f"{show(value)} ({_what(value)})"
     if isinstance(value, str) and _AMBIGUOUS.fullmatch(value):
         shown = f"{show(value)} (another number to another YAML reader)"

@@ -15,7 +15,7 @@ from megaplan.spec.document import MAX_FINDINGS, KeyPath, SourceMap, dotted, fir
 from megaplan.spec.later import SECTION_ERROR
 from megaplan.spec.models import MAX_LAYERS, Spec
 from megaplan.spec.pattern import BOUNDARY, has_boundaries, parse_pattern
-from megaplan.wording import show
+from megaplan.wording import is_newer, show
 
 FORMAT = "megaplan.spec/1"
 EDITOR_KEY = "$schema"
@@ -54,7 +54,8 @@ def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:
     detail = f"format = {show(written)}, and this version reads {FORMAT}"
     if isinstance(written, str) and written.startswith("megaplan.plan/"):
         return diagnostic("MP115", detail, source.locate("format"), ("this is a plan; read it with megaplan show PLAN",))
-    return diagnostic("MP115", detail, source.locate("format"), (f"format: {FORMAT}",))
+    newer = isinstance(written, str) and is_newer(written, FORMAT)
+    return diagnostic("MP115", detail, source.locate("format"), ("pip install --upgrade megaplan" if newer else f"format: {FORMAT}",))
 
 
 def _findings(error: ValidationError, document: dict[str, Any], source: SourceMap) -> list[Diagnostic]:

@@ -86,6 +86,8 @@ def kept_share(frequencies: Tensor, width: int, theta: float, scaling: Llama3Sca
     """Share of each frequency that is kept, 0 to 1; the rest of it is divided."""
     if isinstance(scaling, Llama3Scaling):
         turns = scaling.original_seq_length * frequencies / (2 * math.pi)
+        if scaling.high_freq_factor == scaling.low_freq_factor:  # no frequency is between them
+            return (turns >= scaling.low_freq_factor).to(turns.dtype)
         return ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
     # the index, a fraction, of the pair that makes this many turns in the original context
     first, last = (

@@ -1,6 +1,8 @@
 """`megaplan rl`: numbers that follow from each other, the schema, the search, and what other commands make of the section."""
 
 import json
+import re
+import shlex
 
 import pytest
 
@@ -72,3 +74,16 @@ def test_a_search_lists_plans_that_fit_the_shortest_first(megaplan):
     again = document(megaplan("rl", SPEC, "--json", *(word for change in best["changes"] for word in ("--set", change))))
     assert again["iteration_seconds"]["value"] == pytest.approx(best["iteration_seconds"])
     assert again["peak_bytes"] == best["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    "subject", ["llama-3.1-8b.json", "tiny-hybrid.yaml", "tiny-hybrid-pp2.json", "mixtral-8x7b.yaml", "nam56r-8xh200.json"]
+)
+def test_the_hint_for_a_spec_without_the_section_works_when_pasted(megaplan, subject):
+    ran = megaplan("rl", f"plans/{subject}")
+    assert "error[MP851]" in ran.err
+    section, example = re.findall(r"^hint: (.*)$", ran.err, re.MULTILINE)[:2]
+    again = megaplan("rl", f"plans/{subject}", *shlex.split(section), "--json")
+    assert "error[" not in again.err
+    assert json.loads(again.out)["format"] == "megaplan.rl/1"
+    assert megaplan(*shlex.split(example)[1:3]).status == 0

@@ -144,6 +144,40 @@ def test_another_front_end_is_named_in_one_error(text: str, name: str, command: 
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("x = build(64)\n", "recipe.py"),
+        ("#!/usr/bin/env python3\nprint(1)\n", "recipe"),
+        ('"""Recipe."""\n\nimport torch\n', "recipe.txt"),
+        ("# Copyright\nimport torch.nn as nn\n", "recipe.txt"),
+        ("from pathlib import Path\n", "recipe.txt"),
+        ("def recipe():\n    return 1\n", "recipe.txt"),
+        ("@dataclass\nclass Config:\n    tp: int = 4\n", "recipe.txt"),
+        ("class Config(Base):\n    tp: int = 4\n", "recipe.txt"),
+        ("ARGS = '--num-layers 4 --hidden-size 64'\nrun(f'pretrain_gpt.py {ARGS}')\n", "launch.py"),
+    ],
+)
+def test_a_program_in_python_is_named_in_one_error(text: str, name: str) -> None:
+    (found,) = errors(text, name)
+    assert (found.code, found.location.line) == ("MP926", None)
+    assert f"{name} is a program in Python" in found.detail
+    assert found.hints[0].startswith("megaplan import megatron LAUNCH.sh")
+    assert found.hints[1].startswith("megaplan import megatron run_config.yaml")
+
+
+def test_a_script_with_python_in_it_is_a_script() -> None:
+    text = f"#!/bin/bash\npython3 - <<'END'\nimport torch\nfrom os import environ\nEND\ntorchrun pretrain_gpt.py {BARE}\n"
+    assert import_megatron(text, "x.sh").loaded.spec.model.num_layers
+
+
+@pytest.mark.parametrize("text", ['{"zero_optimization": {}}', "base_model: a/b\nsequence_len: 8\n", "megatron sft --model a/b"])
+def test_hints_name_no_file_that_is_not_there(text: str) -> None:
+    (found,) = errors(text, "zero3.json")
+    assert not any("zero3.json." in hint for hint in found.hints)
+    assert any("TRAINING.log" in hint for hint in found.hints) is ("megatron sft" in text)
+
+
+@pytest.mark.parametrize(
     ("text", "name", "command"),
     [
         ('[model]\nname = "llama3"\n[training]\nsteps = 1\n', "job.toml", "megaplan import torchtitan job.toml"),

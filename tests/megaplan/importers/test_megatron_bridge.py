@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from megaplan.errors import MegaplanError, Severity
+from megaplan.importers.megatron.bridge import ENUMERATIONS
 from megaplan.importers.megatron.spec import import_megatron
+from megaplan.spec.load import load_spec
 
 BRIDGE = """
 _target_: megatron.bridge.training.config.ConfigContainer
@@ -113,7 +115,7 @@ def test_a_mixed_precision_is_a_recipe(said: str, recipe: dict[str, Any] | None)
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        (BRIDGE + "peft: {dim: 16}\n", "MP914"),
+        (BRIDGE + "peft: {dim: 16}\n", "MP902"),
         (BRIDGE.replace("  bf16: true\n", "  bf16: true\n  optimizer_cuda_graph: true\n"), "MP903"),
     ],
 )
@@ -121,3 +123,96 @@ def test_what_else_a_configuration_turns_on_is_refused(text: str, code: str) -> 
     with pytest.raises(MegaplanError) as caught:
         import_megatron(text, "run_config.yaml", gpus=8)
     assert [found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR] == [code]
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "alpha"),
+    [
+        (BRIDGE + "peft: {_target_: megatron.bridge.peft.lora.LoRA, dim: 16, alpha: 32}\n", 16, 32),
+        (BRIDGE + "peft: {_target_: megatron.bridge.peft.lora.LoRA}\n", 32, 32),
+        ("torchrun pretrain_gpt.py --num-layers 4 --hidden-size 64 --lora-rank 8 --lora-alpha 16.0\n", 8, 16.0),
+    ],
+)
+def test_adapters_are_pointed_to_the_host_that_has_them(text: str, rank: int, alpha: float) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "run_config.yaml", gpus=8)
+    [found] = caught.value.diagnostics
+    assert (found.code, found.location.key) == ("MP902", "--lora-rank")
+    assert "host megarun has, by the section lora (docs/guides/lora.md)" in found.detail
+    assert f"--set lora.rank={rank} --set lora.alpha={alpha}" in found.hints[0]
+    overrides = [f"lora.rank={rank}", f"lora.alpha={alpha}"]
+    adapted = load_spec("plans/tiny-hybrid.yaml", overrides).spec
+    assert adapted.lora is not None
+    assert adapted.lora.scale == alpha / rank
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        ("model: {tensor_model_parallel_size: 4}\ntrain: {train_iters: 20}\n", "model.num_layers, model.hidden_size"),
+        ("model: {num_layers: 2, seq_length: 512}\ntrain: {train_iters: 20}\n", "model.hidden_size"),
+        ("# an override\ntrain: {train_iters: 20, global_batch_size: 8}\n", "model.num_layers, model.hidden_size"),
+        ("checkpoint: {save: /x}\nlogger: {log_interval: 1}\n", "model.num_layers, model.hidden_size"),
+        ("model: {seq_length: 512}\npeft: {dim: 8}\n", "model.num_layers, model.hidden_size"),
+    ],
+)
+def test_an_override_of_a_recipe_is_named_in_one_error(text: str, lacks: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "override.yaml", gpus=8, argv=("--num-layers", "4"))
+    [found] = caught.value.diagnostics
+    assert found.code == "MP926"
+    assert f"override.yaml has no {lacks}: it overrides a recipe" in found.detail
+    assert "run_config.yaml" in found.hints[0]
+
+
+@pytest.mark.parametrize("key", ["seq_length", "sequence_length"])
+@pytest.mark.parametrize("target", ["", "megatron.bridge.training.config.GPTDatasetConfig", "megatron.bridge.data.FinetuningDatasetConfig"])
+def test_a_datasets_other_length_is_refused_as_megatron_bridge_does(key: str, target: str) -> None:
+    text = BRIDGE.replace("dataset: {seq_length: 512", f"dataset: {{{key}: 1024{f', _target_: {target}' if target else ''}")
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(text, "run_config.yaml", gpus=8)
+    [found] = caught.value.diagnostics
+    assert (found.code, found.location.key) == ("MP916", f"dataset.{key}")
+    assert f"dataset.{key} = 1024, model.seq_length = 512" in found.detail
+    mended = text.replace("seq_length: 512", found.hints[1].removeprefix("model."))
+    assert import_megatron(mended, "run_config.yaml", gpus=8).loaded.spec.batch.seq_length == 1024
+
+
+def test_a_dataset_whose_length_is_not_compared_is_noted() -> None:
+    """A provider of datasets may have any length; the pipeline's buffers have the model's."""
+    text = BRIDGE.replace("dataset: {seq_length: 512", "dataset: {_target_: x.MockConversationProvider, seq_length: 1024")
+    loaded = import_megatron(text, "run_config.yaml", gpus=8).loaded
+    assert loaded.spec.batch.seq_length == 512
+    assert any("dataset.seq_length = 1024, model.seq_length = 512" in found.detail for found in loaded.diagnostics)
+
+
+def test_a_datasets_length_is_the_models_where_the_model_states_none() -> None:
+    text = BRIDGE.replace("  seq_length: 512\n", "").replace("dataset: {seq_length: 512", "dataset: {sequence_length: 1024")
+    assert import_megatron(text, "run_config.yaml", gpus=8).loaded.spec.batch.seq_length == 1024
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(number, word) for number, word in enumerate(ENUMERATIONS["AttnBackend"], start=1) if word != "local"],
+)
+def test_an_enumeration_is_read_by_its_number_where_no_name_is_given(number: int, word: str) -> None:
+    text = BRIDGE.replace("_args_: [2], _name_: fused", f"_args_: [{number}]")
+    spec = import_megatron(text, "run_config.yaml", gpus=8).loaded.spec
+    named = import_megatron(BRIDGE.replace("_name_: fused", f"_name_: {word}"), "run_config.yaml", gpus=8).loaded.spec
+    assert spec == named
+    assert spec.host.attention_backend == word
+
+
+@pytest.mark.parametrize(("enumeration", "number"), [("CudaGraphModule", 1), ("CudaGraphScope", 2)])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_list_of_enumerations_is_read_by_names_or_numbers(enumeration: str, number: int, named: bool) -> None:
+    target = f"_target_: megatron.core.transformer.enums.{enumeration}, _call_: true, _args_: [{number}]{', _name_: attn' if named else ''}"
+    graphs = f"  cuda_graph_impl: transformer_engine\n  cuda_graph_scope: [{{{target}}}]\n"
+    spec = import_megatron(BRIDGE.replace("  bf16: true\n", f"  bf16: true\n{graphs}"), "run_config.yaml", gpus=8).loaded.spec
+    assert spec.host.cuda_graph_modules == ("attn",)
+
+
+def test_a_number_that_an_enumeration_does_not_have_is_named_with_it() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(BRIDGE.replace("_args_: [2], _name_: fused", "_args_: [9]"), "run_config.yaml", gpus=8)
+    assert "AttnBackend(9)" in str(caught.value)

@@ -28,6 +28,14 @@ def test_llama_3_1_scales_its_frequencies() -> None:
     assert "rope_scaling" not in told
 
 
+@pytest.mark.parametrize("ends", [1.0, 4.0])
+def test_equal_factors_of_llama3_are_read(ends: float) -> None:
+    """Llama-4-Scout has 1 and 1."""
+    given = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": ends, "high_freq_factor": ends}
+    scaling = imported("Llama-3.1-8B", rope_scaling=given | {"original_max_position_embeddings": 8192})[0].rope_scaling
+    assert (scaling.low_freq_factor, scaling.high_freq_factor) == (ends, ends)
+
+
 def test_yarn_of_latent_attention_scales_the_scores_too() -> None:
     attention, told = imported("DeepSeek-V2-Lite")
     scaling = attention.rope_scaling

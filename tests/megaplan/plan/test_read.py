@@ -68,6 +68,8 @@ def signed(document):
         (b"format: megaplan.spec/1\nname: x\n", "MP403"),
         (b'{"format": "megaplan.spec/1", "name": "x"}', "MP403"),
         (b'{"format": "megaplan.plan/2"}', "MP404"),
+        (b'{"format": "megaplan.plan/0"}', "MP404"),
+        (b'{"format": "megaplan.plan/x"}', "MP403"),
         (b'{"format": "megaplan.plan/1"}', "MP405"),
         (b'{"format": "megaplan.plan/1", "format_minor": -1}', "MP405"),
         (b'{"format": "megaplan.plan/1", "format_minor": true}', "MP405"),
@@ -81,6 +83,20 @@ def signed(document):
 )
 def test_what_is_no_plan(tmp_path, content, code):
     assert refusal(write(tmp_path, content)).code == code
+
+
+@pytest.mark.parametrize(
+    ("written", "word", "hint"),
+    [
+        ("megaplan.plan/0", "older", "megaplan split SPEC -o plan.json"),
+        ("megaplan.plan/2", "newer", "pip install --upgrade megaplan"),
+        ("megaplan.plan/10", "newer", "pip install --upgrade megaplan"),
+    ],
+)
+def test_another_major_version_is_older_or_newer(tmp_path, written, word, hint):
+    found = refusal(write(tmp_path, f'{{"format": "{written}"}}'.encode()))
+    assert f"{written}, {word} than megaplan.plan/1" in found.detail
+    assert found.hints[0] == hint
 
 
 def test_no_file_and_a_directory(tmp_path):

@@ -114,4 +114,4 @@ def test_rules_need_no_source() -> None:
 
 def test_every_letter_has_a_section() -> None:
     assert {family.section for family in FAMILIES.values()} <= set(type(load_spec_text(SAMPLE).spec.model).model_fields)
-    assert near_keys(("model", "mamaba"), {}) == ["did you mean model.mamba?"]
+    assert near_keys(("model", "mamaba"), {}, {}) == ["did you mean model.mamba?"]

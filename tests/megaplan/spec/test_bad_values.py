@@ -54,8 +54,9 @@ def test_a_flood_is_cut_with_its_count(refused: Refused) -> None:
         (
             ("megaplan.spec/1", "megaplan.spec/2"),
             "format = 'megaplan.spec/2', and this version reads megaplan.spec/1",
-            "format: megaplan.spec/1",
+            "pip install --upgrade megaplan",
         ),
+        (("megaplan.spec/1", "megaplan.spec/0"), "format = 'megaplan.spec/0'", "format: megaplan.spec/1"),
         (("megaplan.spec/1", "megaplan.plan/1"), "format = 'megaplan.plan/1'", "this is a plan; read it with megaplan show PLAN"),
         (("megaplan.spec/1", "1"), "format = 1,", "format: megaplan.spec/1"),
     ],

@@ -1,7 +1,12 @@
 """`--set`: what it changes, where its findings point, and what it refuses."""
 
+import shlex
+
 import pytest
-from spec_samples import Accepted, Refused
+from spec_samples import SAMPLE, Accepted, Refused
+
+from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.spec.load import load_spec_text
 
 
 def test_values_are_read_as_yaml(accepted: Accepted) -> None:
@@ -65,6 +70,57 @@ def test_a_wrong_argument(refused: Refused, argument: str, code: str, detail: st
     assert found.location.file.startswith("--set ")
     assert detail in found.detail
     assert hint is None or hint in found.hints
+
+
+SECTIONS = ("", "mesh.", "device.", "batch.", "model.", "model.moe.", "training.", "host.", "precision.")
+NAMES = (
+    "memory",
+    "vram",
+    "efficiency",
+    "network",
+    "lr",
+    "seq",
+    "dp",
+    "heads",
+    "experts",
+    "dropout",
+    "bandwidth",
+    "steps",
+    "node",
+    "kernel",
+)
+
+
+WRONG_TYPES = {"MP123", "MP124", "MP125", "MP126", "MP127", "MP128", "MP130", "MP141"}
+
+
+def refusals(override: str) -> list[Diagnostic]:
+    """What an override does wrong."""
+    try:
+        load_spec_text(SAMPLE, "sample.yaml", [override])
+    except MegaplanError as error:
+        return list(error.diagnostics)
+    return []
+
+
+@pytest.mark.parametrize("value", ["80GB", "8", "0.5", "true", "half", "null", "[1, 2]"])
+def test_a_hint_for_an_unknown_key_is_a_key_that_takes_the_value(value: str) -> None:
+    """A pasted hint is neither another unknown key nor a value of the wrong type."""
+    unknown = [found for section in SECTIONS for name in NAMES for found in refusals(f"{section}{name}={value}") if found.code == "MP141"]
+    assert len(unknown) > 100
+    for hint in {hint for found in unknown for hint in found.hints if hint.startswith("--set ")}:
+        (override,) = shlex.split(hint)[1:]
+        assert not WRONG_TYPES & {found.code for found in refusals(override)}, hint
+
+
+@pytest.mark.parametrize("key", ["device.memory", "device.vram", "device.hbm", "memory", "device.capacity"])
+@pytest.mark.parametrize(("size", "num_bytes"), [("80GB", 80_000_000_000), ("40 GiB", 40 * 2**30)])
+def test_a_size_of_memory_is_the_devices_capacity_in_bytes(
+    refused: Refused, accepted: Accepted, key: str, size: str, num_bytes: int
+) -> None:
+    (found,) = refused(overrides=[f"{key}={size}"])
+    assert found.hints[0] == f"--set device.capacity={num_bytes}"
+    assert accepted(overrides=[found.hints[0].removeprefix("--set ")]).spec.device.capacity == num_bytes
 
 
 @pytest.mark.parametrize("given", [("mesh.tp=2", "mesh.tp=1"), ("mesh={pp: 1, tp: 2}", "mesh.tp=1"), ("mesh.tp=3", "mesh.tp=1")])

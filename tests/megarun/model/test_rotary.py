@@ -43,3 +43,14 @@ def test_one_factor_divides_all_frequencies() -> None:
     device = torch.device("cpu")
     divided = rotary_frequencies(WIDTH, 1e4, device, scaling_of({"kind": "linear", "factor": 3.0}))
     torch.testing.assert_close(divided * 3, rotary_frequencies(WIDTH, 1e4, device))
+
+
+@pytest.mark.parametrize(("ends", "theta"), [(1.0, 500_000.0), (4.0, 10_000.0)])
+def test_equal_factors_of_llama3_are_a_step(ends: float, theta: float) -> None:
+    """A frequency is kept or divided, as transformers does: it divides by the factors' difference for those between them alone."""
+    device = torch.device("cpu")
+    section = {"kind": "llama3", "factor": 16.0, "low_freq_factor": ends, "high_freq_factor": ends}
+    found, plain = rotary_frequencies(WIDTH, theta, device, scaling_of(section)), rotary_frequencies(WIDTH, theta, device)
+    few = 2 * torch.pi / plain > 8192 / ends
+    torch.testing.assert_close(found, torch.where(few, plain / 16.0, plain))
+    assert 0 < few.sum() < len(few)

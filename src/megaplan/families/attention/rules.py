@@ -177,9 +177,9 @@ def _values(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[
 
 
 def _scaling(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """Checks rotary scaling: the band between kept and divided frequencies needs two distinct ends.
+    """Checks rotary scaling: kept frequencies are not below divided ones.
 
-    YaRN finds both ends by the logarithm of the base.
+    Equal ends are a ramp of one step, as in Kimi-K2 (yarn) and Llama-4-Scout (llama3). YaRN finds both by the logarithm of the base.
     """
     scaling = attention.rope_scaling
     ends: dict[str, float] = {}
@@ -193,11 +193,9 @@ def _scaling(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAtte
     if not ends:
         return
     (fast, above), (slow, below) = ends.items()
-    meets = isinstance(scaling, YarnScaling)  # a ramp of one step, as in Kimi-K2; llama3 divides by the difference
-    if above < below or (above == below and not meets):
-        sign, wanted = ("<", f"a number from {below:g} on") if meets else ("<=", f"a number above {slow}")
-        detail = f"attention.rope_scaling.{fast} = {above:g}, attention.rope_scaling.{slow} = {below:g}, and {above:g} {sign} {below:g}"
-        yield checked.error("MP715", detail, f"model.attention.rope_scaling.{fast}", f"{fast}: {wanted}")
+    if above < below:
+        detail = f"attention.rope_scaling.{fast} = {above:g}, attention.rope_scaling.{slow} = {below:g}, and {above:g} < {below:g}"
+        yield checked.error("MP715", detail, f"model.attention.rope_scaling.{fast}", f"{fast}: a number from {below:g} on")
 
 
 def _odd(checked: CheckedSpec, name: str, width: int) -> Diagnostic:

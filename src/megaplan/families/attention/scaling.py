@@ -29,7 +29,7 @@ class Llama3Scaling(Section):
         kind: llama3.
         factor: Divisor of the low frequencies.
         low_freq_factor: Frequencies with fewer turns than this in original_seq_length tokens are divided.
-        high_freq_factor: Frequencies with more turns than this in original_seq_length tokens are kept; above low_freq_factor.
+        high_freq_factor: Frequencies with more turns than this in original_seq_length tokens are kept; at least low_freq_factor.
         original_seq_length: Tokens of a sequence before the context was extended.
     """
 

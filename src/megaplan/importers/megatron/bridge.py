@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Given
 from megaplan.importers.megatron.log import from_attributes
 
@@ -44,19 +46,65 @@ MIXED_PRECISIONS: dict[str, dict[str, Any]] = {
 }
 """Settings of each named mixed precision; gradients are reduced in fp32, with fp16 in 16 bits (`training/mixed_precision.py`)."""
 _PARTS = ("transformer", "transformer_config")
+ENUMERATIONS = {
+    "AttnBackend": ("flash", "fused", "unfused", "local", "auto"),
+    "CudaGraphModule": ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"),
+    "CudaGraphScope": (
+        *("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"),
+        "full_iteration_inference",
+    ),
+    "InferenceCudaGraphScope": ("none", "layer", "block"),
+    "AttnMaskType": ("padding", "causal", "no_mask", "padding_causal", "arbitrary", "causal_bottom_right"),
+    "LayerType": ("embedding", "loss", "encoder", "decoder", "mtp"),
+    "ModelType": ("encoder_or_decoder",),
+}
+"""Names of the enumerations that the sections hold, in the order of their numbers from 1 (`megatron/core/transformer/enums.py`).
+
+Resolved configurations of earlier releases hold a number alone, without `_name_`.
+"""
+
+
+OTHER_SECTIONS = ("checkpoint", "logger", "dist", "validation", "profiling", "peft", "ft", "straggler", "rerun_state_machine")
+"""Further sections of `ConfigContainer`, of which a spec holds nothing but LoRA's rank."""
+_SIZES = (("num_layers", "hybrid_layer_pattern", "hybrid_override_pattern"), ("hidden_size",))
+"""Fields of the model that every resolved configuration has: one of each."""
 
 
 def is_bridge(document: Mapping[str, Any]) -> bool:
-    """True if a document has Megatron-Bridge's sections."""
-    return isinstance(document.get("model"), dict) and any(isinstance(document.get(name), dict) for name in SECTIONS[1:])
+    """True if a document has Megatron-Bridge's sections: the model's and another, or others alone, as an override may."""
+    held = [name for name in (*SECTIONS, *OTHER_SECTIONS) if isinstance(document.get(name), dict)]
+    return len(held) > 1 if "model" in held else bool(held)
 
 
-def read_bridge(document: Mapping[str, Any], line_of: Callable[[str], int | None]) -> Given:
+def refuse_override(document: Mapping[str, Any], name: str, locate: Callable[[str], Location]) -> None:
+    """Refuses sections that override a recipe: the sizes of the model are the recipe's.
+
+    Args:
+        document: The whole file, of Megatron-Bridge.
+        name: Name of the file in diagnostics.
+        locate: The place of a dotted key.
+
+    Raises:
+        MegaplanError: MP926.
+    """
+    model = _flat(held) if isinstance(held := document.get("model"), dict) else {}
+    lacking = [names[0] for names in _SIZES if all(model.get(name) is None for name in names)]
+    if lacking:
+        named = ", ".join(f"model.{key}" for key in lacking)
+        detail = f"{name} has no {named}: it overrides a recipe of Megatron-Bridge or NeMo, which states the model"
+        hint = "megaplan import megatron run_config.yaml   # the resolved configuration, which the run writes"
+        raise MegaplanError([diagnostic("MP926", detail, locate("model" if model else ""), (hint,))])
+
+
+def read_bridge(document: Mapping[str, Any], locate: Callable[[str], Location]) -> Given:
     """The sections as launch arguments.
 
     Args:
         document: The whole file.
-        line_of: The line of a dotted key.
+        locate: The place of a dotted key.
+
+    Raises:
+        MegaplanError: MP916, the lengths of a sequence differ.
     """
     attributes: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -67,11 +115,33 @@ def read_bridge(document: Mapping[str, Any], line_of: Callable[[str], int | None
             plain = _plain(value)
             if plain is not None and attributes.get(name) is None:
                 attributes[name], origin[name] = plain, f"{section}.{key}"
+    notes = _lengths(document, locate)
     joint = {**_model(attributes), **_precision(attributes, document.get("mixed_precision")), **_run(attributes, document)}
     values, stored = from_attributes({key: value for key, value in attributes.items() if key not in _JOINT} | joint)
-    lines = {name: line for name, key in stored.items() if key in origin and (line := line_of(origin[key])) is not None}
+    lines = {name: line for name, key in stored.items() if key in origin and (line := locate(origin[key]).line) is not None}
     found = document.get("env_vars")
-    return Given(values, lines, dict(found) if isinstance(found, dict) else {}, parsed=True)
+    return Given(values, lines, dict(found) if isinstance(found, dict) else {}, notes, parsed=True)
+
+
+def _lengths(document: Mapping[str, Any], locate: Callable[[str], Location]) -> tuple[tuple[int, str], ...]:
+    """Compares the lengths of a sequence in the sections of the model and the dataset.
+
+    Returns:
+        A note with its line, where they differ and Megatron-Bridge does not compare them: it gives the model's to the pipeline.
+
+    Raises:
+        MegaplanError: MP916, they differ for a dataset whose length `ConfigContainer.validate` compares.
+    """
+    model, dataset = (_flat(held) if isinstance(held := document.get(name), dict) else {} for name in ("model", "dataset"))
+    key = next((key for key in ("seq_length", "sequence_length") if dataset.get(key) is not None), None)
+    if key is None or model.get("seq_length") in (None, dataset[key]):
+        return ()
+    said = f"dataset.{key} = {dataset[key]}, model.seq_length = {model['seq_length']}"
+    place = locate(f"dataset.{key}")
+    if str(dataset.get("_target_", "")).endswith("Provider"):
+        return ((place.line or 0, f"{said}: sequences have the model's length"),)
+    hints = (f"dataset.{key}: {model['seq_length']}", f"model.seq_length: {dataset[key]}")
+    raise MegaplanError([diagnostic("MP916", f"{said}, and Megatron-Bridge refuses lengths that differ", place, hints)])
 
 
 _JOINT = frozenset({
@@ -95,11 +165,23 @@ def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A dtype, function or enumeration by its name; any other plain value unchanged."""
+    """A dtype, function or enumeration by its name, also those of a list; any other plain value unchanged."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
     if isinstance(value, dict):
         target = str(value.get("_name_") or value.get("_target_", "")).rpartition(".")[2]
+        if not value.get("_name_") and value.get("_call_") and isinstance(numbers := value.get("_args_"), list) and len(numbers) == 1:
+            return _member(target, numbers[0])
         return DTYPES.get(target, target) or None
     return value
+
+
+def _member(enumeration: str, value: Any) -> str:
+    """The name of an enumeration's value; `AttnBackend(9)` for a number that it does not have."""
+    names = ENUMERATIONS.get(enumeration, ())
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(names):
+        return names[value - 1]
+    return f"{enumeration}({value})"
 
 
 def _model(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,6 +248,7 @@ def _low_precision(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run(given: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
     masked = given.get("create_attention_mask", True) and not given.get("skip_getting_attention_mask_from_dataset", True)
+    peft = document["peft"] if isinstance(document.get("peft"), dict) else {}
     return {
         "create_attention_mask_in_dataloader": bool(masked),
         "cpu_offloading": bool(given.get("cpu_offloading")),
@@ -175,5 +258,6 @@ def _run(given: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any
         "cross_entropy_loss_fusion": bool(given.get("cross_entropy_loss_fusion", True)),
         "gradient_accumulation_fusion": bool(given.get("gradient_accumulation_fusion", True)),
         "tp_comm_overlap": bool(given.get("tp_comm_overlap")),
-        "lora_rank": document["peft"].get("dim", 1) if isinstance(document.get("peft"), dict) else None,
+        "lora_rank": peft.get("dim", 32) if peft else None,
+        "lora_alpha": peft.get("alpha", 32),
     }

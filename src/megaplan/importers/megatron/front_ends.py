@@ -42,6 +42,15 @@ _FRONT_ENDS = (
         _ARGUMENTS,
     ),
     _FrontEnd("NeMo 1", re.compile(r"^(?:trainer|exp_manager):.*?^model:", re.MULTILINE | re.DOTALL), "the section model"),
+    _FrontEnd("NeMo Automodel", re.compile(r"\bnemo_automodel\b"), "model.pretrained_model_name_or_path"),
+    _FrontEnd(
+        "Accelerate",
+        re.compile(
+            r"\A(?=.*^(?:distributed_type|compute_environment|deepspeed_config|fsdp_config):)(?=.*^(?:num_processes|mixed_precision):)",
+            _WHOLE,
+        ),
+        "the program that it starts",
+    ),
     _FrontEnd(
         "NeMo 2",
         re.compile(r"^[^#\n]*(?:_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|\bnemo llm\b)", re.MULTILINE),
@@ -62,16 +71,33 @@ _FRONT_ENDS = (
     _FrontEnd("torchtitan", re.compile(r"\A(?=.*^\[model\])(?=.*^\[(?:training|parallelism)\])", _WHOLE), "torchtitan's registry"),
     _FrontEnd("transformers", re.compile(r"\A\s*\{(?=.*\"model_type\")(?!.*\"MODEL_ARGS\")", _WHOLE), "the file itself"),
 )
+_WITH_TABLE = ("ms-swift", "slime", "MindSpeed")
+"""Front ends whose runs print the table of Megatron's parser."""
+_OF_A_RUN = (
+    "megaplan import megatron LAUNCH.sh         # the script that starts it, if that has Megatron's arguments",
+    "megaplan import megatron run_config.yaml   # the configuration that a run of Megatron-Bridge writes",
+)
+_PYTHON = re.compile(
+    r"import [A-Za-z_][\w.]*(?: as \w+)?(?:, *\w|$)|from [\w.]+ import\b|def \w+\(|class \w+[(:]|@\w+[\w.]*(?:\(|$)|\"\"\"|'''"
+)
+"""The first line of a Python source after its comments."""
 _OURS = {
     "tensor_model_parallel_size": "mesh.tp",
     "pipeline_model_parallel_size": "mesh.pp",
     "context_parallel_size": "mesh.cp",
     "expert_model_parallel_size": "mesh.ep",
     "expert_tensor_parallel_size": "mesh.etp",
+    "tp_size": "mesh.tp",
+    "pp_size": "mesh.pp",
+    "cp_size": "mesh.cp",
+    "ep_size": "mesh.ep",
     "micro_batch_size": "batch.micro_batch_size",
+    "local_batch_size": "batch.micro_batch_size",
+    "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
 }
 _SIZES = {
     "global_batch_size": "--global-batch",
+    "train_batch_size": "--global-batch",
     "max_length": "--seq",
     "cutoff_len": "--seq",
     "sequence_len": "--seq",
@@ -93,6 +119,7 @@ _OTHER_PROGRAMS = {
     r"quantize|export|prune": "the export of a checkpoint",
 }
 """Parts of the names of programs in Megatron's tree that train no decoder of text."""
+_BRIDGE = re.compile(r"^_target_: *megatron\.bridge\.", re.MULTILINE)
 _STARTS_MEGATRON = re.compile(r"^[^#\n]*\bpretrain_(?:gpt|mamba|hybrid)\.py\b", re.MULTILINE)
 _WITH_ENCODERS = re.compile(r"vlm|multimodal|mimo|flamingo|llava|omni|vl\.py")
 _OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "vision_pretraining", "use_tiling", "max_num_tiles")
@@ -118,6 +145,22 @@ def refuse_other_program(launch: Arguments) -> None:
         launch.guess(of_images, said)
 
 
+def refuse_file(text: str, name: str) -> None:
+    """Refuses a file of another program where a spec, a plan or a config is read.
+
+    Args:
+        text: The text of the file.
+        name: Name of the file in diagnostics.
+
+    Raises:
+        MegaplanError: MP926, with the command that reads the file, or that estimates its model.
+    """
+    if _BRIDGE.search(text) or _STARTS_MEGATRON.search(text):
+        said = f"{name} is {'a configuration of Megatron-Bridge' if _BRIDGE.search(text) else 'a launch of Megatron'}"
+        raise MegaplanError([diagnostic("MP926", said, Location(name), (f"megaplan import megatron {shlex.quote(name)} -o spec.yaml",))])
+    refuse_front_end(text, name)
+
+
 def refuse_front_end(text: str, name: str) -> None:
     """Refuses a launch or configuration of another front end.
 
@@ -129,11 +172,15 @@ def refuse_front_end(text: str, name: str) -> None:
         MegaplanError: MP926, with the command that estimates the model on the degrees that the text states.
     """
     stated = all(re.search(rf"^[^#\n]*--{size}\b", text, re.MULTILINE) for size in ("num-layers", "hidden-size"))
-    if stated and _STARTS_MEGATRON.search(text):
+    python = _is_python(text, name)
+    if stated and not python and _STARTS_MEGATRON.search(text):
         return
     asked = (one for one in _FRONT_ENDS if not (stated and one.model == _ARGUMENTS))
     found = next(((one, match) for one in asked if (match := one.mark.search(text)) is not None), None)
     if found is None:
+        if python:
+            said = f"{name} is a program in Python, whose settings are known where it runs"
+            raise MegaplanError([diagnostic("MP926", said, Location(name), _OF_A_RUN)])
         return
     front, match = found
     line = text.count("\n", 0, match.start()) + 1 + match[0][: match[0].rfind("\n") + 1].count("\n")
@@ -144,19 +191,37 @@ def refuse_front_end(text: str, name: str) -> None:
     detail = f"{name} is of {front.name}, whose model comes from {front.model}"
     hints = (
         _command(text),
-        f"megaplan import megatron {shlex.quote(name)}.log   # its training log, where that has Megatron's table of arguments",
+        *(_OF_A_RUN if python else ()),
+        *(("megaplan import megatron TRAINING.log   # where it has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
     )
     raise MegaplanError([diagnostic("MP926", detail, Location(name, line), hints)])
 
 
+def _is_python(text: str, name: str) -> bool:
+    """True if a text is a program in Python: by its suffix, by the program of its first line, or by its first line of code."""
+    if name.endswith((".py", ".pyi")) or re.match(r"#!\S*(?:/env +)?\S*python", text):
+        return True
+    first = next((line.rstrip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    return _PYTHON.match(first) is not None
+
+
 def _command(text: str) -> str:
     """The estimate of the text's model on the degrees that it states."""
-    given = {key.replace("-", "_"): value for key, value in re.findall(r"([A-Za-z][\w-]*)[ =:]+[\"']?([\w./-]+)", text)}
+    given = {key.replace("-", "_"): value for key, value in re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?([\w./-]+)", text)}
     given |= {key.rpartition(".")[2]: value for key, value in re.findall(r"([\w.]+)=([\w./-]+)", text) if "." in key}
     model = next(
         (
             given[key]
-            for key in ("model", "model_name_or_path", "base_model", "hf_checkpoint", "pretrain", "path", "load")
+            for key in (
+                "model",
+                "model_name_or_path",
+                "pretrained_model_name_or_path",
+                "base_model",
+                "hf_checkpoint",
+                "pretrain",
+                "path",
+                "load",
+            )
             if "/" in given.get(key, "")
         ),
         "MODEL",
@@ -166,6 +231,8 @@ def _command(text: str) -> str:
     )
     nodes = next((given[key] for key in ("NNODES", "nnodes", "num_nodes") if key in given), "1")
     gpus = int(processes) * int(nodes) if processes.isdigit() and nodes.isdigit() else 8
+    if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes
+        gpus = int(given["num_processes"])
     words = ["megaplan", "estimate", model, "--gpus", str(gpus)]
     for key, option in _SIZES.items():
         if given.get(key, "").isdigit() and option not in words:

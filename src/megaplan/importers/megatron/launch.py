@@ -9,7 +9,7 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Arguments, Given, name_of, typed
-from megaplan.importers.megatron.bridge import is_bridge, read_bridge
+from megaplan.importers.megatron.bridge import is_bridge, read_bridge, refuse_override
 from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import has_table, read_table
 from megaplan.importers.megatron.script import Field, read_words, substituted
@@ -73,7 +73,8 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
         raise MegaplanError(faults)
     whole = document.value
     if is_bridge(whole):
-        return read_bridge(whole, lambda key: document.source.locate(key).line)
+        refuse_override(whole, name, document.source.locate)
+        return read_bridge(whole, document.source.locate)
     nested = isinstance(whole.get("MODEL_ARGS"), dict)
     values = whole["MODEL_ARGS"] if nested else {key: value for key, value in whole.items() if key not in _SECTIONS}
     found = whole.get("ENV_VARS")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.front_ends import refuse_front_end, refuse_other_program
 from megaplan.importers.megatron.launch import read_arguments
@@ -117,6 +118,7 @@ def _imported(launch: Arguments, name: str, overrides: Sequence[str], gpus: int 
     refuse_other_program(launch)
     if launch.foreign():
         launch.stop()
+    _refuse_adapters(launch)
     plain, stated = _document(launch, _title(name), gpus)
     recipe = plain["precision"].get("recipe")
     if recipe and GENERATIONS[recipe["name"]] == ("blackwell",) and not any(text.lstrip().startswith("device") for text in overrides):
@@ -127,6 +129,23 @@ def _imported(launch: Arguments, name: str, overrides: Sequence[str], gpus: int 
     loaded = check_document(document)
     found = (*launch.warnings, *([] if stated else [_assumed(loaded, name)]), *loaded.diagnostics)
     return ImportedLaunch(loaded._replace(diagnostics=found), document.value)
+
+
+def _refuse_adapters(launch: Arguments) -> None:
+    """Refuses low-rank adapters, which host megarun has.
+
+    Raises:
+        MegaplanError: MP902.
+    """
+    rank = launch.values.get("lora_rank")
+    if rank is None:
+        return
+    alpha = launch.values.get("lora_alpha") or rank
+    detail = (
+        f"{flag('lora_rank')} {rank}: host megatron has no low-rank adapters; host megarun has, by the section lora (docs/guides/lora.md)"
+    )
+    hint = f"megaplan import hf CONFIG.json --set lora.rank={rank} --set lora.alpha={alpha} -o spec.yaml"
+    raise MegaplanError([diagnostic("MP902", detail, launch.at("lora_rank"), (hint,))])
 
 
 def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str, Any], bool]:
