@@ -63,14 +63,15 @@ FORMULAS: dict[str, ColumnFormula] = {
         "1.00 B parameters on a stage, pp 2, fp32: 4,000,000,000 B in backward, 1,000,000,000 B as shards of dp_shard 4",
     ),
     Column.MATRIX_OPTIMIZER: ColumnFormula(
-        "State of the matrix group: Muon's momentum, one value an element; two and a step counter where optimizer.matrix is adamw.",
+        "State of the matrix group: Muon's momentum, one value an element; two and a step counter where optimizer.matrix is adamw. With"
+        " host.optimizer_offload only what is not in host memory.",
         "Σ true local rows · (elements / d0) · bytes(precision.moments), twice that + 4 a tensor with adamw",
         "bytes",
         "K. Jordan et al., Muon (2024); megarun's optim/muon.py",
         "o_proj [3584, 1792], dp_shard 4, fp32: 896 · 1792 · 4 = 6,422,528 B",
     ),
     Column.OTHER_OPTIMIZER: ColumnFormula(
-        "State of the other group: AdamW's two moments an element and one fp32 step counter a tensor.",
+        "State of the other group: AdamW's two moments an element and one fp32 step counter a tensor; as matrix_optimizer.",
         "Σ (2 · true local rows · (elements / d0) · bytes(precision.moments) + 4)",
         "bytes",
         "arXiv:1711.05101; torch.optim.AdamW(fused=True)",
@@ -119,7 +120,8 @@ FORMULAS: dict[str, ColumnFormula] = {
         "GEMM workspaces of the device's data file; while head and loss run with host.kernels triton + a slice of logits, at most 2²⁷"
         " elements, and in backward + 6 · rows · h where precision.params has 2 bytes; in the optimizer's phase + the largest over matrices"
         " of (2 · n + 2 · k · r²) · bytes(newton_schulz_dtype), with host.kernels reference + 4 · k · r², k matrices of shorter side r and"
-        " n elements that a rank orthogonalises together; or of twice what it sends of them",
+        " n elements that a rank orthogonalises together; or of twice what it sends of them; with host.optimizer_offload + the most"
+        " state of two consecutive tensors of AdamW's or rounds of Muon's",
         "bytes",
         "aten/src/ATen/cuda/CublasHandlePool.cpp; megarun's optim/muon.py",
         "up_proj [18944, 3584], dp_shard 4, bf16: (2 · 67,895,296 + 2 · 3584²) · 2 = 322,961,408 B",

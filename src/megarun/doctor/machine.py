@@ -67,7 +67,7 @@ def _device(torch: Any, index: int) -> Finding:
 
 def memory() -> Iterator[Finding]:
     """Memory of the host, and shared memory."""
-    amounts = _meminfo()
+    amounts = host_amounts()
     if amounts:
         free, total = amounts["MemAvailable"], amounts["MemTotal"]
         yield ok(MEMORY, "host", f"{format_bytes(free)} of {format_bytes(total)} available", free_bytes=free, total_bytes=total)
@@ -84,8 +84,8 @@ def memory() -> Iterator[Finding]:
     yield ok(MEMORY, "CPUs", f"{len(os.sched_getaffinity(0))} that this process may use", count=len(os.sched_getaffinity(0)))
 
 
-def _meminfo() -> dict[str, int]:
-    """Amounts in bytes; empty where the system does not say."""
+def host_amounts() -> dict[str, int]:
+    """Amounts of host memory in bytes, by the names of /proc/meminfo; empty where the system does not say."""
     try:
         lines = MEMINFO.read_text(encoding="utf-8").splitlines()
         return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if rest}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaplan.budget.peaks import build_budget
+from megaplan.budget.values import Budget
 from megaplan.devices import load_device
 from megaplan.errors import MegaplanError
 from megaplan.spec.host import device_of
@@ -15,6 +16,7 @@ from megaplan.spec.step_graphs import RECORDED, why_eager
 from megaplan.terminal.versions import installed
 from megaplan.units import format_bytes
 from megarun.doctor.findings import Finding, ok, problem, warning
+from megarun.doctor.machine import host_amounts
 from megarun.job.job import Job
 from megarun.job.run import read_job
 from megarun.kernels.command import compiled_for, look_up
@@ -35,15 +37,16 @@ def plan_findings(plan: str) -> Iterator[Finding]:
     if refused:
         yield problem(PLAN, job.spec.name, f"megarun does not build it: {refused[0].detail}", "megarun train says all reasons")
         return
-    yield from _devices(job)
+    budget = build_budget(job.spec, job.inventory, job.layout)
+    yield from _devices(job, budget)
+    yield from _host_memory(job, budget)
     yield _graphs(job)
     yield from _libraries(job)
     yield _kernels(job, plan)
 
 
-def _devices(job: Job) -> Iterator[Finding]:
+def _devices(job: Job, budget: Budget) -> Iterator[Finding]:
     spec = job.spec
-    budget = build_budget(spec, job.inventory, job.layout)
     needs = budget.worst.peak_bytes
     devices = [part.spec.device.name for part in parts_of(spec)]
     text = f"{spec.mesh.world_size} ranks, {spec.device.per_node} a machine; largest rank {format_bytes(needs)} on {' or '.join(devices)}"
@@ -73,6 +76,20 @@ def _devices(job: Job) -> Iterator[Finding]:
         )
     else:
         yield ok(PLAN, spec.name, text, **values)
+
+
+def _host_memory(job: Job, budget: Budget) -> Iterator[Finding]:
+    """A finding on the optimizer state that the ranks of a machine have in its memory, if any."""
+    ranks = min(job.spec.mesh.world_size, job.spec.device.per_node)
+    needs, free = ranks * max(rank.host.total for rank in budget.ranks), host_amounts().get("MemAvailable")
+    if not needs:
+        return
+    text, values = f"{format_bytes(needs)} of optimizer state a machine", {"needed_bytes": needs}
+    if free is not None and free < needs:
+        advice = "set a smaller host.optimizer_offload, or split for more machines"
+        yield problem(PLAN, "host memory", f"{text}; {format_bytes(free)} are available here", advice, **values)
+    else:
+        yield ok(PLAN, "host memory", text, **values)
 
 
 def _graphs(job: Job) -> Finding:

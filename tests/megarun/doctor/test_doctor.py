@@ -164,3 +164,13 @@ def test_the_version_names_what_a_report_needs(capsys: pytest.CaptureFixture[str
     assert re.fullmatch(r"megarun \d+\.\d+\.\d+( \(commit \w+\+?\))?", said[0])
     assert f"torch {installed('torch')}" in said
     assert any(line.startswith("triton ") for line in said)
+
+
+def test_state_in_host_memory_fits_into_it(plan_file: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = plan_file(**{"host.optimizer_offload": 1.0})
+    monkeypatch.setattr(plan, "host_amounts", lambda: {"MemAvailable": GIB})
+    needed = examined(capsys, path)["host memory"]["values"]["needed_bytes"]
+    assert 0 < needed < GIB
+    monkeypatch.setattr(plan, "host_amounts", lambda: {"MemAvailable": needed - 1})
+    assert examined(capsys, path, status=1)["host memory"]["state"] == State.PROBLEM
+    assert "host memory" not in examined(capsys, plan_file())

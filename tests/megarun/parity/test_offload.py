@@ -25,6 +25,7 @@ CELLS = [
     (Cell("ep2-tp2-muon", T2 | {"dp_shard": 2, "ep": 2}), PART),
 ]
 """Layouts, and the fraction of state in host memory."""
+IN_CI = ("one-adamw", "dp2-muon", "dp2-adamw-narrow-part", "ep2-tp2-muon")
 SAME = ("losses", "norms", "auxiliary", "held_out", "gradients", "parameters")
 
 
@@ -32,7 +33,9 @@ def moved(cell: Cell, offload: dict[str, Any]) -> Cell:
     return Cell(cell.name, cell.mesh, cell.schedule, cell.spec | offload, cell.num_microbatches)
 
 
-@pytest.mark.parametrize(("cell", "offload"), CELLS, ids=[cell.name for cell, _ in CELLS])
+@pytest.mark.parametrize(
+    ("cell", "offload"), [pytest.param(*each, id=each[0].name, marks=() if each[0].name in IN_CI else pytest.mark.slow) for each in CELLS]
+)
 def test_steps_are_bitwise_equal(cell: Cell, offload: dict[str, Any], worlds: Worlds) -> None:
     kept = worlds.train(cell.case, cell.world_size)
     for before, after in zip(kept, worlds.train(moved(cell, offload).case, cell.world_size), strict=True):
@@ -44,7 +47,7 @@ def test_steps_are_bitwise_equal(cell: Cell, offload: dict[str, Any], worlds: Wo
 
 
 @pytest.mark.parametrize("matrix", ["muon", "adamw"])
-@pytest.mark.parametrize("direction", ["onto the host", "onto the device", "across layouts"])
+@pytest.mark.parametrize("direction", ["onto the host", "onto the device", pytest.param("across layouts", marks=pytest.mark.slow)])
 def test_a_checkpoint_resumes_bitwise(matrix: str, direction: str, worlds: Worlds, tmp_path: Path) -> None:
     """A run that moves state by a checkpoint continues as one that does not; under another layout the state is bitwise the saved one."""
     spec = GENTLE | {"optimizer.matrix": matrix}

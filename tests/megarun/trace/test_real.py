@@ -32,6 +32,7 @@ CASES = {
     "dp2-recompute": {**DP2, "precision": BF16, "recompute": {"default": "selective", "blocks": {"A": "full"}}},
     "dp2-bf16": {**DP2, "precision": BF16},
     "dp2-reshard": {**DP2, "sharding.reshard_after_forward": True},
+    "dp2-offload": {**DP2, "precision": BF16, "host.optimizer_offload": 0.6},
     "cp2": {"mesh.cp": 2, "precision": BF16},
     "hsdp2": {"mesh.dp_replicate": 2, "precision": BF16},
     "ep2": {"mesh": {"dp_shard": 2, "ep": 2}, "schedule.num_microbatches": 2, "precision": BF16},
