@@ -87,7 +87,6 @@ def search(
     from megaplan.cli.size import refuse_two_values  # noqa: PLC0415
 
     free = _free_bytes(headroom)
-    words = [word.strip() for word in vary.split(",") if word.strip()]
     sizes = sizes_of(devices, device, price)
     length = () if seq is None else (f"batch.seq_length={seq}",)
     for option, stated in (("--seq", length), *(("--device", size.changes) for size in sizes)):
@@ -103,7 +102,7 @@ def search(
             devices=size.devices,
             global_batch=batch,
             fix=fix or (),
-            vary=words,
+            vary=[word.strip() for word in vary.split(",") if word.strip()],
             objective=objective.value,
             headroom_bytes=free,
             top=top if len(sizes) == 1 else 1,
