@@ -89,10 +89,10 @@ def search(
     free = _free_bytes(headroom)
     words = [word.strip() for word in vary.split(",") if word.strip()]
     sizes = sizes_of(devices, device, price)
-    for size in sizes:
-        refuse_two_values(overrides or (), "--device", size.changes)
-    refuse_two_values(overrides or (), "--seq", () if seq is None else (f"batch.seq_length={seq}",))
-    given = [*(overrides or ()), *(() if seq is None else (f"batch.seq_length={seq}",))]
+    length = () if seq is None else (f"batch.seq_length={seq}",)
+    for option, stated in (("--seq", length), *(("--device", size.changes) for size in sizes)):
+        refuse_two_values(overrides or (), option, stated)
+    given = [*(overrides or ()), *length]
     alone = len(sizes) == 1 and host is None  # then the search itself asks for the batch
     batch, notes = (global_batch, ()) if alone else batch_of_sizes(spec, given, sizes, global_batch)
     changes = with_host(spec, given, host)

@@ -95,7 +95,7 @@ WRONG_TYPES = {"MP123", "MP124", "MP125", "MP126", "MP127", "MP128", "MP130", "M
 
 
 def refusals(override: str) -> list[Diagnostic]:
-    """What an override does wrong."""
+    """The findings of an override; empty if it is accepted."""
     try:
         load_spec_text(SAMPLE, "sample.yaml", [override])
     except MegaplanError as error:
