@@ -78,7 +78,7 @@ def certificate_line(certificate: CertificateRecord, mode: str) -> str:
     bound, gap = (amount(number, certificate.unit, named=False) for number in (certificate.lower_bound, certificate.gap))
     quality = ", optimal" if certificate.optimal else ""
     share = f" ({100 * certificate.gap / max(certificate.lower_bound, 1):.1f}%)" if certificate.gap else ""
-    what = "step" if certificate.measures == "step" else f"largest {certificate.measures}"
+    what = "microbatches of a step" if certificate.measures == "step" else f"largest {certificate.measures}"
     return f"{mode} split{quality} for {certificate.objective}: {what} {value}, lower bound {bound}, gap {gap}{share}"
 
 
