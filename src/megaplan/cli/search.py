@@ -114,8 +114,7 @@ def search(
 
     results = [one(size) for size in sizes]
     _clear_progress()
-    notes = notes or results[0].job.read_diagnostics
-    _write(sizes, results, folder, notes, as_json=as_json)
+    _write(sizes, results, folder, notes := notes or results[0].job.read_diagnostics, as_json=as_json)
     output.report(notes)
     if any(found.stopped == "interrupt" for found in results):
         return INTERRUPTED

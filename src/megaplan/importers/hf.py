@@ -136,7 +136,7 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
 def _family(model_type: str) -> str:
     """The model type whose import reads a text model: its own, the one that it is renamed from, or the text model of its outer name."""
     known = {*ARCHITECTURES, *REFUSED, *RENAMED}
-    names = (model_type, *(f"{model_type}{end}" for end in ("_text", "_vl_text")))
+    names = (model_type, f"{model_type}_text")
     found = next((name for name in names if name in known), model_type)
     return RENAMED.get(found, found)
 

@@ -170,5 +170,5 @@ REFUSED: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 """Model types whose blocks have no letter: the field that says so, and the tensors that are missing."""
 
-RENAMED = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
+RENAMED = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "minimax_m3": "minimax_m3_vl_text"}
 """Model types that are the class of another one under a new name: fields, blocks and names of tensors are the same."""
