@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from megaplan.partition.values import asked_objective
 from megaplan.plan.canonical import Json, normalise, normalise_object
-from megaplan.spec.fields import legal_keys
+from megaplan.spec.fields import element_of, keys_of
 from megaplan.spec.models import Spec
 
 
@@ -19,22 +19,20 @@ def inputs_record(spec: Spec) -> dict[str, Json]:
 
 def spec_values(inputs: dict[str, Any]) -> dict[str, Any]:
     """The inverse: decimal text as floats where the spec has floats. Other text stays, so that the spec's own check refuses it."""
-    values = _revived(inputs, (), inputs)
+    values = _revived(inputs, Spec)
     assert isinstance(values, dict)
     return values
 
 
-def _revived(value: Any, path: tuple[str, ...], inputs: dict[str, Any]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    legal = legal_keys(path, inputs)
-    revived = {}
-    for key, item in value.items():
-        if isinstance(item, str | list) and _admits_float(legal.get(key)):
-            revived[key] = _number(item) if isinstance(item, str) else [_number(each) if isinstance(each, str) else each for each in item]
-        else:
-            revived[key] = _revived(item, (*path, key), inputs)
-    return revived
+def _revived(value: Any, annotation: Any) -> Any:
+    """A value of a type with its floats."""
+    if isinstance(value, dict):
+        legal = keys_of(annotation, value)
+        return {key: _revived(item, legal.get(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        element = element_of(annotation)
+        return [_number(each) if isinstance(each, str) and _admits_float(annotation) else _revived(each, element) for each in value]
+    return _number(value) if isinstance(value, str) and _admits_float(annotation) else value
 
 
 def _admits_float(annotation: Any) -> bool:

@@ -22,12 +22,12 @@ def legal_keys(path: KeyPath, document: Any) -> dict[str, Any]:
         path: Steps from the top of a spec.
         document: The spec's plain values; a section of several kinds is narrowed by its `kind`.
     """
-    keys, value = _keys_of(Spec, document), document
+    keys, value = keys_of(Spec, document), document
     for step in path:
         if not isinstance(step, str) or step not in keys:
             return {}
         value = value.get(step) if isinstance(value, Mapping) else None
-        keys = _keys_of(keys[step], value)
+        keys = keys_of(keys[step], value)
     return keys
 
 
@@ -35,12 +35,12 @@ def legal_keys(path: KeyPath, document: Any) -> dict[str, Any]:
 def all_keys() -> tuple[KeyPath, ...]:
     """Every key of every section, kinds merged."""
     found: list[KeyPath] = []
-    pending: list[tuple[KeyPath, dict[str, Any]]] = [((), _keys_of(Spec, None))]
+    pending: list[tuple[KeyPath, dict[str, Any]]] = [((), keys_of(Spec, None))]
     while pending:
         path, keys = pending.pop()
         for name, annotation in keys.items():
             found.append((*path, name))
-            pending.append(((*path, name), _keys_of(annotation, None)))
+            pending.append(((*path, name), keys_of(annotation, None)))
     return tuple(found)
 
 
@@ -50,7 +50,8 @@ def kinds_of(path: KeyPath) -> tuple[str, ...]:
     return tuple(str(word) for word in _literals(kind)) if kind is not None else ()
 
 
-def _keys_of(annotation: Any, value: Any) -> dict[str, Any]:
+def keys_of(annotation: Any, value: Any) -> dict[str, Any]:
+    """The keys of a type's sections, with their types; those of the kind that a value states, if there are several kinds."""
     keys: dict[str, Any] = {}
     for option in _options(annotation):
         if isinstance(option, type) and issubclass(option, BaseModel):
@@ -81,6 +82,11 @@ def accepts(path: KeyPath, value: Any, document: Any) -> bool:
 def _annotated(field: FieldInfo) -> Any:
     """The type of a field, bounds and converters included."""
     return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
+def element_of(annotation: Any) -> Any:
+    """The type of the elements of a sequence's type; None for no sequence."""
+    return next((get_args(option)[0] for option in _options(annotation) if get_origin(option) in (tuple, list)), None)
 
 
 def _options(annotation: Any) -> Iterator[Any]:

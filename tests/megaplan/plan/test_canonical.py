@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import megaplan
 from megaplan.plan.canonical import compact, digest, dumps, normalise
+from megaplan.plan.inputs import inputs_record, spec_values
+from megaplan.spec.models import Spec
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30)
@@ -73,3 +76,17 @@ def test_a_stage_is_one_line_and_a_rank_has_a_line_for_each_column():
 def test_the_digested_form_is_the_one_of_rfc_8785():
     assert compact({"b": [1, "é", None], "a": {"z": True}}) == '{"a":{"z":true},"b":[1,"é",null]}'
     assert digest({}) == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "device.reached={bf16: 0.7}",
+        "pools=[{count: 1, device: {name: h100-sxm, reached: {bf16: 0.7}, efficiency_percent: {A: 50}, step_factor: 1.1}}]",
+        "model.moe.routing_skew={first: [1.75], rest: 1.5}",
+        "model.moe.routing_skew=[1.75, 1.25]",
+    ],
+)
+def test_floats_in_every_place_of_a_spec_come_back(change: str) -> None:
+    spec = megaplan.load("plans/tiny-hybrid-pp2.yaml", change).spec
+    assert Spec.model_validate(spec_values(json.loads(json.dumps(inputs_record(spec))))) == spec
