@@ -39,7 +39,7 @@ from megaplan.cost.beside import (
 )
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
-from megaplan.cost.transfers import gather_ns
+from megaplan.cost.transfers import gather_ns, sum_ns
 from megaplan.inventory.adapters import packable, packed_tensor
 from megaplan.inventory.tensors import Group, Inventory, Owner
 from megaplan.spec.models import Spec
@@ -90,7 +90,8 @@ class LocalElements(NamedTuple):
         expert_matrices: Elements of expert banks that Muon updates.
         tensors: Parameters.
         trained_tensors: Tensors with gradients.
-        groups: Blocks whose parameters are gathered together.
+        groups: Blocks whose dense parameters are gathered together.
+        banks: Blocks with expert banks, which are gathered by themselves.
         matrices: Matrices that Muon updates, tensor by tensor.
         packed: Elements of packed weights (`lora.base`), and their bytes.
     """
@@ -104,6 +105,7 @@ class LocalElements(NamedTuple):
     tensors: int
     trained_tensors: int
     groups: int
+    banks: int
     matrices: tuple[Matrices, ...]
     packed: tuple[int, int] = (0, 0)
 
@@ -115,10 +117,11 @@ class LocalElements(NamedTuple):
 
 def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Packing | None = None) -> LocalElements:
     """The elements of the whole model on one tensor and expert rank."""
-    tensors = trained_tensors = packed = stored = 0
+    tensors = trained_tensors = packed = stored = banks = 0
     matrices = Counter[tuple[int, int, int, bool]]()
     elements, trained, muon = [0, 0], [0, 0], [0, 0]
     for block, count in inventory.makes:
+        banks += count * any(tensor.owner is Owner.EXPERT_PARALLEL for tensor in block.tensors)
         for tensor in block.tensors:
             whole, in_bank = prod(tensor.shape), tensor.owner is Owner.EXPERT_PARALLEL
             if in_bank:
@@ -143,7 +146,7 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
     groups = layers + sum(name.startswith("mtp.") for name, _ in inventory.outside) + 1
     made = tuple(Matrices(number, *key) for key, number in matrices.items())
     (dense, experts), (own, banked), (whole, stacked) = elements, trained, muon
-    return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, made, (packed, stored))
+    return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, (packed, stored))
 
 
 def newton_schulz_flops(rows: int, columns: int, num_steps: int) -> int:
@@ -205,21 +208,22 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
     sent, summed = precision.params.bytes, precision.reduce.bytes
     dense = local.dense_bytes(sent, pp)
     own, banked = trained // dense_degree, trained_experts // bank_degree
+    groups, stacks = max(1, local.groups // pp), -(-local.banks // pp)
     if spec.sharding.copies:
-        replicas = 2 * gather_ns(rates, spec, Ranks(mesh.data_ranks, dense_stride), own * summed)
-        replicas += 2 * gather_ns(rates, spec, Ranks(mesh.efsdp * mesh.dp_replicate, bank_stride), banked * summed)
+        replicas = sum_ns(rates, spec, Ranks(mesh.data_ranks, dense_stride), own * summed, groups)
+        replicas += sum_ns(rates, spec, Ranks(mesh.efsdp * mesh.dp_replicate, bank_stride), banked * summed, stacks)
     else:
-        replicas = 2 * gather_ns(rates, spec, Ranks(mesh.dp_replicate, mesh.dp_shard * dense_stride), (own + banked) * summed)
+        replicas = sum_ns(rates, spec, Ranks(mesh.dp_replicate, mesh.dp_shard * dense_stride), (own + banked) * summed, groups)
     exchange = 0
     if spec.optimizer.uses_muon:
         pairs = zip((shards, banks), exchanged_elements(spec, held_of(spec, local)), strict=True)
         exchange = 2 * sum([gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in pairs])
     return DataSends(
-        gather=gather_ns(rates, spec, shards, dense) + gather_ns(rates, spec, banks, experts * sent),
-        again=gather_ns(rates, spec, keepers, dense) + gather_ns(rates, spec, bank_keepers, experts * sent),
-        shards=gather_ns(rates, spec, shards, trained * summed) + gather_ns(rates, spec, banks, trained_experts * summed),
+        gather=gather_ns(rates, spec, shards, dense, groups) + gather_ns(rates, spec, banks, experts * sent, stacks),
+        again=gather_ns(rates, spec, keepers, dense, groups) + gather_ns(rates, spec, bank_keepers, experts * sent, stacks),
+        shards=gather_ns(rates, spec, shards, trained * summed, groups) + gather_ns(rates, spec, banks, trained_experts * summed, stacks),
         replicas=replicas,
-        context=2 * gather_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed),
+        context=sum_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed, groups),
         matrices=exchange,
     )
 

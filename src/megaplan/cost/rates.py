@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isqrt
+from typing import NamedTuple
 
 from megakernels.facts import MEMORY, PRODUCT, KindWork, Pass
 from megakernels.ops.fp8_linear.facts import ROUND, SCALED_PRODUCT, ScaledPass
@@ -22,6 +23,26 @@ LINEARS = frozenset({*FAMILIES, "head"})
 PARTS = 10_000
 
 
+class Protocol(NamedTuple):
+    """A protocol in which NCCL moves the bytes of a collective.
+
+    Attributes:
+        fabric_ns: Time of one step from a rank to the next in its node, in addition to the bytes.
+        network_ns: The same to another node.
+        percent: Percent of a link's rate that it reaches.
+    """
+
+    fabric_ns: int
+    network_ns: int
+    percent: int
+
+
+RINGS = (Protocol(1_900, 4_000, 92), Protocol(3_400, 9_600, 100))
+"""LL128 and Simple around a ring. Source: `hwLat` and `ncclTopoTuneModel` of NVIDIA/nccl@01afd20a, src/graph/tuning.cc."""
+TREE = Protocol(1_200, 8_500, 82)
+"""LL128 in a tree; 0.9 · 0.915 of the rate. Source: as `RINGS`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Reached rates of one device.
@@ -35,6 +56,7 @@ class Rates:
         reached: Share of the peak that products of linears reach by dtype, in ten-thousandths, where the spec gives it and not `percent`.
         own: Percentages without those that the spec gives.
         measured: Shares of the counted floors that kinds of kernels reach, if steps were profiled and kernels run; else None.
+        rings: Protocols of collectives over several nodes; none if bytes alone count.
     """
 
     device: Device
@@ -45,6 +67,7 @@ class Rates:
     reached: Mapping[str, int] = field(default_factory=dict)
     own: Mapping[str, int] = field(default_factory=dict)
     measured: Measured | None = None
+    rings: tuple[Protocol, ...] = RINGS
 
     def kind_ns(self, kind: str, num_bytes: int, flops: int, part: str, dtype: DType) -> int:
         """Time of one kind of kernels beside their launches: the counted floor over the measured share, or the modelled rates.

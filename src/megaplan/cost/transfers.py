@@ -11,8 +11,9 @@ Counted, each wholly exposed, since megarun overlaps none of them with the layer
 Not counted: what happens once a step or beside the layers (gathering parameters and reducing gradients of FSDP2, the optimizer).
 
 Collectives over n ranks whose gathered payload is S bytes: latency + (n − 1) / n · S / bandwidth. In a node that is the fabric's; across
-nodes the slower of the fabric and the adapters of the group's ranks in one node together, an upper bound of what is reached. An exchange
-of rows cannot share adapters: each rank sends through its own.
+nodes the slower of the fabric and the adapters of the group's ranks in one node together, an upper bound of what is reached, and each
+step of the ring from rank to rank takes a time of its own, which grows with n. Sums over several nodes also run in a tree, whose steps
+grow with the logarithm of the nodes. An exchange of rows cannot share adapters: each rank sends through its own.
 
 Source: arXiv:2205.05198, section 4.2.2 (tensor groups); NCCL's tuning model (latency and bandwidth terms).
 """
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from megaplan.blocks.work import Workload
-from megaplan.cost.rates import Rates
+from megaplan.cost.rates import TREE, Rates
 from megaplan.cost.towers import TowerWorks
 from megaplan.families.family import Exchanges
 from megaplan.families.registry import FAMILIES
@@ -77,16 +78,46 @@ class RankGroup:
         """Smallest number of its ranks that share a node."""
         return min(self.size, max(1, fabric_size(spec.device) // self.stride)) if self.crosses(spec) else self.size
 
+    def nodes(self, spec: Spec) -> int:
+        """Number of nodes that it lies in."""
+        return -(-self.size // self.per_node(spec))
 
-def gather_ns(rates: Rates, spec: Spec, group: RankGroup, payload_bytes: int) -> int:
-    """All-gather or reduce-scatter of a payload that is whole on every rank after or before it."""
+
+def gather_ns(rates: Rates, spec: Spec, group: RankGroup, payload_bytes: int, count: int = 1) -> int:
+    """All-gathers or reduce-scatters of payloads that are whole on every rank after or before them.
+
+    Args:
+        rates: Rates of the device.
+        spec: The spec.
+        group: Ranks of each.
+        payload_bytes: Bytes of all of them.
+        count: Number of collectives.
+    """
     if group.size == 1:
         return 0
+    slowest, nodes = _moved_ns(rates, spec, group, payload_bytes), group.nodes(spec)
+    if nodes == 1 or not rates.rings:
+        return rates.latency_ns + slowest
+    fabric, network = count * (group.size - nodes), count * (nodes - 1)
+    around = [fabric * ring.fabric_ns + network * ring.network_ns + slowest * 100 // ring.percent for ring in rates.rings]
+    return rates.latency_ns + min(around)
+
+
+def sum_ns(rates: Rates, spec: Spec, group: RankGroup, payload_bytes: int, count: int = 1) -> int:
+    """All-reduces: around a ring or, if that is faster over several nodes, in a tree; arguments as for `gather_ns`."""
+    around, nodes = 2 * gather_ns(rates, spec, group, payload_bytes, count), group.nodes(spec)
+    if nodes == 1 or not rates.rings:
+        return around
+    depth = (nodes - 1).bit_length()
+    steps = 2 * count * ((group.per_node(spec) - 1) * TREE.fabric_ns + depth * TREE.network_ns)
+    return min(around, 2 * rates.latency_ns + steps + 2 * _moved_ns(rates, spec, group, payload_bytes) * 100 // TREE.percent)
+
+
+def _moved_ns(rates: Rates, spec: Spec, group: RankGroup, payload_bytes: int) -> int:
+    """Time of the bytes of a gather on the slowest link."""
     moved = payload_bytes * (group.size - 1) // group.size
     slowest = rates.node_ns(moved)
-    if group.crosses(spec):
-        slowest = max(slowest, rates.network_ns(moved, group.per_node(spec)))
-    return rates.latency_ns + slowest
+    return max(slowest, rates.network_ns(moved, group.per_node(spec))) if group.crosses(spec) else slowest
 
 
 def exchange_ns(rates: Rates, spec: Spec, group: RankGroup, sent_bytes: int) -> int:

@@ -86,7 +86,7 @@ class _Counted(Rates):
 
 
 def _counted(spec: Spec, link: str) -> Rates:
-    return _Counted(device_of(spec.device), {}, 0, 0, 0, link=link)
+    return _Counted(device_of(spec.device), {}, 0, 0, 0, rings=(), link=link)
 
 
 def _row(spec: Spec, axis: str, what: str, group: RankGroup, rank_bytes: int, *, leaves: bool | None = None) -> AxisTraffic:

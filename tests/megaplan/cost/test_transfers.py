@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+import megaplan
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import rates_of
-from megaplan.cost.transfers import RankGroup, Transfers, boundary_ns, exchange_ns, gather_ns, layer_transfers
+from megaplan.cost.transfers import RankGroup, Transfers, boundary_ns, exchange_ns, gather_ns, layer_transfers, sum_ns
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 
@@ -24,6 +26,7 @@ MLA = {
 }
 ITEM = 2  # bf16
 TOKENS = 2 * 4096
+MIB = 2**20
 
 
 def of_layer(spec: Spec) -> Transfers:
@@ -148,3 +151,42 @@ def test_gathered_tokens_go_to_all_ranks_of_the_groups(make_spec, ep, etp):
     rates, own = rates_of(spec), TOKENS * 4096 * ITEM
     once = gather_ns(rates, spec, RankGroup(ep, etp), ep * own) + gather_ns(rates, spec, RankGroup(etp, 1), ep * etp * own)
     assert of_layer(spec) == Transfers(2 * once, 2 * once)
+
+
+def sent_over_nodes(make_spec, ranks: int, **device: object) -> tuple[Spec, RankGroup]:
+    return make_spec("AD", mesh={"dp_shard": ranks}, device={"name": "h100-sxm", "per_node": 8, **device}), RankGroup(ranks, 1)
+
+
+def test_rings_of_one_node_take_latency_and_bytes_alone(make_spec):
+    spec, group = sent_over_nodes(make_spec, 8)
+    rates = rates_of(spec)
+    assert gather_ns(rates, spec, group, 8 * MIB, 5) == rates.latency_ns + rates.node_ns(7 * MIB)
+    assert sum_ns(rates, spec, group, 8 * MIB, 5) == 2 * gather_ns(rates, spec, group, 8 * MIB, 5)
+
+
+@pytest.mark.parametrize("ranks", [16, 64, 1024])
+def test_every_step_of_a_ring_over_nodes_takes_time(make_spec, ranks):
+    spec, group = sent_over_nodes(make_spec, ranks)
+    rates, nodes = rates_of(spec), ranks // 8
+    small, large = (gather_ns(rates, spec, group, size, 3) - rates.latency_ns for size in (ranks, ranks * 10**12))
+    assert small == pytest.approx(3 * ((ranks - nodes) * 1900 + (nodes - 1) * 4000), abs=5)  # LL128
+    bytes_alone = gather_ns(replace(rates, rings=()), spec, group, ranks * 10**12) - rates.latency_ns
+    assert large == bytes_alone + 3 * ((ranks - nodes) * 3400 + (nodes - 1) * 9600)  # Simple, at the whole rate
+
+
+def test_sums_of_many_nodes_run_in_a_tree(make_spec):
+    spec = make_spec("AD", mesh={"dp_shard": 8, "dp_replicate": 64}, device={"name": "h100-sxm", "per_node": 8})
+    rates, group = rates_of(spec), RankGroup(64, 8)
+    assert sum_ns(rates, spec, group, 64) == pytest.approx(2 * rates.latency_ns + 2 * 6 * 8500, abs=5)
+    assert 2 * gather_ns(rates, spec, group, 64) == pytest.approx(2 * (rates.latency_ns + 63 * 4000), abs=5)
+    assert sum_ns(rates, spec, group, 64 * 10**12) == 2 * gather_ns(rates, spec, group, 64 * 10**12)  # a ring reaches more of the rate
+
+
+def test_throughput_of_sharded_models_falls_with_the_ranks_and_less_with_copies(make_spec):
+    def rate(**mesh: int) -> float:
+        spec = megaplan.load("plans/llama-3.1-8b.yaml", *(f"mesh.{key}={value}" for key, value in mesh.items()))
+        return megaplan.estimate(spec, "batch.seq_length=4096", "schedule.num_microbatches=1").step_time.tokens_per_second_per_device
+
+    found = [rate(pp=1, dp_shard=ranks, tp=1) for ranks in (8, 128, 512, 2048)]
+    assert found[-1] < 0.8 * found[1]
+    assert rate(pp=1, dp_shard=8, dp_replicate=256, tp=1) > 1.3 * found[-1]
