@@ -105,4 +105,4 @@ def test_nothing_changes_where_the_dtypes_agree(one_process: Any, worker: Any, s
     assert keep_gradient_dtype(trainer.stages[0], job.spec) is None
     optimizers = Optimizers(trainer.stages, job.inventory, job.spec)
     assert len(optimizers._all) == 2
-    assert optimizers._narrow == []
+    assert optimizers._single == []

@@ -233,17 +233,18 @@ def random_job(seed: int) -> Job:
 
 @pytest.mark.parametrize("seed", [4, 6, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 2, 3, 5, 7, 8, 9))])
 def test_random_plans_are_bitwise_eager(seed: int, one_process: Any, worker: Any) -> None:
-    """Losses, gradient norms, routing statistics and parameters of four steps, two of them replayed."""
+    """Losses, gradient norms, routing statistics and parameters of four steps, two of them replayed, with the update unless MP906."""
     job = random_job(seed)
+    whole = job.spec.host.optimizer_offload is None
     mesh = build_mesh(job.spec.mesh, CPU)
     eager, graphed = Trainer(job, mesh), Trainer(job, mesh)
     batches = Batches(worker.CountingRows(job.spec.model.vocab_size), job.spec, mesh)
-    runner, recorder = graphs_of(graphed, whole_step=True)
+    runner, recorder = graphs_of(graphed, whole_step=whole)
     for step in range(4):
         expected, found = eager.step(step, batches.at(step)), graphed.step(step, batches.at(step))
         assert expected == found, step
         same(eager, graphed)
-    assert recorder.num_replays == 2 * (job.spec.schedule.microbatches_per_update + 1), runner.note
+    assert recorder.num_replays == 2 * (job.spec.schedule.microbatches_per_update + whole), runner.note
 
 
 def test_a_capture_that_fails_at_its_end_leaves_no_stream_and_no_pool(monkeypatch: Any) -> None:
