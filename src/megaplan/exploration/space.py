@@ -34,6 +34,8 @@ FIXABLE = {
 """Keys that `--fix` takes, and their names here."""
 HOST_KEYS = ("kernels", "distributed_optimizer", "recompute_num_layers", "recompute_modules")
 """Keys of `host` that a search decides, if the host reads them."""
+FEW_SHARDS = 256
+"""Data ranks up to which copies of shards are not usual."""
 PLAIN = "1f1b"
 """The schedule of a first answer."""
 UNSCHEDULED = ("zbv", 2)
@@ -91,7 +93,8 @@ class Space:
     def usual_meshes(self) -> list[LayoutChoice]:
         """Meshes that most runs have, from which a first answer is taken.
 
-        Tensor ranks are within a node, state has no copies, and neither sequences nor single experts are cut. A fixed value is kept.
+        Tensor ranks are within a node, neither sequences nor single experts are cut, and only more data ranks than `FEW_SHARDS` have
+        copies of state, in shards of some nodes. A fixed value is kept.
         """
         before = dict(self.illegal)  # counts are those of all meshes
         found = sorted(self._meshes(usual=True))
@@ -141,9 +144,7 @@ class Space:
         kernels = [name == "triton" for name in self._kernels()] if "kernels" in host.keys else [False]
         may_copy = "distributed_optimizer" in host.keys and "distributed" in self.fixed
         sharded = self._choice("distributed", (False, True)) if may_copy else [True]
-        grads = [str(self.base.precision.grads)]
-        if "precision" in self.varied:
-            grads = self._choice("grads", ("fp32", "bf16"))
+        grads = self._choice("grads", ("fp32", "bf16")) if "precision" in self.varied else [str(self.base.precision.grads)]
         return [
             MemoryPolicy(recompute, reshard, vocab, triton, distributed, layers, modules, grad)
             for (recompute, layers, modules), reshard, vocab, triton, distributed, grad in product(
@@ -199,7 +200,7 @@ class Space:
 
     def _meshes(self, *, usual: bool = False) -> Iterator[LayoutChoice]:
         devices = self.devices
-        most = {"tp": self.base.device.per_node, "cp": 1, "etp": 1, "dp_replicate": 1} if usual else {}
+        most = {"tp": self.base.device.per_node, "cp": 1, "etp": 1} if usual else {}
         most = {name: value for name, value in most.items() if name not in self.fixed}
         for tp, cp in product(divisors(devices), divisors(devices)):
             if tp > most.get("tp", tp) or cp > most.get("cp", cp):
@@ -210,8 +211,8 @@ class Space:
                 if not self._takes(pp):
                     continue
                 data = devices // (tp * cp * pp)
-                for dp_shard, (ep, etp) in product(self._shards(data, cp), self._expert_degrees()):
-                    if data // dp_shard > most.get("dp_replicate", data) or etp > most.get("etp", etp):
+                for dp_shard, (ep, etp) in product(self._shards(data, cp, usual=usual), self._expert_degrees()):
+                    if etp > most.get("etp", etp):
                         continue
                     if not self._allows(dp_shard=dp_shard, dp_replicate=data // dp_shard, ep=ep, etp=etp):
                         continue
@@ -231,15 +232,15 @@ class Space:
             self._count(uneven[0], "MP509", uneven[1])
         return uneven is None
 
-    def _shards(self, data: int, cp: int) -> list[int]:
-        """Data ranks over which state is sharded.
+    def _shards(self, data: int, cp: int, *, usual: bool = False) -> list[int]:
+        """Data ranks over which state is sharded: for hosts with a distributed optimizer all of them, unless one is given.
 
-        For a distributed optimizer these are all of them, unless one is given: copies of its shards need more memory, and no term of the
-        step's time is shorter with them. The same holds for an optimizer that is not distributed.
+        Copies of its shards need more memory, and no term of the step's time is shorter with them.
         """
-        asked = "dp_shard" in self.fixed or "dp_replicate" in self.fixed
-        every = sorted({part for each in divisors(data) for part in (each, data // each)})  # `divisors` ends at 1,024
-        found = every if asked or "distributed_optimizer" not in self._host.keys else [data]
+        found = sorted({part for each in divisors(data) for part in (each, data // each)})  # `divisors` ends at 1,024
+        if not self.fixed.keys() & {"dp_shard", "dp_replicate"} and (usual or "distributed_optimizer" in self._host.keys):
+            nodes = [self.base.device.per_node * number for number in (1, 2, 4, 8)] if usual and data > FEW_SHARDS else []
+            found = [shard for shard in found if shard == data or (shard in nodes and "distributed_optimizer" not in self._host.keys)]
         return [shard for shard in found if self._host_runs(shard * cp == 1 < data, ONE_RANK._replace(dp_replicate=2))]
 
     def _micro_batches(self, data: int) -> list[int]:

@@ -143,7 +143,7 @@ def test_hints_for_a_stated_size_work_when_pasted(words: str, folder: Path, caps
 def test_a_mesh_of_more_ranks_than_a_divisor_is_looked_for(folder: Path) -> None:
     for gpus in (1536, 4096, 12_288):
         spec = load_sized("model", ["device.name=gb200"], JobSize(gpus=gpus, global_batch=gpus)).spec
-        assert (spec.mesh.world_size, spec.mesh.dp_shard * spec.mesh.dp_replicate) == (gpus, gpus)
+        assert (spec.mesh.world_size, spec.mesh.data_ranks) == (gpus, gpus)
 
 
 def test_the_settings_of_a_project(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
