@@ -11,6 +11,7 @@ MOST_BYTES = 2**26
 _PARTS = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _ADDED = ("added_tokens.json", "tokenizer_config.json")
 WITH_END = re.compile(r"class _?NullTokenizer\b.*?def vocab_size\(self\):\s*(?:\"\"\".*?\"\"\"\s*)?return ([^\n]*)", re.DOTALL)
+"""The expression that a NullTokenizer returns as its vocabulary's size."""
 NULL_FILES = (
     *("megatron/core/tokenizers/text/libraries/null_tokenizer.py", "megatron/training/tokenizer/tokenizer.py"),
     *("megatron/tokenizer/tokenizer.py", "megatron/core/tokenizers/null_tokenizer.py"),
@@ -100,7 +101,7 @@ def ends_beyond(script: str) -> bool | None:
     path = Path(script)
     if not path.is_file():
         return None
-    folders = [path.resolve().parent, *list(path.resolve().parents)[1:MOST_FOLDERS], Path.cwd()]
+    folders = [*list(path.resolve().parents)[:MOST_FOLDERS], Path.cwd()]
     for file in (folder / name for folder in folders for name in NULL_FILES):
         if file.is_file() and (found := WITH_END.search(file.read_text(encoding="utf-8", errors="replace"))):
             return "+ 1" in found[1]
