@@ -63,7 +63,7 @@ def trace_all(chosen: Iterable[Case], recorded: Recorded) -> list[Result]:
     with rank_processes(MAX_PROCESSES) as pool:
         waiting = []
         for case in chosen:
-            workspace = device_of(case.job.spec.device).gemm_workspace_bytes
+            workspace = device_of(case.job.spec.device).gemm_workspace.value
             for rank in choose_ranks(case.job, case.budget):
                 known = trace_of(rank, case.budget.of_rank(rank), recorded.get(case.name, {}).get(rank))
                 waiting.append((case, rank, known or pool.submit(_timed, case, rank, workspace)))

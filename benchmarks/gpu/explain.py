@@ -21,7 +21,7 @@ def explain(name: str) -> int:
     found = lines[0]
     phase = max(found["phases"], key=lambda phase: found["phases"][phase]["allocated"])
     job = find_case(name).job
-    rows = trace_alone(job, 0, device_of(job.spec.device).gemm_workspace_bytes).rows[Phase(phase)]
+    rows = trace_alone(job, 0, device_of(job.spec.device).gemm_workspace.value).rows[Phase(phase)]
     measured, estimate = found["phases"][phase]["allocated"], found["estimate"][phase]["allocated"]
     print(f"{name}: peak in {phase}, measured {measured:,} B, estimate {estimate:,} B")
     for row in compared_with_trace(found["blocks"], rows)[:SHOWN_SIZES]:

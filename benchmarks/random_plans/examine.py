@@ -130,7 +130,7 @@ def _trace(job: Job, budget: Budget, found: _Found, wanted: str | None) -> None:
     for rank in choose_ranks(job, budget):
         if wanted is not None and any(failure.key == wanted for failure in found.failures):
             return
-        workspace = device_of(spec_on(job.spec, rank // per_stage).device).gemm_workspace_bytes
+        workspace = device_of(spec_on(job.spec, rank // per_stage).device).gemm_workspace.value
         try:
             compared = RankComparison(budget.of_rank(rank), trace_rank(job, rank, workspace_bytes=workspace))
         except Exception as error:

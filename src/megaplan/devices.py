@@ -79,11 +79,6 @@ class Device(NamedTuple):
     recurrence_step: Figure
     power: Figure | None = None
 
-    @property
-    def gemm_workspace_bytes(self) -> int:
-        """Bytes of GEMM workspaces."""
-        return self.gemm_workspace.value
-
     def with_reserve(self, given: Mapping[str, Figure]) -> Device:
         """The device with other or additional items of its reserve."""
         return self._replace(reserve=tuple((dict(self.reserve) | dict(given)).items()))

@@ -18,9 +18,10 @@ from megaplan.blocks.storages import num_lanes
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import core_inside, indexed_inside
 from megaplan.families.attention.variants import PLAIN
-from megaplan.families.linear_attention.composition import delta_inside
-from megaplan.families.mamba.composition import scan_inside, selective_inside
-from megaplan.families.recurrent.composition import recurrence_inside
+from megaplan.families.linear_attention.program import delta_inside
+from megaplan.families.mamba.mamba1_program import selective_inside
+from megaplan.families.mamba.program import scan_inside
+from megaplan.families.recurrent.program import recurrence_inside
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory

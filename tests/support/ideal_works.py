@@ -10,8 +10,8 @@ from megakernels.ops.mamba3.facts import TrapezoidalScan
 from megakernels.ops.selective_scan.facts import SelectiveSizes
 from megakernels.ops.ssd.facts import Ssd
 from megaplan.blocks.work import Workload
-from megaplan.families.linear_attention.composition import delta_sizes
-from megaplan.families.recurrent.composition import recurrence_sizes
+from megaplan.families.linear_attention.program import delta_sizes
+from megaplan.families.recurrent.program import recurrence_sizes
 
 
 def attention_core(

@@ -165,7 +165,7 @@ class Evaluation:
         self.tower_rotary_bytes, self.tower_rotary_scratch_bytes = tower_rotary_bytes(spec)
         self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
         self.replays, self.replays_update, self.graph_bytes = replays_graphs(spec), replays_update(spec), graph_bytes(spec)
-        self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace_bytes, spec.optimizer.uses_muon
+        self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace.value, spec.optimizer.uses_muon
         sizes = storage_sizes(spec, padded=padded)
         if shards is ShardsPool.REDUCE_SCATTER:  # of a version in which FSDP2 wrapped stages of one data rank, too
             sizes = sizes._replace(whole_state=False)

@@ -77,7 +77,7 @@ class TitanEvaluation(Evaluation):
         self.boundary_bytes = boundary_bytes(self.dims)
         self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.step_sum_bytes: dict[str, int] = {}
-        self.workspace_bytes = device_of(spec.device).gemm_workspace_bytes
+        self.workspace_bytes = device_of(spec.device).gemm_workspace.value
         sizes, pipelined = titan_sizes(spec), spec.mesh.is_pipelined
         whole = StoredState(sizes, blocks)
         self._groups = {name: whole.block(name).both for name, _ in blocks.blocks()}

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from megaplan.budget.values import Budget, RankBudget, ServingBudget
 from megaplan.cli.header import header_lines
-from megaplan.cli.parts_text import traffic_lines
 from megaplan.cli.ranks_text import rank_table, view_of
-from megaplan.cli.time_text import cost_line, time_lines
+from megaplan.cli.time_text import cost_line, time_lines, traffic_lines
 from megaplan.layout.ranks import runs_label, runs_of
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap

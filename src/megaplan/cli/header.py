@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from megaplan.cli.stages_text import family_counts
 from megaplan.inventory.towers import tower_parameters
 from megaplan.spec.models import Spec, Towers
+from megaplan.spec.pattern import LETTERS
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import wrap
 
@@ -58,3 +59,10 @@ def counted(number: int, noun: str) -> str:
     """`1 rank`, `8 ranks`, `16 microbatches`."""
     ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
     return f"{number:,} {noun}{ending}"
+
+
+def family_counts(letters: Sequence[str]) -> str:
+    """`52 layers = 13 A + 13 M + 22 E + 4 R`."""
+    counts = Counter(letters)
+    parts = [f"{counts[letter]} {letter}" for letter in LETTERS if counts[letter]]
+    return f"{len(letters)} layers = {' + '.join(parts)}"

@@ -1,4 +1,4 @@
-"""Traffic between ranks for a terminal, and the changes of traffic, run and post-training plan from one plan to another."""
+"""Changes of traffic, run and post-training plan from one plan to another."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from megaplan.cli.run_text import format_seconds, percent
+from megaplan.cli.time_text import gigabytes
 from megaplan.layout.traffic import AxisTraffic
-from megaplan.terminal.table import table
 from megaplan.units import format_gib, short_count
 
 if TYPE_CHECKING:
@@ -17,17 +17,6 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, ...]]
 HEADS = ("before", "after", "change")
-
-
-def traffic_lines(rows: Sequence[AxisTraffic]) -> list[str]:
-    """A table of the bytes that a rank sends in a step."""
-    cells = [(f"{row.axis} {row.what}", str(row.ranks), row.link, gigabytes(row.rank_bytes)) for row in rows]
-    return table([("sent by a rank in a step", "ranks", "link", "GB"), *cells], left=(0, 2), indent="  ")
-
-
-def gigabytes(num_bytes: int) -> str:
-    """`7.09`, `0.0123`: three digits at least."""
-    return f"{num_bytes / 1e9:,.2f}" if num_bytes >= 1e9 else f"{num_bytes / 1e9:.3g}"
 
 
 def part_tables(before: JobParts, after: JobParts) -> Iterator[tuple[str, Rows]]:

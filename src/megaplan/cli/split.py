@@ -85,7 +85,8 @@ def _value(choice: StrEnum | None) -> Any:
 
 
 def _lines(found: Split, target: str | None) -> Iterator[StyledLine]:
-    from megaplan.cli.stages_text import certificate_line, family_counts, stage_lines  # noqa: PLC0415
+    from megaplan.cli.header import family_counts  # noqa: PLC0415
+    from megaplan.cli.stages_text import certificate_line, stage_lines  # noqa: PLC0415
     from megaplan.cli.time_text import time_lines  # noqa: PLC0415
     from megaplan.terminal.table import wrap  # noqa: PLC0415
 

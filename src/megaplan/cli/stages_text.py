@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from megaplan.inventory.towers import by_part
 from megaplan.partition.values import amount
-from megaplan.spec.pattern import LETTERS
 from megaplan.terminal.table import line_width, table, wrap
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.partition.gain import Gain
     from megaplan.plan.document import CertificateRecord, PlanDocument
-
-
-def family_counts(letters: Sequence[str]) -> str:
-    """`52 layers = 13 A + 13 M + 22 E + 4 R`."""
-    counts = Counter(letters)
-    parts = [f"{counts[letter]} {letter}" for letter in LETTERS if counts[letter]]
-    return f"{len(letters)} layers = {' + '.join(parts)}"
 
 
 def short_letters(letters: str) -> str:

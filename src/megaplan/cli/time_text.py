@@ -1,12 +1,13 @@
-"""The time of a step for a terminal, and its change from one plan to another."""
+"""Time and traffic of a step for a terminal, and the change of the time from one plan to another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from megaplan.columns import Basis
 from megaplan.layout.step_time import NS, PlannedTime
-from megaplan.terminal.table import wrap
+from megaplan.layout.traffic import AxisTraffic
+from megaplan.terminal.table import table, wrap
 from megaplan.units import format_figure, format_ns
 
 NUM_TERMS = 6
@@ -27,6 +28,17 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
         yield from wrap(f"  data ranks reduce {reduced} of gradients and gather {gathered} of parameters per step", indent="  ")
     largest = sorted((term for term in time.terms.items() if term[1] > 0), key=lambda term: -term[1])[:NUM_TERMS]
     yield from wrap("  " + ", ".join(f"{name} {_text(seconds)}" for name, seconds in largest), indent="  ")
+
+
+def traffic_lines(rows: Sequence[AxisTraffic]) -> list[str]:
+    """A table of the bytes that a rank sends in a step."""
+    cells = [(f"{row.axis} {row.what}", str(row.ranks), row.link, gigabytes(row.rank_bytes)) for row in rows]
+    return table([("sent by a rank in a step", "ranks", "link", "GB"), *cells], left=(0, 2), indent="  ")
+
+
+def gigabytes(num_bytes: int) -> str:
+    """`7.09`, `0.0123`: three digits at least."""
+    return f"{num_bytes / 1e9:,.2f}" if num_bytes >= 1e9 else f"{num_bytes / 1e9:.3g}"
 
 
 def cost_line(time: PlannedTime | str, price: float, num_devices: int) -> str:

@@ -18,10 +18,9 @@ from megaplan.spec.host import device_of
 from megaplan.spec.lora import Lora
 from megaplan.spec.low_precision_rules import low_precision_rules
 from megaplan.spec.mesh_rules import mesh_rules
-from megaplan.spec.model_rules import model_rules
+from megaplan.spec.model_rules import model_rules, pattern_rules
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import Pattern, has_boundaries, parse_pattern
-from megaplan.spec.pattern_rules import pattern_rules
 from megaplan.spec.pools import parts_of, pool_rules
 from megaplan.spec.serving_rules import serving_rules
 from megaplan.spec.split_rules import split_rules

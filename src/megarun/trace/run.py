@@ -55,7 +55,7 @@ def trace_ranks(job: Job, budget: Budget, ranks: Sequence[int]) -> list[RankComp
         ranks: Global ranks, each traced in a new process, at most `MAX_PROCESSES` at a time.
     """
     per_stage = job.spec.mesh.world_size // job.spec.mesh.pp
-    workspace_bytes = {rank: device_of(spec_on(job.spec, rank // per_stage).device).gemm_workspace_bytes for rank in ranks}
+    workspace_bytes = {rank: device_of(spec_on(job.spec, rank // per_stage).device).gemm_workspace.value for rank in ranks}
     found: dict[int, RankTrace] = {}
     with rank_processes(len(ranks)) as pool:
         waiting = {pool.submit(trace_alone, job, rank, workspace_bytes[rank]) for rank in ranks}

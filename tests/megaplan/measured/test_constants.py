@@ -13,7 +13,7 @@ from megaplan.cli.main import run
 from megaplan.cost import kinds
 from megaplan.cost.replay import ReplayTimer
 from megaplan.errors import MegaplanError
-from megaplan.families.mamba import composition
+from megaplan.families.mamba import program
 from megaplan.layout import profile
 from megaplan.layout.changed import changes_of
 from megaplan.layout.profile import text_of
@@ -58,7 +58,7 @@ def test_an_operation_that_counts_something_else_is_modelled(counted_anew, monke
     assert (str(before.basis), before.calibration) == ("measured", "h200, bf16, megarun, CUDA graphs, one rank")
     assert time_of(spec=MAMBA).calibration == "h200, bf16, megarun, eager, one rank"
     backward = CONVOLUTION.backward
-    monkeypatch.setattr(composition, "CONVOLUTION", CONVOLUTION._replace(backward=backward._replace(percent=2 * backward.percent)))
+    monkeypatch.setattr(program, "CONVOLUTION", CONVOLUTION._replace(backward=backward._replace(percent=2 * backward.percent)))
     kinds.changed_kinds.cache_clear()
     assert kinds.changed_kinds("h200") == {"convolution.backward"} | SCANS
     after = time_of(REPLAYED, spec=MAMBA)

@@ -61,7 +61,7 @@ def compared(job_with: Any, section: str, cp: int, settings: dict[str, Any]) -> 
 def test_the_inside_of_attention(job_with: Any, section: str, cp: int, settings: dict[str, Any]) -> None:
     """Backward has one number per query and head in addition to its gradients, where the kernels accept the head widths."""
     found = compared(job_with, section, cp, settings)
-    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
+    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace.value
     assert inside == (0 if section == "too wide" else 4 * 2 * 16 * 128 // cp)
 
 
@@ -87,7 +87,7 @@ def test_the_inside_of_a_library(job_with: Any, section: dict[str, Any], cp: int
     batch = {"micro_batch_size": 2, "seq_length": 128}
     given = {"model": model, "precision": BF16, "batch": batch, "mesh": {"cp": cp}, **EAGER, **LIBRARY, **settings}
     found = compare_passes(job_with(given))
-    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
+    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace.value
     if cp > 1 or "data.packing" in settings:
         assert inside == 4 * 2 * 16 * 128 // cp
     else:
@@ -111,7 +111,7 @@ def test_the_inside_of_stored_scores(job_with: Any, full_layers: list[int], slot
     model = {"pattern": "A", "num_layers": 2, "hidden_size": 16, "vocab_size": 32, "attention": section}
     batch = {"micro_batch_size": 1, "seq_length": 512}
     found = compare_passes(job_with({"model": model, "precision": BF16, "batch": batch, **EAGER}))
-    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
+    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace.value
     assert inside == 4 * 2 * 512 + 2 * 2 * slots * 128**2 * 2
 
 
@@ -122,5 +122,5 @@ def test_the_inside_of_stored_scores(job_with: Any, full_layers: list[int], slot
 def test_the_inside_of_indexed_attention(job_with: Any, cp: int, settings: dict[str, Any]) -> None:
     """At the peak there is more than the bits of the chosen keys: the index scores of a rank's queries, once or twice."""
     found = compared(job_with, "indexed", cp, settings)
-    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace_bytes
+    inside = found.columns(Phase.FORWARD_BACKWARD)[Column.WORKSPACE].trace - load_device("h200").gemm_workspace.value
     assert inside > 4 * 2 * 128 // cp * 128 // 32

@@ -53,7 +53,7 @@ def test_graphs_hold_inputs_and_gradients(job_with: Any) -> None:
         mine, theirs = cells(replayed, phase), cells(eager, phase)
         differing = [column for column in Column if column is not Column.OVERHEAD and mine[column] != theirs[column]]
         more = {column: mine[column] - theirs[column] for column in differing}
-        held = {Column.ACTIVATIONS: tokens, Column.WORKSPACE: load_device("h200").gemm_workspace_bytes}
+        held = {Column.ACTIVATIONS: tokens, Column.WORKSPACE: load_device("h200").gemm_workspace.value}
         dropped = {Column.GRADIENTS: (2 * 64 * 32 + 3 * 32) * 4}
         wanted = {Phase.FORWARD_BACKWARD: held, Phase.OPTIMIZER: {**held, **dropped}}
         assert more == wanted.get(phase, {})
@@ -68,7 +68,7 @@ def test_a_recorded_update_takes_its_memory_from_the_pool(job_with: Any) -> None
         more = {column: mine[column] - theirs[column] for column in differing}
         assert more == ({Column.ACTIVATIONS: 3 * 8} if phase in (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER) else {})
     worst, before = (build_budget(job.spec, job.inventory, job.layout).worst for job in (whole, replayed))
-    workspaces = 2 * load_device("h200").gemm_workspace_bytes
+    workspaces = 2 * load_device("h200").gemm_workspace.value
     scratch = before.cells[Phase.OPTIMIZER][Column.WORKSPACE] - workspaces
     assert scratch > 0
     less = before.phases[Phase.FORWARD_BACKWARD] - worst.phases[Phase.FORWARD_BACKWARD]
@@ -78,7 +78,7 @@ def test_a_recorded_update_takes_its_memory_from_the_pool(job_with: Any) -> None
 def test_a_pool_of_its_own_is_reserved_in_addition_to_the_optimizers(job_with: Any) -> None:
     replayed, eager = job_with(D), job_with({**D, **EAGER})
     mine, theirs = (build_budget(job.spec, job.inventory, job.layout).worst for job in (replayed, eager))
-    scratch = theirs.cells[Phase.OPTIMIZER][Column.WORKSPACE] - load_device("h200").gemm_workspace_bytes
+    scratch = theirs.cells[Phase.OPTIMIZER][Column.WORKSPACE] - load_device("h200").gemm_workspace.value
     assert scratch > 0
     assert mine.phases[Phase.FIRST_OPTIMIZER] == theirs.phases[Phase.FIRST_OPTIMIZER]
     assert mine.phases[Phase.FORWARD_BACKWARD] - theirs.phases[Phase.FORWARD_BACKWARD] >= scratch

@@ -43,7 +43,7 @@ def test_ranks_hold_the_lanes_that_the_estimate_says(job_with: Any, name: str) -
     job = job_with({"model": model, "batch": batch, "schedule.num_microbatches": 2, **others})
     spec = job.spec
     budget = build_budget(spec, job.inventory, job.layout)
-    workspace_bytes = load_device(spec.device.name).gemm_workspace_bytes
+    workspace_bytes = load_device(spec.device.name).gemm_workspace.value
     last = spec.mesh.tp * (spec.mesh.cp - 1)
     assert budget.of_rank(0) != budget.of_rank(last)
     for rank in (0, spec.mesh.tp * (spec.mesh.cp - 2), last):

@@ -206,7 +206,7 @@ def test_every_column_of_every_phase_is_what_the_runtime_allocates(job_with: Any
     job = job_with(case)
     norms = 16 * sum(1 for _ in job.inventory.tensors())  # a norm in fp64, and its copy in the stack of all
     for budget in build_budget(job.spec, job.inventory, job.layout).ranks:
-        trace = trace_rank(job, budget.ranks[0], workspace_bytes=load_device("h200").gemm_workspace_bytes)
+        trace = trace_rank(job, budget.ranks[0], workspace_bytes=load_device("h200").gemm_workspace.value)
         assert trace.differences == ()
         found = RankComparison(budget, trace)
         for phase in Phase:

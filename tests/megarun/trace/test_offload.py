@@ -45,7 +45,7 @@ def test_traces_have_the_estimated_bytes(name: str, job_with: Callable[..., Any]
     job = job_with({**small, **changes, "host.optimizer_offload": fraction})
     compare_distinct_ranks(job)
     for group in build_budget(job.spec, job.inventory, job.layout).ranks:
-        workspace = load_device("h200").gemm_workspace_bytes
+        workspace = load_device("h200").gemm_workspace.value
         found = RankComparison(group, trace_rank(job, group.ranks[0], workspace_bytes=workspace))
         assert found.within
         assert found.host.estimate == found.host.trace > 0

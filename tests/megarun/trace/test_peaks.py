@@ -25,7 +25,7 @@ def num_tensors(job: Any) -> int:
 
 def compare(job: Any, rank: int) -> RankComparison:
     budget = build_budget(job.spec, job.inventory, job.layout).of_rank(rank)
-    found = RankComparison(budget, trace_rank(job, rank, workspace_bytes=load_device("h200").gemm_workspace_bytes))
+    found = RankComparison(budget, trace_rank(job, rank, workspace_bytes=load_device("h200").gemm_workspace.value))
     for phase in Phase:
         allowed = SCALARS_BYTES + 16 * num_tensors(job) * (phase is Phase.OPTIMIZER)
         assert all(abs(pair.difference) <= allowed for pair in found.columns(phase).values()), phase

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import CheckedSpec, rising
-from megaplan.families.dense.composition import dense_work
-from megaplan.families.dense.program import dense_program, dense_selective
+from megaplan.families.dense.program import dense_program, dense_selective, dense_work
 from megaplan.families.dense.section import Mlp
 from megaplan.families.dense.tensors import dense_tensors
 from megaplan.families.family import Family
@@ -16,10 +15,6 @@ from megaplan.families.family import Family
 def _sharded(mlp: Mlp, _hidden_size: int) -> dict[str, int]:
     own = {f"mlp.layer_widths[{place}].ffn_hidden_size": each.ffn_hidden_size for place, each in enumerate(mlp.layer_widths)}
     return {"mlp.ffn_hidden_size": mlp.ffn_hidden_size, **own}
-
-
-def _variant(mlp: Mlp, layer: int, _place: int) -> int | None:
-    return mlp.own_width(layer)
 
 
 def _rules(checked: CheckedSpec, mlp: Mlp) -> Iterator[Diagnostic]:
@@ -43,7 +38,7 @@ DENSE = Family(
     program=dense_program,
     work=dense_work,
     selective=dense_selective,
-    variant=_variant,
+    variant=Mlp.own_width,
     rules=_rules,
     sharded=_sharded,
     last_own="norm.weight",

@@ -1,16 +1,29 @@
-"""Saved tensors of D blocks, and of every gated or ungated MLP inside other blocks."""
+"""Operations of D blocks, what they keep, and their work; saved tensors of every gated or ungated MLP inside other blocks."""
 
 from __future__ import annotations
 
 from functools import cache
 
+from megaplan.blocks.costs import mlp, norm_work, residual_work
 from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, add, linear, norm, partial_gradient, project
 from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.blocks.work import Workload, Works
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.dense.section import INNER_NORM, Mlp
 from megaplan.families.family import Selective
 from megaplan.scalars import GATED
+
+PART = "D"
+
+
+def dense_work(load: Workload, section: Mlp, hidden_size: int, variant: int | None = None) -> Works:
+    """One D block, pre-norm and residual included; `tp` shards its width."""
+    width, kind, scales_gate = variant or section.ffn_hidden_size, section.activation, section.gate_multiplier != 1
+    inner = (norm_work(load, INNER_NORM, PART, width // load.tp),) if section.inner_norm else ()
+    *ops, down = mlp(load, PART, hidden_size, width, kind, scales_gate=scales_gate)
+    return (residual_work(load, PART, hidden_size), *ops, *inner, down)
+
 
 SELECTIVE = Selective("contract", frozenset({"scale gate", "activation", INNER_NORM}))
 

@@ -45,6 +45,6 @@ class Mlp(OptionsSection):
     gate_multiplier: PositiveFloat = 1.0
     output_multiplier: PositiveFloat = 1.0
 
-    def own_width(self, layer: int) -> int | None:
+    def own_width(self, layer: int, _place: int) -> int | None:
         """Inner width of a layer, by its global index, that is not the section's; None for that one."""
         return next((own.ffn_hidden_size for own in self.layer_widths if layer in own.layers), None)

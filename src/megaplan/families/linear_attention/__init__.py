@@ -14,12 +14,12 @@ from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import CheckedSpec
 from megaplan.families.family import Family, Selective, ServingState
-from megaplan.families.linear_attention.composition import linear_attention_work as delta_work
 from megaplan.families.linear_attention.formulas import FORMULAS
 from megaplan.families.linear_attention.lightning import LIGHTNING, lightning_program, lightning_tensors, lightning_work
 from megaplan.families.linear_attention.matrix_lstm import MLSTM, mlstm_program, mlstm_tensors, mlstm_work
 from megaplan.families.linear_attention.program import linear_attention_program as delta_program
 from megaplan.families.linear_attention.program import linear_attention_selective as delta_selective
+from megaplan.families.linear_attention.program import linear_attention_work as delta_work
 from megaplan.families.linear_attention.rules import linear_attention_rules as delta_rules
 from megaplan.families.linear_attention.section import (
     WITHOUT_DELTA_RULE,

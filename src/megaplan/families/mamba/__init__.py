@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, ServingState
-from megaplan.families.mamba.composition import mamba_work
 from megaplan.families.mamba.formulas import FORMULAS
-from megaplan.families.mamba.program import mamba_program, mamba_selective
+from megaplan.families.mamba.program import mamba_program, mamba_selective, mamba_work
 from megaplan.families.mamba.rules import mamba_rules, mamba_width
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3, num_mamba_heads
 from megaplan.families.mamba.tensors import mamba_tensors

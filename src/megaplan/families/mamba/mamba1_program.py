@@ -1,13 +1,20 @@
-"""Saved tensors of M blocks of Mamba-1.
+"""Operations of M blocks of Mamba-1, what they keep, and their work.
 
 The scan keeps its inputs and the fp32 state before every `save_every` positions. All channels share the step's latent, B and C, so under
 TP they are summed over the group, in forward and backward.
+
+Source: arXiv:2312.00752, section 3.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
+from megakernels.facts import KernelScratch
+from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
+from megakernels.ops.rms_norm.facts import norm as rms_norm_work
+from megakernels.ops.selective_scan.facts import SelectiveSizes
+from megaplan.blocks.costs import gate_work, linear_work, residual_work
 from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, cut, input_ops, linear, output_ops
 from megaplan.blocks.storages import (
     Shapes,
@@ -16,6 +23,7 @@ from megaplan.blocks.storages import (
     exchanged_storages,
     handed_storages,
     inside_storages,
+    lane_of,
     mixer_storages,
     num_lanes,
     of_pieces,
@@ -24,11 +32,12 @@ from megaplan.blocks.storages import (
     scan_op,
     sums_separately,
 )
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
-from megaplan.families.mamba.composition import selective_inside, selective_sizes
 from megaplan.families.mamba.section import Mamba1
 
+PART = "M"
 _PARTS = ("dt_latent", "B", "C")
 _NORMS = ("dt_norm", "B_norm", "C_norm")
 MAMBA1 = Selective(
@@ -36,6 +45,45 @@ MAMBA1 = Selective(
     frozenset({"in_proj", "split", exchange("conv1d"), "conv1d", "x_proj", "sum steps", "split steps", *_NORMS, "dt_proj"}),
     caches={"selective_scan": "selective_scan", "gate": "swiglu"},
 )
+
+
+def selective_sizes(mamba: Mamba1, batch: int, positions: int, channels: int, itemsize: int) -> SelectiveSizes:
+    """Sizes of Mamba-1's scan over these channels."""
+    return SelectiveSizes(batch, positions, channels, mamba.state_dim, mamba.save_every, itemsize)
+
+
+def selective_inside(dims: Dims, mamba: Mamba1, channels: int, parameters: DType) -> KernelScratch | None:
+    """Kernel scratch of Mamba-1's scan over these channels of this rank; arguments and result as for the other scans."""
+    run = lane_of(dims, channels, channels)
+    sizes = selective_sizes(mamba, dims.batch, run.positions, run.heads, dims.dtype.bytes)
+    if not sizes.accepted:
+        return None
+    state_bytes = sizes.forward_bytes().last
+    copied = 0 if dims.cp == 1 else run.copied_states(dims, sizes.segments, sizes.segments * state_bytes) + run.copied_starts
+    backward = sizes.backward_bytes(parameters.bytes * run.heads * (mamba.state_dim + 2), copied)
+    return run.inside(dims, sizes.forward_bytes(run.copied_starts), backward, 0, 0, with_starts=False)
+
+
+def mamba1_work(load: Workload, mamba: Mamba1, hidden_size: int) -> Works:
+    """One M block of Mamba-1, pre-norm and residual included; `tp` shards its channels."""
+    channels = mamba.expand * hidden_size // load.tp
+    rank, state, size = mamba.step_width(hidden_size), mamba.state_dim, load.itemsize
+    norms: Works = ()
+    if mamba.inner_norm != "none":
+        work = rms_norm_work(rank, size) + rms_norm_work(state, size) * 2
+        norms = (OpWork("inner norms", PART, work, counts=("dt_norm", "B_norm", "C_norm")),)
+    scan = selective_sizes(mamba, load.sequences, load.positions, channels, size)
+    return (
+        residual_work(load, PART, hidden_size),
+        linear_work(load, "in_proj", PART, hidden_size, 2 * channels),
+        OpWork("conv1d", PART, causal_conv1d(channels, mamba.conv_kernel, size), CONVOLUTION),
+        linear_work(load, "x_proj", PART, channels, rank + 2 * state),
+        *norms,
+        linear_work(load, "dt_proj", PART, rank, channels),
+        OpWork("selective_scan", "scan", scan.work(load.seq_length), scan),
+        gate_work(load, PART, channels),
+        linear_work(load, "out_proj", PART, channels, hidden_size, closes=True),
+    )
 
 
 def mamba1_program(dims: Dims, mamba: Mamba1, parameters: DType) -> tuple[BlockProgram, Shapes]:

@@ -7,30 +7,13 @@ from __future__ import annotations
 
 from megakernels.facts import Work
 from megakernels.ops.activation.facts import activation
-from megakernels.ops.moe.facts import ROUTE, ExpertSizes, Permutation, routing_work
+from megakernels.ops.moe.facts import ROUTE, Permutation, routing_work
 from megaplan.blocks.costs import linear_work, mlp, norm_work, residual_work
 from megaplan.blocks.work import OpWork, Workload, Works
-from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.families.moe.section import MixtureOfExperts, expert_sizes
 from megaplan.families.moe.tensors import parameters_per_expert
-from megaplan.scalars import GATED
 
 PART = "E"
-
-
-def expert_sizes(moe: MixtureOfExperts, tokens: int, slots: int, hidden_size: int, itemsize: int, *, ep: int, etp: int) -> ExpertSizes:
-    """Sizes of this rank's bank.
-
-    Args:
-        moe: The model's section.
-        tokens: Tokens, or rows that arrived from other ranks.
-        slots: Rows per token.
-        hidden_size: Width of the residual stream.
-        itemsize: Bytes of an element.
-        ep: Ranks over which the experts are spread.
-        etp: Ranks over which each expert is sharded.
-    """
-    widths = moe.ffn_hidden_size // etp, moe.row_width(hidden_size)
-    return ExpertSizes(tokens, slots, moe.num_experts // ep, *widths, moe.activation in GATED, moe.bias, itemsize)
 
 
 def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float = 1.0) -> Works:

@@ -32,8 +32,7 @@ from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.families.dense.program import mlp_ops, mlp_storages
 from megaplan.families.family import Selective
-from megaplan.families.moe.composition import expert_sizes
-from megaplan.families.moe.section import MixtureOfExperts
+from megaplan.families.moe.section import MixtureOfExperts, expert_sizes
 from megaplan.families.moe.travel import (
     ARRIVED,
     INSIDE_BACKWARD,

@@ -8,8 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Tag
 
+from megakernels.ops.moe.facts import ExpertSizes
 from megaplan.scalars import (
     BRANCH,
+    GATED,
     Activation,
     FactorFromOne,
     NaturalInt,
@@ -193,3 +195,19 @@ class MixtureOfExperts(OptionsSection):
     def has_router_losses(self) -> bool:
         """True if the routers have losses of their own."""
         return self.balance_loss_coefficient + self.z_loss_coefficient > 0
+
+
+def expert_sizes(moe: MixtureOfExperts, tokens: int, slots: int, hidden_size: int, itemsize: int, *, ep: int, etp: int) -> ExpertSizes:
+    """Sizes of this rank's bank.
+
+    Args:
+        moe: The model's section.
+        tokens: Tokens, or rows that arrived from other ranks.
+        slots: Rows per token.
+        hidden_size: Width of the residual stream.
+        itemsize: Bytes of an element.
+        ep: Ranks over which the experts are spread.
+        etp: Ranks over which each expert is sharded.
+    """
+    widths = moe.ffn_hidden_size // etp, moe.row_width(hidden_size)
+    return ExpertSizes(tokens, slots, moe.num_experts // ep, *widths, moe.activation in GATED, moe.bias, itemsize)

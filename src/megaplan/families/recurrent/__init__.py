@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, ServingState
-from megaplan.families.recurrent.composition import recurrent_work
 from megaplan.families.recurrent.formulas import FORMULAS
-from megaplan.families.recurrent.program import recurrent_program, recurrent_selective
+from megaplan.families.recurrent.program import recurrent_program, recurrent_selective, recurrent_work
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.recurrent.tensors import recurrent_tensors
 

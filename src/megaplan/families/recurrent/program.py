@@ -1,9 +1,17 @@
-"""Saved tensors of R blocks: M²RNN, with fp32 states every `save_every` tokens and after the last; under CP for each of two pieces."""
+"""Operations of R blocks, M²RNN: what they keep, with fp32 states every `save_every` tokens and after the last, and their work.
+
+Under CP both are of two pieces. Source: arXiv:2603.14360.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 
+from megakernels.facts import KernelScratch
+from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
+from megakernels.ops.m2rnn.facts import RecurrenceSizes
+from megakernels.ops.rms_norm.facts import GATED_NORM, gated_norm
+from megaplan.blocks.costs import linear_work, residual_work
 from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, cut, input_ops, output_ops
 from megaplan.blocks.storages import (
     Shapes,
@@ -11,6 +19,7 @@ from megaplan.blocks.storages import (
     exchanged_storages,
     handed_storages,
     inside_storages,
+    lane_of,
     mixer_storages,
     num_lanes,
     of_pieces,
@@ -19,10 +28,59 @@ from megaplan.blocks.storages import (
     scan_op,
     sums_separately,
 )
+from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
-from megaplan.families.recurrent.composition import recurrence_inside, recurrence_sizes
 from megaplan.families.recurrent.section import MatrixRecurrence
+
+PART = "R"
+
+
+def recurrence_sizes(recurrent: MatrixRecurrence, batch: int, positions: int, heads: int, itemsize: int) -> RecurrenceSizes:
+    """Sizes of the recurrence of these heads."""
+    return RecurrenceSizes(batch, positions, heads, recurrent.key_dim, recurrent.value_dim, recurrent.save_every, itemsize)
+
+
+def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, parameters: DType) -> KernelScratch | None:
+    """Kernel scratch of the recurrence of these heads of this rank; None if the kernels do not support its sizes.
+
+    Args:
+        dims: Local sizes.
+        recurrent: The model's section.
+        heads: Heads of this rank.
+        parameters: Dtype of the parameters' gradients.
+    """
+    run = lane_of(dims, heads, heads)
+    sizes = recurrence_sizes(recurrent, dims.batch, run.positions, run.heads, dims.dtype.bytes)
+    if not sizes.accepted:
+        return None
+    forward, backward = sizes.forward_bytes(), sizes.backward_bytes((parameters.bytes,) * 4, run.copied_starts)
+    starts = max(0, run.copied_starts - backward.last)  # freed before the last state is copied
+    return run.inside(dims, forward._replace(scratch=starts), backward, sizes.states[1], backward.last, with_starts=False)
+
+
+def recurrent_work(load: Workload, recurrent: MatrixRecurrence, hidden_size: int, _variant: None = None) -> Works:
+    """One R block, pre-norm and residual included.
+
+    `tp` shards the heads; q and k, which serve all of them, are projected on every rank. The recurrence takes one step per position of a
+    sequence, whatever runs concurrently.
+    """
+    heads, shared, kernel, size = recurrent.num_heads // load.tp, 2 * recurrent.key_dim, recurrent.conv_kernel, load.itemsize
+    inner = heads * recurrent.value_dim
+    recurrence = recurrence_sizes(recurrent, load.sequences, load.positions, heads, size)
+    return (
+        residual_work(load, PART, hidden_size),
+        linear_work(load, "qk_proj", PART, hidden_size, shared),
+        linear_work(load, "v_proj", PART, hidden_size, inner),
+        linear_work(load, "forget_proj", PART, hidden_size, heads),
+        linear_work(load, "gate_proj", PART, hidden_size, inner),
+        OpWork("conv_qk", PART, causal_conv1d(shared, kernel, size), CONVOLUTION),
+        OpWork("conv_v", PART, causal_conv1d(inner, kernel, size), CONVOLUTION),
+        OpWork("m2rnn", "recurrence", recurrence.work(load.seq_length), recurrence, num_steps=load.seq_length),
+        OpWork("gated_norm", PART, gated_norm(inner, 1, size), GATED_NORM),
+        linear_work(load, "out_proj", PART, inner, hidden_size, closes=True),
+    )
+
 
 SELECTIVE = Selective("core", frozenset({"m2rnn", "gated_norm"}))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, ServingState
-from megaplan.families.short_convolution.composition import short_convolution_work
 from megaplan.families.short_convolution.formulas import FORMULAS
-from megaplan.families.short_convolution.program import short_convolution_program, short_convolution_selective
+from megaplan.families.short_convolution.program import short_convolution_program, short_convolution_selective, short_convolution_work
 from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.families.short_convolution.tensors import short_convolution_tensors
 

@@ -293,7 +293,7 @@ def _cublas_bytes(run: MegatronRun) -> int:
     """Bytes of one handle's workspace: the launch's, or torch's default on the device, whose record counts the two handles together."""
     if run.spec.host.cublas_workspace_kib is not None:
         return run.spec.host.cublas_workspace_kib * 1024
-    return device_of(run.spec.device).gemm_workspace_bytes // 2
+    return device_of(run.spec.device).gemm_workspace.value // 2
 
 
 def _phases(stage: MegatronStage) -> dict[str, int]:

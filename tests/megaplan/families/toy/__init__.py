@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megaplan.families.toy.composition import toy_work
 from megaplan.families.toy.formulas import FORMULAS
-from megaplan.families.toy.program import SELECTIVE, toy_program
+from megaplan.families.toy.program import SELECTIVE, toy_program, toy_work
 from megaplan.families.toy.rules import toy_rules
 from megaplan.families.toy.tensors import toy_tensors
 

@@ -1,4 +1,4 @@
-"""Saved tensors of T blocks."""
+"""Operations of T blocks, what they keep, and their work."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from functools import cache
 
 from megaplan.families.toy.section import Toy
 
+from megaplan.blocks.costs import linear_work, residual_work
 from megaplan.blocks.ops import BlockProgram, Dims, add, linear, norm
 from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.blocks.work import Workload, Works
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.family import Selective
 
+PART = "T"
 SELECTIVE = Selective("body", frozenset({"down"}))
 
 
@@ -31,3 +34,9 @@ def _program() -> BlockProgram:
         linear("up", "narrow", "o", "up.weight"),
         add("residual", ("x", "o"), "out"),
     )
+
+
+def toy_work(load: Workload, toy: Toy, hidden_size: int, _variant: None = None) -> Works:
+    """One T block, pre-norm and residual included."""
+    down = linear_work(load, "down", PART, hidden_size, toy.rank)
+    return residual_work(load, PART, hidden_size), down, linear_work(load, "up", PART, toy.rank, hidden_size, closes=True)
