@@ -200,7 +200,7 @@ def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence
 def _distinct(
     evaluation: Evaluation, pp_rank: int, persistent: Persistent, peak: StepPeak, usable_bytes: int, places: Container[int], *, listed: bool
 ) -> list[RankBudget]:
-    """The budgets of a pipeline rank's data, context and tensor ranks at these places: they differ where shards are uneven."""
+    """The different budgets among a pipeline rank's data, context and tensor ranks at these places; uneven shards make them differ."""
     mesh, stored = evaluation.spec.mesh, persistent.stored
     first = pp_rank * (mesh.world_size // mesh.pp)
     found: list[RankBudget] = []

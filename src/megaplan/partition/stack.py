@@ -155,7 +155,7 @@ class Stack:
 
     @cached_property
     def _part_sums(self) -> Sequence[Sequence[SpanSum]]:
-        """Sums of each rank of a V; otherwise those of each slot's chunk, plus the lightest spans of its rank's other chunks."""
+        """Upper limits by rank where the slots are a V. Otherwise by slot: its chunk plus the lightest spans of the rank's other chunks."""
         if self.where == "v":
             return self.sums or ((),) * self.pp
         known: dict[int, int] = {}  # of weights, which several points share

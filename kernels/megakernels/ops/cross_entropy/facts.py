@@ -64,7 +64,7 @@ class Loss(NamedTuple):
 
 
 def cross_entropy(vocab: int, itemsize: int) -> Work:
-    """Logits are read forward, read again and overwritten by their gradient's write backward.
+    """Forward reads the logits; backward reads them again and writes their gradient over them.
 
     Source: counting operands.
     """

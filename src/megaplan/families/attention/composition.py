@@ -150,7 +150,7 @@ def attention_exchanges(
 def _grouped_query(
     load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes, rotated: int, given: bool
 ) -> Works:
-    """Queries, keys and values, unless an earlier layer's are given, the core, and what is between it and the stream."""
+    """Projections of queries, keys and values (none for those that an earlier layer gives), the core, and the operations after it."""
     heads, num_kv_heads, (width, value) = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, head_widths(attention)
     query, made = heads * width, heads * value
     gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, heads * attention.gate_values),) if attention.gate else ()
