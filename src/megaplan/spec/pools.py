@@ -12,6 +12,7 @@ from megaplan.schedules import MAX_REPLAYED
 from megaplan.spec.context import Checked
 from megaplan.spec.host import DeviceRef, device_of
 from megaplan.spec.models import Spec
+from megaplan.spec.pattern import BOUNDARY
 
 
 class Part(NamedTuple):
@@ -95,7 +96,7 @@ def pool_rules(checked: Checked) -> Iterator[Diagnostic]:
 def _unsupported(spec: Spec) -> Iterator[tuple[str, str]]:
     if not spec.host.kind.trained:
         yield "host.name", f"host.name = {spec.host.kind.name}, whose step and memory are those of one device"
-    if spec.split.objective == "bottleneck":
+    if spec.split.objective == "bottleneck" and spec.split.mode == "weighted" and BOUNDARY not in spec.model.pattern:
         yield "split.objective", "split.objective = bottleneck: layers have no one cost on several devices"
     if spec.num_actions > MAX_REPLAYED:
         yield "schedule.num_microbatches", f"the schedule has {spec.num_actions:,} actions; at most {MAX_REPLAYED:,} are replayed"

@@ -108,6 +108,7 @@ class Owners:
         self._names: dict[int, str] = {}
         self._parts: dict[StorageRecord, tuple[StorageRecord, ...]] = {}  # addends of a sum computed in backward
         self._group_step: str | None = None  # the running method of an FSDP2 group
+        self._partial_sums: set[tuple[object, ...]] = set()  # products of a forward that are reduced over a group
         self.live = LiveBytes(self, fake_only=fake_only)
 
     def on_alloc(self, record: StorageRecord, operands: tuple[Any, ...]) -> None:
@@ -124,6 +125,8 @@ class Owners:
             record.kind = Kind.GRADIENT
         elif record.op == SUM and not record.forward:
             self._parts[record] = tuple(self._operand_records(operands))
+        elif self._places.in_module and _product(record) in self._partial_sums:
+            record.kind = Kind.COLLECTIVE  # its recompute may stop before the reduction
 
     def on_accumulate(self, total: StorageRecord, part: StorageRecord) -> None:
         """Label the addend of a parameter gradient as a parameter gradient."""
@@ -163,6 +166,8 @@ class Owners:
                 self.label(operands[0], Kind.GRADIENT)
             for record in self.live.records(operands[1]):  # partial sums of experts' rows, too
                 record.kind = Kind.COLLECTIVE if record.kind is Kind.ROUTED else min(record.kind, Kind.COLLECTIVE)
+                if record.forward:
+                    self._partial_sums.add(_product(record))
         elif op.startswith("c10d._allgather_base_"):
             self.label(operands[0], Kind.COLLECTIVE)  # its input is FSDP2's, labelled at allocation, or an activation
 
@@ -291,6 +296,10 @@ class Owners:
                 record = self.live.known(tensor)
                 if record is not None:
                     yield record
+
+
+def _product(record: StorageRecord) -> tuple[object, ...]:
+    return record.op, record.place, record.shape, record.dtype
 
 
 def _in_side_embedding(place: str) -> bool:

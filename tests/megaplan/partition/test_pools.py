@@ -18,6 +18,7 @@ from megaplan.partition.constraints import Constraints
 from megaplan.partition.paths import paths_of
 from megaplan.partition.step import Pipeline, StepTimes
 from megaplan.partition.values import equal_cuts
+from megaplan.plan.make import plan_text
 from megaplan.schedules import KINDS, SPLIT_BACKWARD, actions, link, placement
 
 SPEC = Path(__file__).parents[3] / "plans" / "tiny-hybrid-pp2.yaml"
@@ -110,6 +111,13 @@ def test_each_stage_has_its_own_capacity() -> None:
     moved = megaplan.split(SPEC, *texts, pools(small))
     assert moved.plan.estimates.fits
     assert moved.cuts.spans[1][0] > roomy.cuts.spans[1][0]
+
+
+def test_a_plan_of_manual_cuts_on_two_devices_is_read_back(tmp_path: Path) -> None:
+    """Its inputs name the objective that cuts would have, which refuses pools only where cuts are searched."""
+    texts = *sized(), "split={mode: manual, reason: test, spans: [[0, 4], [4, 9]]}", pools({"name": "h100-sxm"})
+    (tmp_path / "plan.json").write_text(plan_text(megaplan.split(SPEC, *texts).plan))
+    assert megaplan.estimate(str(tmp_path / "plan.json")).budget == megaplan.estimate(SPEC, *texts).budget
 
 
 def test_the_slower_device_gets_fewer_layers() -> None:

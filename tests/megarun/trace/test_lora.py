@@ -159,6 +159,10 @@ MORE: dict[str, dict[str, Any]] = {
     "C, cp 2": {**of("C", **SHORT), **C2},
     "kernels, C, cp 2": {**of("C", **SHORT), **C2, **TRITON},
     "R, tp 2": {**of("R"), "model.recurrent.num_heads": 4, "mesh.tp": 2},
+    "R, tp 2, pp 2, full recompute": {
+        **of("R"), "model.recurrent.num_heads": 4, "model.hidden_size": 256, "mesh": {"tp": 2, "pp": 2}, "recompute": {"default": "full"},
+        "batch.seq_length": 256, "schedule.num_microbatches": 3,
+    },
     "R, full recompute": {**of("R"), "recompute": {"default": "full"}},
     "gated delta, tp 2": {**of("G", linear_attention=DELTA), "mesh.tp": 2, "recompute": {"default": "selective"}},
     "kda, tp 2": {**of("G", linear_attention=KDA), "mesh.tp": 2},
@@ -210,7 +214,7 @@ def test_every_column_of_every_phase_is_what_the_runtime_allocates(job_with: Any
         assert trace.differences == ()
         found = RankComparison(budget, trace)
         for phase in Phase:
-            allowed = SCALARS_BYTES + norms * (phase is Phase.OPTIMIZER)
+            allowed = SCALARS_BYTES + norms * (phase in {Phase.FIRST_OPTIMIZER, Phase.OPTIMIZER})
             wrong = {column: pair for column, pair in found.columns(phase).items() if abs(pair.difference) > allowed}
             assert wrong == {}, (budget.ranks, phase)
 

@@ -179,8 +179,9 @@ class _FrozenColumnParallel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, and of A and B of adapted linears."""
-        tp, kept = ctx.tp, list(ctx.saved_tensors)
-        arriving = tp.start_gather(kept.pop(0)) if kept else None
+        tp = ctx.tp
+        own_tokens, *kept = ctx.saved_tensors or (None,)  # named to the end: the gather reads them until it is waited for
+        arriving = None if own_tokens is None else tp.start_gather(own_tokens)
         partial = gradients[0] @ matrix(ctx.weights[0], gradients[0].dtype)
         rows = partial.flatten(0, -2)
         for gradient, weight in zip(gradients[1:], ctx.weights[1:], strict=True):
