@@ -10,6 +10,7 @@ from functools import partial
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import Change, ReplayTimer, Sums, kept, policy_of
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
+from megaplan.exploration.space import UNSCHEDULED
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.build import build_inventory
@@ -23,6 +24,8 @@ from megaplan.spec.models import Spec
 
 WHOLE = ("1f1b", "gpipe")
 """Schedules with one slot per rank and whole backwards."""
+COPIED = (UNSCHEDULED[0], "dualpipe")
+"""Schedules under which a layer may have two copies, with half of the microbatches each: that of a bound over all schedules too."""
 
 
 class ReplayClock:
@@ -38,10 +41,11 @@ class ReplayClock:
         self._costs: dict[tuple[object, ...], StackCosts] = {}
 
     def bound_ns(self, spec: Spec) -> int:
-        """The busiest rank runs at least an equal share of the layers, or the largest layer, for every microbatch."""
+        """The busiest rank runs at least an equal share of the layers, or the largest layer, for every microbatch of its copy."""
         sums = self._timer.sums(spec)
         mesh, count = spec.mesh, spec.schedule.microbatches_per_update
-        step = max(count * max(-(-sums.total // mesh.pp), sums.largest), sums.chain)
+        copies = 2 if spec.schedule.kind in COPIED else 1
+        step = max(count * -(-sums.total // mesh.pp), count // copies * sums.largest, sums.chain)
         if mesh.pp > 1 and spec.schedule.kind in WHOLE:
             step = max(step, filled(sums.total, mesh.pp, count))
         return step + self._timer.beside(spec, sums)
@@ -96,9 +100,9 @@ class ReplayClock:
         return found
 
     def most_cost(self, spec: Spec, limit_ns: int) -> int:
-        """The busiest part runs every microbatch."""
+        """The busiest part runs every microbatch, or every one of its copy of the model."""
         beside = self._timer.beside(spec, self._timer.sums(spec))
-        return (limit_ns - beside) // spec.schedule.microbatches_per_update
+        return (limit_ns - beside) // (spec.schedule.microbatches_per_update // spec.num_copies)
 
     def step_ns(self, spec: Spec, spans: Spans) -> int:
         """The step, as `planned_time` computes it."""

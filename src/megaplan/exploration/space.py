@@ -272,7 +272,7 @@ class Space:
             if not self._allows(kind=kind):
                 continue
             schedule = SCHEDULES[kind]
-            slots = {"single": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]
+            slots = {"single": (1,), "mirror": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]
             wanted = self.fixed.get("vpp")
             slots = (wanted,) if wanted is not None and schedule.placement == "loop" else slots
             yield from ((kind, vpp) for vpp in slots if vpp >= schedule.least_vpp and self._allows(vpp=vpp))
