@@ -11,7 +11,7 @@ from megaplan.errors import Diagnostic, Severity
 from megaplan.exploration.values import ONE_RANK, Illegal, LayoutChoice, MemoryPolicy, kept_parts, without_manual_cuts
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
-from megaplan.schedules import MAX_REPLAYED, num_actions
+from megaplan.schedules import MAX_REPLAYED, num_actions, num_copies
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
 from megaplan.spec.models import LatentAttention, Mesh, Section, Spec
 from megaplan.spec.pattern import parse_pattern
@@ -374,6 +374,8 @@ class Space:
             return "mesh.pp", "MP212", detail
         for problem in schedule_problems(kind, pp, vpp, count, planned=True):
             return problem.key, problem.code, problem.detail
+        if self.base.pools and num_copies(SCHEDULES[kind].placement) > 1:
+            return "schedule.kind", "MP510", f"schedule.kind = {kind}, whose two copies of a stage would be on two types of devices"
         if self.base.pools and (actions := num_actions(pp, vpp, count)) > MAX_REPLAYED:
             return "schedule.num_microbatches", "MP510", f"the schedule has {actions:,} actions; at most {MAX_REPLAYED:,} are replayed"
         group = self.base.host.microbatch_group_size or pp
