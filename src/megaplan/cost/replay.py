@@ -313,6 +313,7 @@ class ReplayTimer:
         key = (
             *degrees,
             mesh.pp,
+            spec.num_copies,
             mesh.cp,
             mesh.dp_replicate,
             mesh.dp_shard,

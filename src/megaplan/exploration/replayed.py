@@ -24,8 +24,6 @@ from megaplan.spec.models import Spec
 
 WHOLE = ("1f1b", "gpipe")
 """Schedules with one slot per rank and whole backwards."""
-COPIED = (UNSCHEDULED[0], "dualpipe")
-"""Schedules under which a layer may have two copies, with half of the microbatches each: that of a bound over all schedules too."""
 
 
 class ReplayClock:
@@ -34,8 +32,9 @@ class ReplayClock:
     basis = "replay of the schedule with layer times from the device's rates; data parallelism modelled; uncalibrated"
     knows_schedules = True
 
-    def __init__(self, inventory: Inventory, spec: Spec) -> None:
-        """`spec` is any of the timed ones; they differ in the varied keys of a search."""
+    def __init__(self, inventory: Inventory, spec: Spec, copies: int = 1) -> None:
+        """`spec` is any of the timed ones, which differ in the varied keys of a search; `copies` as for `clock_of`."""
+        self._copies = copies
         self._timer = ReplayTimer(inventory, spec)
         self._least: dict[tuple[object, ...], int] = {}
         self._costs: dict[tuple[object, ...], StackCosts] = {}
@@ -44,7 +43,7 @@ class ReplayClock:
         """The busiest rank runs at least an equal share of the layers, or the largest layer, for every microbatch of its copy."""
         sums = self._timer.sums(spec)
         mesh, count = spec.mesh, spec.schedule.microbatches_per_update
-        copies = 2 if spec.schedule.kind in COPIED else 1
+        copies = self._copies if spec.schedule.kind == UNSCHEDULED[0] else spec.num_copies
         step = max(count * -(-sums.total // mesh.pp), count // copies * sums.largest, sums.chain)
         if mesh.pp > 1 and spec.schedule.kind in WHOLE:
             step = max(step, filled(sums.total, mesh.pp, count))

@@ -145,7 +145,7 @@ def cut_pipeline(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[s
     """Kind, ranks, slots of a rank and microbatches of the pipeline whose slots are the parts of the model.
 
     It is the schedule's own, but for two mirrored copies, where rank i and its mirror do what rank i of a V of half as many ranks does:
-    cuts load the ranks of both alike, and a step of the V is at most as long, since nothing is sent at its turn.
+    cuts load the ranks of both equally, and a step of the V is at most as long, since nothing is sent at its turn.
     """
     return ("dualpipev", pp // 2, 2, num_microbatches // 2) if num_copies(placement(kind)) > 1 else (kind, pp, vpp, num_microbatches)
 
