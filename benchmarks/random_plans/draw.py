@@ -86,7 +86,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     whole = stream("host")
     megatron = scope is Scope.ANY and whole.chance(MEGATRON_SHARE)
     gpt = megatron and whole.chance(0.4)
-    degrees = draw_degrees(stream("degrees"), size, megatron=megatron)
+    degrees = draw_degrees(stream("degrees"), size, stream("mirrored") if seed >= FIRST_RUN else None, megatron=megatron)
     hidden = draw_hidden(stream("widths"), size, tp=degrees.mesh["tp"])
     pattern, letters = draw_letters(stream("letters"), degrees, megatron=megatron, gpt=gpt)
     if not megatron:
@@ -217,8 +217,9 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
 
 
 def _add_pools(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:
-    """`pools` of a pipeline of megarun, whole stages after the first one."""
+    """`pools` of a pipeline of megarun, whole stages after the first one; none with two copies of the model."""
     unlike = sections["host"].get("name") == "megatron" or sections["split"].get("objective") == "bottleneck"
+    unlike = unlike or sections["schedule"]["kind"] == "dualpipe"
     if mesh.get("pp", 1) == 1 or unlike or not draw.chance(0.4):
         return
     per_stage = mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1) * mesh.get("cp", 1) * mesh.get("tp", 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm
 from typing import Any
@@ -41,8 +41,11 @@ class Degrees:
         return self.mesh["pp"] * self.mesh["vpp"]
 
 
-def draw_degrees(draw: Draw, size: Size, *, megatron: bool) -> Degrees:
-    """Degrees that the schedule can run on; layers times microbatches, which is what a trace takes time for, stay few."""
+def draw_degrees(draw: Draw, size: Size, mirrors: Draw | None, *, megatron: bool) -> Degrees:
+    """Degrees that the schedule can run on; layers times microbatches, which is what a trace takes time for, stay few.
+
+    `mirrors` draws two copies of the model in opposite directions, for some even numbers of pipeline ranks.
+    """
     most, small = size.work, size.few_ranks
     mesh = {
         "pp": draw.weighted({1: 4, 2: 4} if small else {1: 6, 2: 5, 3: 2, 4: 3, 5: 1, 6: 1}),
@@ -72,7 +75,19 @@ def draw_degrees(draw: Draw, size: Size, *, megatron: bool) -> Degrees:
         count = pp * rounds if count % rounds or megatron else count
     steps = 1 if megatron else draw.weighted({1: 6, 2: 1, 3: 0.5})
     num_layers = draw.wide(max(2, slots), max(2, slots, min(24, most // (count * steps))))
-    return Degrees(mesh, kind, count, steps, num_layers, mesh["tp"] > 1 and (megatron or draw.chance(0.5)))
+    found = Degrees(mesh, kind, count, steps, num_layers, mesh["tp"] > 1 and (megatron or draw.chance(0.5)))
+    return _mirrored(mirrors, found) if mirrors is not None and not megatron else found
+
+
+MIRRORED_SHARE = 0.2
+
+
+def _mirrored(draw: Draw, degrees: Degrees) -> Degrees:
+    pp = degrees.mesh["pp"]
+    if pp % 2 or not draw.chance(MIRRORED_SHARE):
+        return degrees
+    count = 2 * pp + 2 * draw.weighted({0: 3, 1: 2, 2: 1})
+    return replace(degrees, mesh={**degrees.mesh, "vpp": 1}, kind="dualpipe", num_microbatches=count)
 
 
 def _world(mesh: dict[str, int]) -> int:

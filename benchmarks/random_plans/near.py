@@ -13,7 +13,7 @@ Spec = dict[str, Any]
 WRONG_VALUES: tuple[Any, ...] = (None, True, 0, -1, 1.5, 2**48 + 1, "", "x", "1", [], {}, [0], [None], {"kind": "x"}, float("nan"))
 AXES = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 WORDS = {
-    "schedule.kind": ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev", "afab"),
+    "schedule.kind": ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev", "dualpipe", "afab"),
     "split.mode": ("equal", "weighted", "manual", "best"),
     "recompute.default": ("none", "selective", "full", "all"),
     "host.name": ("megarun", "megatron", "nemo"),

@@ -224,7 +224,7 @@ def schedules(spec: Spec) -> Iterator[Edit]:
     own = spec.schedule.kind, spec.mesh.vpp
     for kind in dict.fromkeys((*(spec.host.kind.schedules or KINDS), own[0])) if spec.mesh.pp > 1 else ():
         schedule = SCHEDULES[kind]
-        for vpp in {"single": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]:
+        for vpp in {"single": (1,), "mirror": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]:
             if vpp >= schedule.least_vpp and (kind, vpp) != own:
                 yield Edit("schedule", (("schedule.kind", kind), ("mesh.vpp", vpp)))
 

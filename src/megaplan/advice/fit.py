@@ -45,7 +45,7 @@ def misfit(
     ]
     if size > 1 and largest_micro_batch(spec, inventory, layout) is None:
         detail.append("with these cuts batch.micro_batch_size = 1 is over too")
-    spans = tuple((slot.start, slot.stop) for slot in layout.slots)
+    spans = layout.spans
     pricer.work = Work(WORK)
     found = Adviser(spec, Price(spans, worst.peak_bytes, -worst.headroom_bytes), pricer).find()
     return diagnostic(DOES_NOT_FIT, "\n".join(detail), Location(), [_hint(advice, spec, sized) for advice in found], severity)

@@ -115,7 +115,7 @@ class LoadedJob:
     @property
     def spans(self) -> Spans:
         """One half-open layer span for each slot, in model order."""
-        return tuple((slot.start, slot.stop) for slot in self.layout.slots)
+        return self.layout.spans
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:

@@ -52,7 +52,7 @@ def parts_of(spec: Spec, inventory: Inventory, layout: Layout, time: PlannedTime
         time: Time of its step.
         budget: Budget of the layout; built where it is needed if None.
     """
-    spans = tuple((slot.start, slot.stop) for slot in layout.slots)
+    spans = layout.spans
     return JobParts(traffic_of(spec, inventory, spans), _run(spec, inventory, layout, time, budget), _post_training(spec, inventory, spans))
 
 

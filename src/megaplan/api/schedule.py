@@ -8,7 +8,7 @@ from typing import Any
 
 from megaplan.errors import MegaplanError
 from megaplan.results import Picture, Result, Row
-from megaplan.schedules import InFlight, Orders, Placement, SlotTimes, Timeline, actions, in_flight, placement, replay
+from megaplan.schedules import InFlight, Orders, Placement, SlotTimes, Timeline, actions, in_flight, num_copies, placement, replay
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
 
 FORMAT = "megaplan.schedule/1"
@@ -81,8 +81,13 @@ class Schedule(Result):
 
     @property
     def placement(self) -> Placement:
-        """Assignment of slots to ranks: single, loop or v."""
+        """Assignment of slots to ranks: single, loop, v or mirror."""
         return placement(self.kind)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of all ranks: the parts of the model, of each of its copies."""
+        return self.pp * self.vpp * num_copies(self.placement)
 
     @property
     def makespan(self) -> int:
@@ -120,7 +125,7 @@ def schedule(
     """Order the computations of each pipeline rank; report what each rank holds and how long it waits.
 
     Args:
-        kind: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv or dualpipev.
+        kind: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv, dualpipev or dualpipe.
         pp: Pipeline ranks, at least 1.
         num_microbatches: Microbatches of one step, at least 1. Time and memory grow with pp · vpp · num_microbatches.
         vpp: Slots of each rank; by default the fewest that the schedule supports.
@@ -151,6 +156,7 @@ def schedule(
     if problems := schedule_problems(kind, pp, slots, num_microbatches):
         raise MegaplanError([problem.diagnostic() for problem in problems])
     orders = actions(kind, pp, slots, num_microbatches)
-    times = SlotTimes.equal(pp * slots, forward, input, weight)
-    step = replay(orders, SlotTimes(times.forward, times.input, times.weight, hidden), p2p=p2p)
+    copies = num_copies(placement(kind))
+    times = SlotTimes.equal(pp * slots * copies, forward, input, weight)
+    step = replay(orders, SlotTimes(times.forward, times.input, times.weight, hidden), p2p=p2p, copies=copies)
     return Schedule(kind, pp, slots, num_microbatches, orders, in_flight(kind, pp, slots, num_microbatches), step)

@@ -217,10 +217,10 @@ class Evaluation:
             found = self._parts[slot.index] = self._make(slot)
         return found
 
-    def _on_the_same_rank(self, slot: Slot, index: int) -> bool:
-        """True if the slot with an index exists, and is on a slot's rank."""
-        slots = self.layout.slots
-        return 0 <= index < len(slots) and slots[index].pp_rank == slot.pp_rank
+    def _on_the_same_rank(self, slot: Slot, step: int) -> bool:
+        """True if the slot before (step −1) or after (1) exists, and is on a slot's rank."""
+        is_end = self.layout.bounds(slot)[step > 0]
+        return not is_end and self.layout.slots[slot.index + step].pp_rank == slot.pp_rank
 
     def _arrived(self, names: Sequence[str]) -> frozenset[str]:
         """Blocks of a slot whose output's gradient came from another slot: the last one, and those whose norm only later blocks share."""
@@ -231,11 +231,11 @@ class Evaluation:
 
     def _make(self, slot: Slot) -> SlotParts:
         blocks, policy = self.blocks, self.policy
-        stored = self.stored.slot(slot, is_last=slot.index == len(self.layout.slots) - 1)
+        stored = self.stored.slot(slot, self.layout.bounds(slot))
         arrived = self._arrived(stored.names) if policy.pipelined and not stored.is_last else frozenset()
         units = [blocks[name].unit(owned, policy, arrived=name in arrived) for name, owned in zip(stored.names, stored.owned, strict=True)]
         if policy.splits_backward:
-            sends, receives = (self._on_the_same_rank(slot, slot.index + step) for step in (1, -1))
+            sends, receives = (self._on_the_same_rank(slot, step) for step in (1, -1))
             chunk: Chunk = SplitBackwardChunk(stored, units, policy, sends_locally=sends, receives_locally=receives)
         else:
             chunk = Chunk(stored, units, policy)
@@ -244,4 +244,4 @@ class Evaluation:
 
     def of_rank(self, slots: tuple[Slot, ...]) -> RankStorage:
         """Storage of the parameters of a pipeline rank with these slots."""
-        return self.stored.rank(slots, has_last=slots[-1].index == len(self.layout.slots) - 1)
+        return self.stored.rank(slots, tuple(map(self.layout.bounds, slots)))

@@ -167,16 +167,17 @@ def held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequ
 def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
     stored, building, buffers = evaluation.of_rank(slots), [], 0
     chunks = [of_slot.chunk for of_slot in parts]
-    last = slots[-1].index == len(evaluation.layout.slots) - 1
-    for slot, (_, of_slot, step_sums) in zip(slots, parts, strict=True):
+    ends = [evaluation.layout.bounds(slot) for slot in slots]
+    reads_tokens, reads_labels = (any(of_slots) for of_slots in zip(*ends, strict=True))
+    for (is_first, _), (_, of_slot, step_sums) in zip(ends, parts, strict=True):
         rotary = evaluation.rotary_bytes * of_slot.attends
         own = rotary + step_sums + (evaluation.further_loss_bytes if of_slot.is_last else 0)
         scratch = evaluation.rotary_scratch_bytes if of_slot.attends else 0
-        if slot.index == 0:  # an encoder's table is made before the others
+        if is_first:  # an encoder's table is made before the others
             own, scratch = own + evaluation.tower_rotary_bytes, max(scratch, evaluation.tower_rotary_scratch_bytes - rotary)
         building.append(new(SlotInit, (of_slot.resident_bytes, of_slot.blocks if of_slot.uneven else (), of_slot.layers, own, scratch)))
         buffers += own
-    inputs = (evaluation.input_bytes if slots[0].index == 0 else 0) + (evaluation.label_bytes if last else 0)
+    inputs = (evaluation.input_bytes if reads_tokens else 0) + (evaluation.label_bytes if reads_labels else 0)
     return new(
         Persistent,
         (

@@ -24,10 +24,14 @@ from megaplan.spec.models import SIDES
 from megaplan.tuples import new
 
 ENDS = ("embedding", *SIDES)
-"""Blocks whose copies on the last slot others use there: a tied head, the depths of multi-token prediction."""
+"""Blocks whose copies on a last slot others use there: a tied head, the depths of multi-token prediction."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
 ORDER = ("vision", "projector", "embedding", "ngram", "structure", "platform", "layer_embeddings", "relation_bias", "final_norm", "head")
 """Modules outside the layers and the prediction depths, in the order of a stage (`megarun.model.stage`)."""
+
+
+Ends = tuple[bool, bool]
+"""True if a slot begins the model, or a copy of it; and if it ends it."""
 
 
 class SlotStorage(NamedTuple):
@@ -203,38 +207,37 @@ class StoredState:
                 self._blocks[id(block)] = block_storage(sizes, block)
         ahead = {letter for _, block in inventory.outside if block.family is Outside.MTP for _, letter in block.variant}
         self._has_mtp, self._attends_ahead = bool(ahead), not ahead.isdisjoint(ATTENDING)
-        self._slots: dict[tuple[Slot, bool], SlotStorage] = {}
-        self._ranks: dict[tuple[tuple[Slot, ...], bool], RankStorage] = {}
+        self._slots: dict[tuple[Slot, Ends], SlotStorage] = {}
+        self._ranks: dict[tuple[tuple[Slot, ...], tuple[Ends, ...]], RankStorage] = {}
 
     def block(self, name: str) -> BlockStorage:
         """Storage of one block, by its name in the inventory."""
         return self._blocks[id(self._named[name])]
 
-    def slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
-        """Storage of a slot; `is_last` is true if it ends the model."""
-        key = slot, is_last
+    def slot(self, slot: Slot, ends: Ends) -> SlotStorage:
+        """Storage of a slot."""
+        key = slot, ends
         found = self._slots.get(key)
         if found is None:
             if len(self._slots) >= self.MOST:
                 self._slots.clear()
-            found = self._slots[key] = self._of_slot(slot, is_last=is_last)
+            found = self._slots[key] = self._of_slot(slot, *ends)
         return found
 
-    def rank(self, slots: tuple[Slot, ...], *, has_last: bool) -> RankStorage:
-        """Storage of a pipeline rank with these slots; `has_last` is true if the last of them ends the model."""
-        key = slots, has_last
+    def rank(self, slots: tuple[Slot, ...], ends: tuple[Ends, ...]) -> RankStorage:
+        """Storage of a pipeline rank with these slots."""
+        key = slots, ends
         found = self._ranks.get(key)
         if found is None:
             if len(self._ranks) >= self.MOST:
                 self._ranks.clear()
-            of_slots = [self.slot(slot, is_last=has_last and slot is slots[-1]) for slot in slots]
-            found = self._ranks[key] = RankStorage(of_slots, self._sizes.offload)
+            found = self._ranks[key] = RankStorage(list(map(self.slot, slots, ends)), self._sizes.offload)
         return found
 
-    def _of_slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
+    def _of_slot(self, slot: Slot, is_first: bool, is_last: bool) -> SlotStorage:
         blocks = [(name, self.block(name), has_groups(name)) for name in slot.blocks]
         runs = [*slot.blocks, "head"] if is_last and self._inventory.tied else list(slot.blocks)
-        idle = {name for name in slot.copies if name in ENDS} | {Outside.TOWERS.value}.intersection(slot.blocks)
+        idle = {name for name in slot.copies if name in ENDS and not is_first} | {Outside.TOWERS.value}.intersection(slot.blocks)
         if idle:
             blocks.sort(key=lambda block: block[0] not in idle)
             runs = [name for name in runs if name not in idle]
@@ -244,7 +247,7 @@ class StoredState:
             behind = ("head",) if normed else ("final_norm", "head")
             runs.sort(key=lambda name: (name in behind, name == "head"))
         merges = PROJECTOR in runs
-        owned, owns = [], slot.index == 0  # true if the stream so far is a storage of this chunk, not a receive buffer
+        owned, owns = [], is_first  # true if the stream so far is a storage of this chunk, not a receive buffer
         for name in runs:
             owned.append(owns and not reads_other_input(name, has_mtp=has_mtp, normed=normed, merges=merges))
             owns = owns or name != "relation_bias"

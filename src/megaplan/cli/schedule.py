@@ -45,6 +45,7 @@ def schedule(
     from megaplan.api.schedule import schedule as made  # noqa: PLC0415
     from megaplan.diagnostics import refuse  # noqa: PLC0415
     from megaplan.schedules.actions import MAX_REPLAYED, num_actions  # noqa: PLC0415
+    from megaplan.schedules.placement import num_copies  # noqa: PLC0415
 
     if as_csv and as_json:
         raise refuse("MP480", "--csv and --json both say how to print", "megaplan schedule --help")
@@ -59,6 +60,8 @@ def schedule(
     found = made(
         kind, pp=pp, vpp=slots, num_microbatches=microbatches, forward=forward, input=input_, weight=weight, p2p=p2p, hidden=hidden
     )
+    if as_csv and num_copies(found.placement) > 1:
+        raise refuse("MP480", f"--csv: torch's schedules hold one copy of the model, {kind} two", "--json")
     if as_csv:
         output.write("".join(",".join(map(str, order)) + "\n" for order in found.orders))
     elif as_json:
@@ -81,7 +84,7 @@ def _lines(found: Schedule) -> Iterator[StyledLine]:
     from megaplan.cli.timeline import MAX_SLOTS, drawing, legend  # noqa: PLC0415
     from megaplan.terminal.table import table, wrap  # noqa: PLC0415
 
-    step, num_slots = found.timeline, found.pp * found.vpp
+    step, num_slots = found.timeline, found.num_slots
     yield f"{found.kind}, {found.placement} placement: {found.pp} ranks of {found.vpp} slots, {step.makespan:,} units a step", "bold"
     yield "", ""
     rows = [["pp", "peak in flight", "bubble", "inside its span"]]

@@ -30,7 +30,7 @@ def stage_lines(plan: PlanDocument) -> Iterator[str]:
     rows = [["slot", "pp", "chunk", "layers", "count", "parameters", "cost share"]]
     rows[0] += ["time", "device", "peak", "usable"] if pools else []
     total = sum(costs) or 1
-    for stage, cost in zip(stages, costs, strict=True):
+    for stage, cost in zip(stages, costs * plan.spec.num_copies, strict=True):
         start, stop = stage.layers
         share = f"{100 * cost / total:.1f}%"
         rows.append(

@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterator
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import Spans
 from megaplan.layout.planned_step import planned_step
-from megaplan.schedules import MAX_REPLAYED, ActionKind, SlotTimes, Timeline, actions, num_actions, placement, replay, slot_owner
+from megaplan.schedules import (
+    MAX_REPLAYED,
+    ActionKind,
+    SlotTimes,
+    Timeline,
+    actions,
+    num_actions,
+    num_copies,
+    placement,
+    replay,
+    slot_owner,
+)
 from megaplan.schedules.placement import Placement
 from megaplan.spec.models import Spec
 from megaplan.terminal.table import line_width, wrap
@@ -30,15 +41,17 @@ OVERLAP_LEGEND = "an overlapping forward and backward occupy both their rows at 
 def timeline_lines(spec: Spec, spans: Spans) -> Iterator[str]:
     """The start of one step drawn with equal slots, the idle time of pp ranks in it, and the idle time with the plan's own slots."""
     mesh, schedule = spec.mesh, spec.schedule
-    num_slots = mesh.pp * mesh.vpp
+    where = placement(schedule.kind)
+    num_slots = mesh.num_slots * num_copies(where)
     if (total := num_actions(mesh.pp, mesh.vpp, schedule.num_microbatches)) > MAX_REPLAYED:
         yield f"up to {total:,} actions per step are too many to replay"
         return
     if num_slots > MAX_SLOTS:
         yield f"{num_slots} slots are too many to draw"
     else:
-        step = replay(actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches), SlotTimes.equal(num_slots))
-        yield from drawing(step, placement(schedule.kind), mesh.pp, num_slots)
+        orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
+        step = replay(orders, SlotTimes.equal(num_slots), copies=num_copies(where))
+        yield from drawing(step, where, mesh.pp, num_slots)
         yield from legend(step)
         yield f"drawn with equal slots, F = I = W = 1: {step.makespan} per step; {_idle(step, str)}"
     step = planned_step(spec, build_inventory(spec), spans)

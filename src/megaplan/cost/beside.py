@@ -55,7 +55,7 @@ class Matrices(NamedTuple):
 
     def rounds(self, spec: Spec) -> tuple[MatrixRound, int, int]:
         """The rounds, the number of rounds on all pipeline ranks together, and the matrices of a rank in one of them."""
-        dealt, pp = matrix_round(self.stack, self.rows * self.columns, self.degree(spec)), spec.mesh.pp
+        dealt, pp = matrix_round(self.stack, self.rows * self.columns, self.degree(spec)), spec.pp_shares
         number = -(-self.num_tensors // pp)
         rounds = -(-number // dealt.num_tensors)
         return dealt, pp * rounds, dealt.matrices(-(-number // rounds))
@@ -130,7 +130,7 @@ def sum_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 def clip_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once: the norm, and the sum of squares; the gradients are scaled where they are read."""
     yield KindWork("clip", held.shard * spec.precision.grads.bytes, 0, _launches(held.shard))
-    yield KindWork(MEMORY, 0, 0, (CLIP_OPERATIONS - 1) * spec.mesh.pp)
+    yield KindWork(MEMORY, 0, 0, (CLIP_OPERATIONS - 1) * spec.pp_shares)
 
 
 def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:

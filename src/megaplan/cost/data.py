@@ -168,14 +168,15 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     mesh, precision = spec.mesh, spec.precision
     if mesh.dp_replicate * mesh.dp_shard * mesh.cp == 1:
         return 0, 0
+    trained = inventory.trained_parameters * spec.num_copies
     if spec.sharding.copies:
-        return inventory.trained_parameters * precision.grads.bytes, 0
+        return trained * precision.grads.bytes, 0
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
     whole = local_elements(inventory, 1, 1, 1, spec.packing)
     used = precision.params.bytes
     gathered = (whole.dense_bytes(used, 1) + whole.experts * used) * gathers if mesh.dp_shard > 1 else 0
-    return inventory.trained_parameters * precision.reduce.bytes * times, gathered
+    return trained * precision.reduce.bytes * times, gathered * spec.num_copies
 
 
 class DataSends(NamedTuple):
@@ -188,6 +189,7 @@ class DataSends(NamedTuple):
         replicas: Sum of the gradients of shards, or of whole copies, over replicas.
         context: Sum of the gradients over context ranks.
         matrices: Muon's matrices, sent to the ranks that orthogonalise them and back.
+        mirrored: Sum of the gradients of shards over both copies of the model.
     """
 
     gather: int
@@ -196,11 +198,17 @@ class DataSends(NamedTuple):
     replicas: int
     context: int
     matrices: int
+    mirrored: int
+
+
+def mirrors_of(spec: Spec) -> Ranks:
+    """The two ranks with the copies of a part of the model, as far apart as the ends of the pipeline are."""
+    return Ranks(2, spec.mesh.world_size // 2)
 
 
 def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
     """Transfers of a mean pipeline rank; arguments as for `data_times`."""
-    mesh, precision, pp = spec.mesh, spec.precision, spec.mesh.pp
+    mesh, precision, pp = spec.mesh, spec.precision, spec.pp_shares
     experts, trained, trained_experts = (each // pp for each in (local.experts, local.trained, local.trained_experts))
     (dense_degree, bank_degree), dense_stride, bank_stride = spec.shard_degrees, mesh.cp * mesh.tp, mesh.ep * mesh.etp
     shards, banks = Ranks(dense_degree, dense_stride), Ranks(bank_degree, bank_stride)
@@ -214,6 +222,9 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
         replicas += sum_ns(rates, spec, Ranks(mesh.efsdp * mesh.dp_replicate, bank_stride), banked * summed, stacks)
     else:
         replicas = sum_ns(rates, spec, Ranks(mesh.dp_replicate, mesh.dp_shard * dense_stride), (own + banked) * summed, groups)
+    mirrored = 0
+    if spec.num_copies > 1:
+        mirrored = sum_ns(rates, spec, mirrors_of(spec), (own + banked) * precision.grads.bytes, local.trained_tensors // pp)
     exchange = 0
     if spec.optimizer.uses_muon:
         pairs = zip((shards, banks), exchanged_elements(spec, held_of(spec, local)), strict=True)
@@ -225,6 +236,7 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
         replicas=replicas,
         context=sum_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed, groups),
         matrices=exchange,
+        mirrored=mirrored,
     )
 
 
@@ -236,8 +248,8 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
         rates: Rates of the device.
         local: Elements of its tensor and expert ranks.
     """
-    sends, held, pp = data_sends(spec, rates, local), held_of(spec, local), spec.mesh.pp
-    gather, reduced, exchange = sends.gather, sends.shards + sends.replicas + sends.context, sends.matrices
+    sends, held, pp = data_sends(spec, rates, local), held_of(spec, local), spec.pp_shares
+    gather, reduced, exchange = sends.gather, sends.shards + sends.replicas + sends.context + sends.mirrored, sends.matrices
     dense_degree, bank_degree = spec.shard_degrees
     shard = local.trained // pp // dense_degree + local.trained_experts // pp // bank_degree
     if rates.measured is None:
@@ -264,7 +276,7 @@ def _offload_ns(spec: Spec, rates: Rates, held: StoredParameters) -> int:
     if fraction is None:
         return 0
     elements = held.shard + others  # Muon has one moment of an element, AdamW two
-    return 2 * rates.host_ns(int(fraction * elements) // spec.mesh.pp * spec.precision.moments.bytes)
+    return 2 * rates.host_ns(int(fraction * elements) // spec.pp_shares * spec.precision.moments.bytes)
 
 
 def copies_ns(spec: Spec, times: DataTimes) -> int:
@@ -344,7 +356,7 @@ def _muon_ns(spec: Spec, rates: Rates, matrices: Iterable[Matrices]) -> int:
     for each in matrices:
         number = -(-each.num_tensors * each.stack // each.degree(spec))
         flops += number * newton_schulz_flops(each.rows, each.columns, steps)
-    return rates.compute_ns(flops // spec.mesh.pp, "D", dtype)
+    return rates.compute_ns(flops // spec.pp_shares, "D", dtype)
 
 
 def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) -> int:

@@ -29,7 +29,7 @@ from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
-from megaplan.schedules import LinkedOrders, SlotTimes, actions, link
+from megaplan.schedules import LinkedOrders, SlotTimes, actions, link, num_copies, placement
 from megaplan.spec.host import fabric_size
 from megaplan.spec.models import RecomputePolicy, Spec
 
@@ -313,6 +313,7 @@ class ReplayTimer:
         key = (
             *degrees,
             mesh.pp,
+            spec.num_copies,
             mesh.cp,
             mesh.dp_replicate,
             mesh.dp_shard,
@@ -335,7 +336,7 @@ class ReplayTimer:
         if len(spans) == 1:
             return schedule.microbatches_per_update * sums.total
         times = self.times(spec)
-        slots = times.of_slots(spans)
+        slots = times.of_slots(spans) * spec.num_copies
         lengths = SlotTimes(
             tuple([slot.forward_ns for slot in slots]), tuple([slot.input_ns for slot in slots]), tuple([slot.weight_ns for slot in slots])
         )
@@ -367,4 +368,5 @@ def kept(known: dict[K, V]) -> dict[K, V]:
 @lru_cache(maxsize=512)
 def linked_orders(kind: str, pp: int, vpp: int, count: int) -> LinkedOrders:
     """A schedule, linked; kept, for specs of one schedule share it."""
-    return link(actions(kind, pp, vpp, count), pp * vpp)
+    copies = num_copies(placement(kind))
+    return link(actions(kind, pp, vpp, count), pp * vpp * copies, copies)

@@ -7,8 +7,8 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
 
 
-def clock_of(spec: Spec, inventory: Inventory) -> Clock:
-    """The clock of a spec's host and model."""
+def clock_of(spec: Spec, inventory: Inventory, copies: int = 1) -> Clock:
+    """The clock of a spec's host and model; `copies` are the most of the model that a layout's pipeline holds."""
     if spec.host.kind.step is not None:
         from megaplan.cost.step.from_spec import unpriced  # noqa: PLC0415
 
@@ -22,4 +22,4 @@ def clock_of(spec: Spec, inventory: Inventory) -> Clock:
         return PooledClock(inventory)
     from megaplan.exploration.replayed import ReplayClock  # noqa: PLC0415
 
-    return ReplayClock(inventory, spec)
+    return ReplayClock(inventory, spec, copies)

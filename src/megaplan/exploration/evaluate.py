@@ -23,6 +23,7 @@ from megaplan.partition.fitting import quick_fitting
 from megaplan.partition.memory import Memory
 from megaplan.partition.stack import Stack, stack_of
 from megaplan.partition.values import Balance, StackCosts
+from megaplan.schedules import num_copies, placement
 from megaplan.schedules.placement import Placement
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
@@ -42,9 +43,10 @@ Policies = list[tuple[int, MemoryPolicy]]
 class Side:
     """Values that specs with one inventory share: whether the vocabulary is sharded decides the tensors of embedding and head."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, copies: int = 1) -> None:
+        """`copies` as for `clock_of`."""
         self.inventory: Inventory = build_inventory(spec)
-        self.clock: Clock = clock_of(spec, self.inventory)
+        self.clock: Clock = clock_of(spec, self.inventory, copies)
         self.floors = floors_of(spec, self.inventory)
         self._memos: dict[str, BlockMemo] = {}
 
@@ -80,7 +82,9 @@ class Evaluator:
     def side(self, spec: Spec) -> Side:
         """Values that specs like this one share."""
         if spec.mesh.vocab_parallel not in self._sides:
-            self._sides[spec.mesh.vocab_parallel] = Side(spec)
+            self._sides[spec.mesh.vocab_parallel] = Side(
+                spec, max([num_copies(placement(kind)) for kind, _ in self.space.schedules(2)], default=1)
+            )
         return self._sides[spec.mesh.vocab_parallel]
 
     def side_of(self, layout: LayoutChoice, policy: MemoryPolicy) -> Side:

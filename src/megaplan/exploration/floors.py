@@ -42,21 +42,22 @@ class Floors(AnyFloors):
         mesh, schedule = spec.mesh, spec.schedule
         keeps = not spec.sharding.reshard_after_forward
         ranks = _held(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, keeps)
-        least = -(-(whole.static_bytes + whole.update_bytes) // mesh.pp)
+        least = -(-(whole.static_bytes + whole.update_bytes) // spec.pp_shares)
         for choice in range(len(ranks[0])):
             held = [found[choice] for found in ranks]
             graded, gathered = min(each[1] for each in held), min(each[2] for each in held)
             rest = whole.at(0, graded, gathered)
             counts = [each[0] for each in held]
-            least = max(least, -(-(rest + min(counts) * kept) // mesh.pp))
+            least = max(least, -(-(rest + min(counts) * kept) // spec.pp_shares))
             if min(counts):
-                least = max(least, int((Fraction(rest, max(counts)) + kept) / sum(Fraction(1, count) for count in counts)))
+                each = spec.num_copies * (Fraction(rest, max(counts)) + kept)
+                least = max(least, int(each / sum(Fraction(1, count) for count in counts)))
         return least
 
     def shared_bytes(self, spec: Spec) -> int:
         """A smaller bound that examines no schedule: some rank of a pipeline has at least the mean of all ranks' bytes."""
         whole = self._whole(spec)
-        return -(-(whole.static_bytes + max(self.kept_bytes(spec), whole.update_bytes)) // spec.mesh.pp)
+        return -(-(whole.static_bytes + max(self.kept_bytes(spec), whole.update_bytes)) // spec.pp_shares)
 
     def stored_bytes(self, spec: Spec) -> int:
         """Parameters, gradients and optimizer state of the whole model: other meshes pad shards and have copies."""
@@ -85,7 +86,7 @@ class Floors(AnyFloors):
             total += count * min([self._layer(spec, f"layers.{index}", block, policy, index) for policy in policies])
         kept = max(0, total - len(self._inventory.layers) * boundary_bytes(local_dims(spec)))
         whole = self._whole(spec)
-        return -(-(whole.static_bytes + max(kept, whole.update_bytes)) // spec.mesh.pp)
+        return -(-(whole.static_bytes + max(kept, whole.update_bytes)) // spec.pp_shares)
 
     def _whole(self, spec: Spec) -> BlockNeeds:
         """Stored bytes of all blocks on one rank of each stage; copies count once."""

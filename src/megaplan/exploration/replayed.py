@@ -10,6 +10,7 @@ from functools import partial
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import Change, ReplayTimer, Sums, kept, policy_of
 from megaplan.exploration.clock import CHANGES, SKEW, StepOf, Terms
+from megaplan.exploration.space import UNSCHEDULED
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.build import build_inventory
@@ -31,17 +32,19 @@ class ReplayClock:
     basis = "replay of the schedule with layer times from the device's rates; data parallelism modelled; uncalibrated"
     knows_schedules = True
 
-    def __init__(self, inventory: Inventory, spec: Spec) -> None:
-        """`spec` is any of the timed ones; they differ in the varied keys of a search."""
+    def __init__(self, inventory: Inventory, spec: Spec, copies: int = 1) -> None:
+        """`spec` is any of the timed ones, which differ in the varied keys of a search; `copies` as for `clock_of`."""
+        self._copies = copies
         self._timer = ReplayTimer(inventory, spec)
         self._least: dict[tuple[object, ...], int] = {}
         self._costs: dict[tuple[object, ...], StackCosts] = {}
 
     def bound_ns(self, spec: Spec) -> int:
-        """The busiest rank runs at least an equal share of the layers, or the largest layer, for every microbatch."""
+        """The busiest rank runs at least an equal share of the layers, or the largest layer, for every microbatch of its copy."""
         sums = self._timer.sums(spec)
         mesh, count = spec.mesh, spec.schedule.microbatches_per_update
-        step = max(count * max(-(-sums.total // mesh.pp), sums.largest), sums.chain)
+        copies = self._copies if spec.schedule.kind == UNSCHEDULED[0] else spec.num_copies
+        step = max(count * -(-sums.total // mesh.pp), count // copies * sums.largest, sums.chain)
         if mesh.pp > 1 and spec.schedule.kind in WHOLE:
             step = max(step, filled(sums.total, mesh.pp, count))
         return step + self._timer.beside(spec, sums)
@@ -96,9 +99,9 @@ class ReplayClock:
         return found
 
     def most_cost(self, spec: Spec, limit_ns: int) -> int:
-        """The busiest part runs every microbatch."""
+        """The busiest part runs every microbatch, or every one of its copy of the model."""
         beside = self._timer.beside(spec, self._timer.sums(spec))
-        return (limit_ns - beside) // spec.schedule.microbatches_per_update
+        return (limit_ns - beside) // (spec.schedule.microbatches_per_update // spec.num_copies)
 
     def step_ns(self, spec: Spec, spans: Spans) -> int:
         """The step, as `planned_time` computes it."""

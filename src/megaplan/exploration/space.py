@@ -11,7 +11,7 @@ from megaplan.errors import Diagnostic, Severity
 from megaplan.exploration.values import ONE_RANK, Illegal, LayoutChoice, MemoryPolicy, kept_parts, without_manual_cuts
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
-from megaplan.schedules import MAX_REPLAYED, num_actions
+from megaplan.schedules import MAX_REPLAYED, num_actions, num_copies
 from megaplan.schedules.registry import SCHEDULES, schedule_problems
 from megaplan.spec.models import LatentAttention, Mesh, Section, Spec
 from megaplan.spec.pattern import parse_pattern
@@ -23,7 +23,8 @@ DEFAULT_VARIED = ("recompute", "schedule", "batch")
 SLOTS = (1, 2, 3, 4, 6, 8)
 """Largest number of slots per rank of a looped schedule: more shorten the idle time by less than the accuracy of the time."""
 KINDS = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules in addition to the spec's own. GPipe and looped BFS hold more microbatches than 1F1B and interleaved 1F1B and idle as long."""
+"""Schedules in addition to the spec's own. GPipe and looped BFS hold more microbatches than 1F1B and interleaved 1F1B and idle as long;
+DualPipe, which holds the parameters twice, is searched where the spec or a fixed value names it."""
 FIXABLE = {
     **{f"mesh.{name}": name for name in ("pp", "vpp", "tp", "cp", "ep", "etp", "dp_replicate", "dp_shard")},
     **{"mesh.vocab_parallel": "vocab_parallel", "schedule.kind": "kind", "batch.micro_batch_size": "micro_batch"},
@@ -105,7 +106,7 @@ class Space:
         """A mesh with its simplest legal schedule: 1F1B, or the first one that the space has; None if no schedule is legal."""
         found = [
             mesh._replace(kind=kind, vpp=vpp)
-            for kind, vpp in self._schedules(mesh.pp)
+            for kind, vpp in self.schedules(mesh.pp)
             if self._schedule_breaks(kind, mesh.pp, vpp, mesh.num_microbatches) is None
         ]
         return next((layout for layout in found if layout.kind == PLAIN), found[0] if found else None)
@@ -114,16 +115,14 @@ class Space:
         """The legal schedules of a mesh."""
         count = mesh.num_microbatches
         return [
-            mesh._replace(kind=kind, vpp=vpp)
-            for kind, vpp in self._schedules(mesh.pp)
-            if self._schedule_is_legal(kind, mesh.pp, vpp, count)
+            mesh._replace(kind=kind, vpp=vpp) for kind, vpp in self.schedules(mesh.pp) if self._schedule_is_legal(kind, mesh.pp, vpp, count)
         ]
 
     def slots_of(self, mesh: LayoutChoice) -> list[int]:
         """Slots per rank under the legal schedules of a mesh."""
         pp, count = key = mesh.pp, mesh.num_microbatches
         if key not in self._slots:
-            self._slots[key] = sorted({vpp for kind, vpp in self._schedules(pp) if self._schedule_breaks(kind, pp, vpp, count) is None})
+            self._slots[key] = sorted({vpp for kind, vpp in self.schedules(pp) if self._schedule_breaks(kind, pp, vpp, count) is None})
         return self._slots[key]
 
     def layouts(self) -> list[LayoutChoice]:
@@ -194,7 +193,7 @@ class Space:
         key = "recompute", policy.recompute
         found = self._sections.get(key)
         if found is None:
-            default, blocks = (policy.recompute[0][1], {}) if self._whole_blocks and policy.recompute else ("none", _written(policy))
+            default, blocks = (policy.recompute[0][1], {}) if self._whole_blocks and policy.recompute else ("none", policy.rerun)
             found = self._sections[key] = self.base.recompute.model_copy(update={"default": default, "blocks": blocks})
         return found
 
@@ -258,7 +257,7 @@ class Space:
             return [own] if self.global_batch // data % own == 0 else []
         return [micro for micro in divisors(self.global_batch // data) if self._allows(micro_batch=micro)]
 
-    def _schedules(self, pp: int) -> Iterator[tuple[str, int]]:
+    def schedules(self, pp: int) -> Iterator[tuple[str, int]]:
         """Kinds and slots per rank."""
         own = self.base.schedule.kind
         kinds = [kind for kind in SCHEDULES if kind in (self._host.schedules or (*KINDS, own)) or kind == self.fixed.get("kind")]
@@ -272,7 +271,7 @@ class Space:
             if not self._allows(kind=kind):
                 continue
             schedule = SCHEDULES[kind]
-            slots = {"single": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]
+            slots = {"single": (1,), "mirror": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]
             wanted = self.fixed.get("vpp")
             slots = (wanted,) if wanted is not None and schedule.placement == "loop" else slots
             yield from ((kind, vpp) for vpp in slots if vpp >= schedule.least_vpp and self._allows(vpp=vpp))
@@ -374,6 +373,8 @@ class Space:
             return "mesh.pp", "MP212", detail
         for problem in schedule_problems(kind, pp, vpp, count, planned=True):
             return problem.key, problem.code, problem.detail
+        if self.base.pools and num_copies(SCHEDULES[kind].placement) > 1:
+            return "schedule.kind", "MP510", f"schedule.kind = {kind}, whose two copies of a stage would be on two types of devices"
         if self.base.pools and (actions := num_actions(pp, vpp, count)) > MAX_REPLAYED:
             return "schedule.num_microbatches", "MP510", f"the schedule has {actions:,} actions; at most {MAX_REPLAYED:,} are replayed"
         group = self.base.host.microbatch_group_size or pp
@@ -394,7 +395,3 @@ class Space:
     def _count(self, key: str, code: str, detail: str) -> None:
         known = self.illegal.get((code, key))
         self.illegal[code, key] = Illegal(key, code, known.detail if known else detail, known.count + 1 if known else 1)
-
-
-def _written(policy: MemoryPolicy) -> dict[str, str]:
-    return {letter: name for letter, name in policy.recompute if name != "none"}

@@ -69,6 +69,11 @@ class MemoryPolicy(NamedTuple):
     modules: tuple[str, ...]
     grads: str
 
+    @property
+    def rerun(self) -> dict[str, str]:
+        """The policies of the letters that run anything again."""
+        return {letter: name for letter, name in self.recompute if name != "none"}
+
 
 SpecOf = Callable[[LayoutChoice, MemoryPolicy], Spec]
 """Function that gives the spec of a layout with a policy."""

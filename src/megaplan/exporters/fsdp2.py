@@ -8,7 +8,6 @@ from typing import Any
 from megaplan.exporters.modules import TORCH_DTYPES, optimizer_groups, stage_modules
 from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.inventory.tensors import has_groups
-from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.pattern import depth_blocks
 
 FORMAT = "megaplan.fsdp2/1"
@@ -35,6 +34,8 @@ def export_fsdp2(source: Source) -> Exported:
     if spec.host.kind.own_layers:
         detail = f"host.name = {spec.host.kind.name}: its attention, cross-entropy and workspace settings are not torch's"
         losses.append(Loss("host", detail, "host: {name: megarun}"))
+    name, lost = source.torch_schedule
+    losses += lost
     rank_of = [[slot.pp_rank, slot.chunk] for slot in source.slots()]
     document = {
         "format": FORMAT,
@@ -51,7 +52,7 @@ def export_fsdp2(source: Source) -> Exported:
             for index, ((rank, chunk), modules) in enumerate(zip(rank_of, stage_modules(source), strict=True))
         ],
         "schedule": {
-            "class": SCHEDULES[spec.schedule.kind].torch_name,
+            "class": name,
             "num_microbatches": spec.schedule.num_microbatches,
             "steps_per_update": spec.schedule.steps_per_update,
         },

@@ -18,7 +18,6 @@ from megaplan.exporters.values import Exported, InexpressibleError, Loss, Source
 from megaplan.hosts.torchtitan import HOST
 from megaplan.hosts.torchtitan.blocks import PAIRS, SIZE
 from megaplan.hosts.torchtitan.limits import RECIPES
-from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.comments import SECTION, unsaid_settings
 from megaplan.spec.pattern import BOUNDARY
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
@@ -50,7 +49,7 @@ def export_torchtitan(source: Source) -> Exported:
     spec, losses = source.spec, _losses(source)
     mesh, schedule, training = spec.mesh, spec.schedule, spec.training
     modules, lost = _modules(source)
-    losses += lost
+    losses += [*lost, *source.torch_schedule[1]]
     size = spec.batch.micro_batch_size
     parallelism: dict[str, Any] = {
         "data_parallel_replicate_degree": mesh.dp_replicate,
@@ -64,7 +63,7 @@ def export_torchtitan(source: Source) -> Exported:
     }
     if mesh.pp > 1:
         parallelism |= {
-            "pipeline_parallel_schedule": SCHEDULES[schedule.kind].torch_name,
+            "pipeline_parallel_schedule": source.torch_schedule[0],
             "pipeline_parallel_microbatch_size": size,
             "module_fqns_per_model_part": modules,
         }

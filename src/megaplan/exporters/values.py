@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from megaplan.errors import MegaplanError
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout, Slot
+from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.models import Spec
 
 PLANNING_ONLY = frozenset(
@@ -76,11 +77,22 @@ class Source:
     @property
     def stages(self) -> tuple[str, ...]:
         """Letters of each slot, in model order."""
-        return tuple(self.letters[slot.start : slot.stop] for slot in self.layout.slots)
+        return tuple(self.letters[slot.start : slot.stop] for slot in self.slots())
 
     def slots(self) -> tuple[Slot, ...]:
-        """Slots in model order."""
-        return self.layout.slots
+        """Slots in model order, of one copy of the model."""
+        return self.layout.slots[: self.layout.num_parts]
+
+    @property
+    def torch_schedule(self) -> tuple[str, list[Loss]]:
+        """The name of the schedule in torch, or of the nearest one that it has."""
+        kind = self.spec.schedule.kind
+        name = SCHEDULES[kind].torch_name
+        if name is not None:
+            return name, []
+        return "1F1B", [
+            Loss("schedule.kind", f"schedule.kind = {kind}: torch's schedules hold one copy of the model", "schedule: {kind: 1f1b}")
+        ]
 
 
 def nodes_of(num_gpus: int, per_node: int) -> tuple[int, int]:

@@ -46,7 +46,7 @@ def replayed_step(source: Source) -> ReplayedStep:
         hint = "--set schedule.num_microbatches=N with fewer microbatches"
         raise refuse("MP481", f"{detail}, and at most {MAX_REPLAYED:,} are replayed", hint, key="schedule.num_microbatches")
     budget = build_budget(spec, inventory, layout)
-    timeline = planned_step(spec, inventory, tuple((slot.start, slot.stop) for slot in layout.slots))
+    timeline = planned_step(spec, inventory, layout.spans)
     # equal stages share a budget
     stages = {id(held): {rank_coordinate(mesh, rank)["pp"] for rank in held.ranks} for held in budget.ranks}
     ranks = tuple(

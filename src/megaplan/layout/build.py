@@ -12,7 +12,7 @@ from megaplan.inventory.features import SIDE_EMBEDDINGS
 from megaplan.inventory.tensors import Inventory, Outside, layer_names
 from megaplan.inventory.towers import STATED
 from megaplan.layout.ranks import Layout, Slot
-from megaplan.schedules.placement import slot_owner
+from megaplan.schedules.placement import num_copies, slot_owner
 from megaplan.schedules.registry import placement
 from megaplan.spec.models import Spec
 from megaplan.tuples import new
@@ -76,7 +76,8 @@ def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
     The first slot holds the embedding, the side embeddings (R-8, R-9) and the towers; the last the final norm, the head and the MTP
     depths (R-8, R-10). A tied head and MTP read the token embedding on the last slot: they share one copy there, unless it is the first
     slot too.
-    The relation bias is on every slot with an A block; the first of them owns it (R-12).
+    The relation bias is on every slot with an A block; the first of them owns it (R-12). A second copy of the model has the same slots
+    again, whose blocks are all copies.
 
     Args:
         spec: The spec.
@@ -93,11 +94,12 @@ def build_layout(spec: Spec, inventory: Inventory, spans: Spans) -> Layout:
     if found := span_problems(spans, len(inventory.layers), mesh.pp, mesh.vpp, may_be_empty=spec.host.kind.empty_slots):
         raise MegaplanError(found)
     relation_slots = _relation_slots(inventory, spans)
+    held = [_slot_blocks(inventory, spans, index, relation_slots) for index in range(len(spans))]
     slots = []
-    for index, (start, stop) in enumerate(spans):
+    for index in range(num_copies(where) * len(spans)):
         rank, chunk = slot_owner(where, index, mesh.pp)
-        blocks, copies = _slot_blocks(inventory, spans, index, relation_slots)
-        slots.append(new(Slot, (index, rank, chunk, start, stop, blocks, copies)))
+        blocks, copies = held[index % len(spans)]
+        slots.append(new(Slot, (index, rank, chunk, *spans[index % len(spans)], blocks, copies if index < len(spans) else blocks)))
     return Layout(where, tuple(slots), mesh.pp, mesh.vpp)
 
 

@@ -19,4 +19,5 @@ def planned_step(spec: Spec, inventory: Inventory, spans: Spans) -> Timeline:
     """
     mesh, schedule, times = spec.mesh, spec.schedule, slot_times(spec, inventory)
     orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
-    return replay(orders, replayed(of_own_slots(times, spans)), p2p=times[0].boundary_ns)
+    lengths = replayed(of_own_slots(times, spans) * spec.num_copies)
+    return replay(orders, lengths, p2p=times[0].boundary_ns, copies=spec.num_copies)

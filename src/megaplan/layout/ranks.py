@@ -15,7 +15,7 @@ class Slot(NamedTuple):
     """One pipeline stage slot.
 
     Attributes:
-        index: Index in model order, 0-based.
+        index: Index in model order, 0-based; slots of a second copy of the model are behind those of the first.
         pp_rank: Owner on the pp axis.
         chunk: Position among the rank's slots (virtual stage).
         start: First layer, global index.
@@ -41,12 +41,26 @@ class Layout(NamedTuple):
     pp: int
     vpp: int
 
+    @property
+    def num_parts(self) -> int:
+        """Slots of one copy of the model."""
+        return self.pp * self.vpp
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The layers of each part of the model, in model order."""
+        return tuple([(slot.start, slot.stop) for slot in self.slots[: self.num_parts]])
+
+    def bounds(self, slot: Slot) -> tuple[bool, bool]:
+        """True if the slot is the first of the model, or of a copy of it; and if it is the last."""
+        return slot.index % self.num_parts == 0, (slot.index + 1) % self.num_parts == 0
+
     def of_rank(self, pp_rank: int) -> tuple[Slot, ...]:
         """The slots of a pipeline rank, by chunk."""
         return self.by_rank()[pp_rank]
 
     def by_rank(self) -> tuple[tuple[Slot, ...], ...]:
-        """The slots of every pipeline rank, by chunk: in every placement a rank's later chunk is also later in the model."""
+        """The slots of every pipeline rank, by chunk: in every placement a rank's later chunk is also later among the slots."""
         found: list[list[Slot]] = [[] for _ in range(self.pp)]
         for slot in self.slots:
             found[slot.pp_rank].append(slot)

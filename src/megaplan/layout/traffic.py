@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.cost.blocks import rank_workload
-from megaplan.cost.data import data_sends, exchanges, local_elements
+from megaplan.cost.data import data_sends, exchanges, local_elements, mirrors_of
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import (
     RankGroup,
@@ -154,6 +154,7 @@ def _of_data_ranks(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[A
     gathers, reductions = exchanges(spec)
     stride = mesh.cp * mesh.tp
     shards, replicas = RankGroup(mesh.dp_shard, stride), RankGroup(mesh.dp_replicate, mesh.dp_shard * stride)
+    yield _row(spec, "pp", "gradients of the mirrored copy", mirrors_of(spec), once.mirrored)
     if spec.sharding.copies:  # whole gradients of all data ranks are summed once
         yield _row(spec, "dp", "gradients", RankGroup(mesh.data_ranks, stride), once.replicas)
         yield _row(spec, "cp", "gradients", RankGroup(mesh.cp, mesh.tp), once.context)

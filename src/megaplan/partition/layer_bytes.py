@@ -93,7 +93,7 @@ def necessary_limits(
     for rank, of_rank in enumerate(rank_states(*degrees, num_steps=schedule.distinct_steps)):
         received = boundary_bytes(dims) * sum(forward + backward for forward, backward in receives[rank])
         found = []
-        for point in _at_forwards(of_rank, mesh.vpp, keeps=not spec.sharding.reshard_after_forward):
+        for point in _at_forwards(of_rank, mesh.vpp * spec.num_copies, keeps=not spec.sharding.reshard_after_forward):
             # The input of a slot's first block is a receive buffer, already counted.
             inputs = sum(count for count, _, _ in point) * boundary_bytes(dims)
             found.append(SpanSum(tuple(map(weight, point)), usable_bytes - received + inputs))
@@ -106,7 +106,7 @@ def no_limits(
 ) -> tuple[tuple[SpanSum, ...], ...]:
     """The sums of a host whose bytes are not known before the budget; every split keeps them."""
     weight = layer_weight([0] * len(inventory.layers))
-    return ((SpanSum((weight,) * spec.mesh.vpp, usable_bytes),),) * spec.mesh.pp
+    return ((SpanSum((weight,) * (spec.mesh.vpp * spec.num_copies), usable_bytes),),) * spec.mesh.pp
 
 
 def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
@@ -153,7 +153,7 @@ def _needs(
             found = _measured(found, StoredBytes(measured.static_bytes[index], measured.activation_bytes[index]))
         layers.append(found)
     ends = []
-    for slot in (layout.slots[0], layout.slots[-1]):
+    for slot in (layout.slots[0], layout.slots[layout.num_parts - 1]):
         outside = [
             name for name in slot.blocks if not name.startswith("layers.") and inventory.block(name).family is not Outside.RELATION_BIAS
         ]

@@ -68,9 +68,9 @@ class Memory:
         return sum(peaks.num_stages for peaks in set(self._peaks))
 
     def excesses(self, spans: Spans) -> tuple[int, ...]:
-        """Bytes by which each pp rank exceeds usable memory; negative values are headroom."""
+        """Bytes by which each pp rank exceeds usable memory; negative values are headroom. Of mirrored ranks only the first is listed."""
         if spans not in self._excesses:
-            self._excesses[spans] = tuple(self._found(spans, range(self._spec.mesh.pp)))
+            self._excesses[spans] = tuple(self._found(spans, range(self._spec.pp_shares)))
         return self._excesses[spans]
 
     def largest_peak(self, spans: Spans) -> int:
@@ -79,7 +79,7 @@ class Memory:
 
     def peaks(self, spans: Spans) -> list[tuple[int, int]]:
         """Bytes at the peak of each pp rank, and the usable bytes left."""
-        found = zip(self.excesses(spans), self._usable_bytes, strict=True)
+        found = zip(self.excesses(spans), self._usable_bytes[: self._spec.pp_shares], strict=True)
         return [(over + usable, self._headroom_bytes - over) for over, usable in found]
 
     def fullest(self, spans: Spans) -> tuple[int, int]:
@@ -98,11 +98,16 @@ class Memory:
         for part in parts_of(self._spec):
             usable = self._usable_bytes[part.ranks.start]
             found += of_host(part.spec, self._inventory, layout, usable, self._measured)[part.ranks.start : part.ranks.stop]
-        return tuple(found)
+        return tuple(found[: self._spec.pp_shares])
 
     def _found(self, spans: Spans, ranks: Sequence[int]) -> list[int]:
         self._asked.add(spans)
         layout = build_layout(self._spec, self._inventory, spans)
+        if self._spec.num_copies > 1:  # a rank and its mirror hold the same layers in the other order
+            (peaks,) = dict.fromkeys(self._peaks)
+            pairs = [(rank, self._spec.mesh.pp - 1 - rank) for rank in ranks]
+            found = [max(peaks.of(layout, pair)) - self._usable_bytes[pair[0]] for pair in pairs]
+            return found if self._measured is None else list(map(max, found, self._measured_excesses(layout, ranks)))
         of_rank = dict[int, int]()
         for peaks in dict.fromkeys(self._peaks[rank] for rank in ranks):
             own = [rank for rank in ranks if self._peaks[rank] is peaks]
@@ -113,7 +118,7 @@ class Memory:
         return found
 
     def _measured_excesses(self, layout: Layout, ranks: Sequence[int]) -> list[int]:
-        sums = self._measured_sums or self.sums(tuple((slot.start, slot.stop) for slot in layout.slots))
+        sums = self._measured_sums or self.sums(layout.spans)
         self._measured_sums = sums
         of_rank = layout.by_rank()
         owned = [[(slot.start, slot.stop) for slot in of_rank[rank]] for rank in ranks]

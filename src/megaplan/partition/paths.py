@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from operator import itemgetter
 
 from megaplan.cost.times import LayerTime, ModelTimes
-from megaplan.schedules import SPLIT_BACKWARD, actions, placement
+from megaplan.schedules import SPLIT_BACKWARD, actions, cut_pipeline, placement
 from megaplan.schedules.actions import Action, ActionKind, Orders, computations
 from megaplan.schedules.placement import Placement, slot_owner
 
@@ -51,7 +51,8 @@ class RankPath:
 
 @lru_cache(maxsize=512)
 def schedule_paths(kind: str, pp: int, vpp: int, count: int) -> tuple[RankPath, ...]:
-    """The paths of a schedule, cached because specs with the same schedule share them."""
+    """The paths of a schedule, or of the pipeline that has its cuts; cached because specs with the same schedule share them."""
+    kind, pp, vpp, count = cut_pipeline(kind, pp, vpp, count)
     return paths_of(actions(kind, pp, vpp, count), placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
 
 

@@ -16,7 +16,7 @@ from megaplan.partition.constraints import Constraints, constraints_of
 from megaplan.partition.cut_search import CutSearch
 from megaplan.partition.limits import EdgeWeights, SpanSum, Weight, layer_weight, never_all
 from megaplan.partition.values import Balance, Certificate, StackCosts, bottleneck, least_busiest
-from megaplan.schedules import placement
+from megaplan.schedules import cut_pipeline, placement
 from megaplan.schedules.placement import Placement, slots_of_rank
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import Span
@@ -214,9 +214,10 @@ class Stack:
 
 
 def stack_of(spec: Spec, costs: StackCosts, baseline: tuple[int, ...] | None = None) -> Stack:
-    """Layer costs, placement and constraints of a spec, without memory."""
-    mesh = spec.mesh
-    return Stack(costs, constraints_of(spec), placement(spec.schedule.kind), mesh.pp, mesh.vpp, baseline)
+    """Layer costs, placement and constraints of a spec, without memory; of two mirrored copies the pipeline that has their cuts."""
+    mesh, schedule = spec.mesh, spec.schedule
+    kind, pp, vpp, _ = cut_pipeline(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
+    return Stack(costs, constraints_of(spec), placement(kind), pp, vpp, baseline)
 
 
 def certify(stack: Stack, spans: Spans, lower_bound: int | None = None) -> Certificate:

@@ -22,7 +22,7 @@ from megaplan.partition.paths import PARTS, RankPath, before_slots, schedule_pat
 from megaplan.partition.stack import stack_of
 from megaplan.partition.values import Certificate, StackCosts, equal_cuts, time_costs
 from megaplan.partition.weigh import Weighted, fitting_cuts, moved_by_memory
-from megaplan.schedules import placement
+from megaplan.schedules import cut_pipeline, num_copies, placement
 from megaplan.schedules.timeline import LinkedOrders, SlotTimes
 from megaplan.spec.models import Spec
 
@@ -41,8 +41,9 @@ ACTIONS_A_STEP = 5
 class StepTimes:
     """Step times of one model's cuts under one schedule; each is replayed once."""
 
-    def __init__(self, times: Sequence[ModelTimes], linked: LinkedOrders, paths: Sequence[RankPath]) -> None:
-        """`times` are those of each slot's device."""
+    def __init__(self, times: Sequence[ModelTimes], linked: LinkedOrders, paths: Sequence[RankPath], copies: int = 1) -> None:
+        """`times` are those of each slot's device; `copies` those of the model that the linked orders run."""
+        self._copies = copies
         self._boundary_ns, self._num_layers = times[0].boundary_ns, len(times[0].layers)
         self._before = [before_slots(times, part) for part in PARTS]
         self._linked, self._checks = linked, 0
@@ -71,7 +72,7 @@ class StepTimes:
         return self._known[cuts]
 
     def _times_of(self, cuts: Sequence[int]) -> SlotTimes:
-        forward, backward, weight = self._slot_times(cuts)
+        forward, backward, weight = (part * self._copies for part in self._slot_times(cuts))
         return SlotTimes(forward, backward, weight)
 
     def is_at_least(self, cuts: Sequence[int], length_ns: int) -> bool:
@@ -150,18 +151,18 @@ class Pipeline:
         """Times of the model on each slot's device."""
         self.times: ModelTimes = self.slots[0]
         self.costs = time_costs(self.slots)
-        self._where, self._rules = placement(schedule.kind), constraints_of(spec)
-        self._orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
+        self._orders, self._rules = (schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches), constraints_of(spec)
 
     @cached_property
     def step(self) -> StepTimes:
         """Replays of the schedule."""
-        return StepTimes(self.slots, linked_orders(*self._orders), schedule_paths(*self._orders))
+        return StepTimes(self.slots, linked_orders(*self._orders), schedule_paths(*self._orders), num_copies(placement(self._orders[0])))
 
     def certify(self, spans: Spans) -> Certificate:
         """The step time of cuts, compared with a bound for all cuts under the same constraints."""
         value, costs = self.step.of(cuts_of(spans)), tuple(slot.total_ns for slot in of_own_slots(self.slots, spans))
-        bound = StepBound(self.slots, self._rules, self._where, schedule_paths(*self._orders)).lower_bound(value, self._orders[-1])
+        kind, *_, count = cut_pipeline(*self._orders)
+        bound = StepBound(self.slots, self._rules, placement(kind), schedule_paths(*self._orders)).lower_bound(value, count)
         return Certificate("step_time", value, bound, costs, "ns", "step")
 
 

@@ -135,8 +135,8 @@ def amount(number: int, unit: str, *, named: bool = True) -> str:
 
 
 def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]:
-    """The part that paces a step, and its cost: the largest slot; in V placement the largest rank, which owns slots i and 2P − 1 − i."""
-    if where == "v":
+    """The part that paces a step, and its cost: the largest slot; else the largest rank, which owns two slots as far from either end."""
+    if where in ("v", "mirror"):
         return "rank", max(costs[index] + costs[-1 - index] for index in range(len(costs) // 2))
     return "slot", max(costs)
 

@@ -98,12 +98,12 @@ def _decisions(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
 
 def _certificate(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
     """Checks the certificate's own arithmetic; only planning again can check its bound (`megaplan check`)."""
-    certificate, num_slots = plan.decisions.split.certificate, len(plan.decisions.stages)
+    certificate, num_slots = plan.decisions.split.certificate, len(plan.spans)
     here: KeyPath = ("decisions", "split", "certificate")
     if plan.decisions.split.costs is not None and certificate.unit != "ns":
         yield problems.contradiction(f"unit = {certificate.unit}, and the cuts were weighed by a costs file, in ns", at((*here, "unit")))
     if len(certificate.costs) != num_slots:
-        yield problems.contradiction(f"{len(certificate.costs)} costs, and there are {num_slots} stages", at((*here, "costs")))
+        yield problems.contradiction(f"{len(certificate.costs)} costs, and the model has {num_slots} parts", at((*here, "costs")))
     elif certificate.objective == "bottleneck":
         measures, value = bottleneck(plan.decisions.schedule.placement, certificate.costs)
         if (certificate.measures, certificate.value) != (measures, value):

@@ -278,8 +278,8 @@ class PlanDocument(Result, Part):
 
     @property
     def spans(self) -> tuple[SpanField, ...]:
-        """Layers of each slot, half-open, in model order."""
-        return tuple(stage.layers for stage in self.decisions.stages)
+        """Layers of each part of the model, half-open, in model order."""
+        return tuple(stage.layers for stage in self.decisions.stages[: self.spec.mesh.num_slots])
 
     def layout(self) -> Layout:
         """Slots, owners and placement, from the plan's own cuts."""

@@ -12,7 +12,7 @@ from megaplan.foreign import xml
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import Spans, build_layout
 from megaplan.layout.planned_step import planned_step
-from megaplan.schedules import Action, ActionKind, Timeline, num_actions, placement, slot_owner
+from megaplan.schedules import Action, ActionKind, Placement, Timeline, num_actions, num_copies, placement, slot_owner
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns
 
@@ -80,8 +80,8 @@ def timeline_svg(spec: Spec, spans: Spans) -> str:
         Picture(
             title=f"{spec.name}: {schedule.kind}, pp {mesh.pp} × vpp {mesh.vpp}, {schedule.num_microbatches} microbatches",
             step=step,
-            owners=tuple(slot_owner(where, slot, mesh.pp) for slot in range(mesh.pp * mesh.vpp)),
-            chunks=mesh.vpp,
+            owners=_owners(where, mesh.pp, mesh.vpp),
+            chunks=mesh.vpp * num_copies(where),
             levels=memory_over_time(spec, inventory, layout, budget, step),
             usable_bytes=budget.device.usable_bytes,
         )
@@ -104,7 +104,11 @@ def schedule_svg(kind: str, pp: int, vpp: int, num_microbatches: int, step: Time
     _check_size(pp, vpp, num_microbatches)
     where = placement(kind)
     title = f"{kind}, pp {pp} × vpp {vpp}, {num_microbatches} microbatches"
-    return render(Picture(title, step, tuple(slot_owner(where, slot, pp) for slot in range(pp * vpp)), vpp, (), 0, str))
+    return render(Picture(title, step, _owners(where, pp, vpp), vpp * num_copies(where), (), 0, str))
+
+
+def _owners(where: Placement, pp: int, vpp: int) -> tuple[tuple[int, int], ...]:
+    return tuple(slot_owner(where, slot, pp) for slot in range(pp * vpp * num_copies(where)))
 
 
 def _check_size(pp: int, vpp: int, num_microbatches: int) -> None:

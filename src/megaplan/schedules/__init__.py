@@ -2,13 +2,14 @@
 
 from megaplan.schedules.actions import MAX_REPLAYED, Action, ActionKind, Orders, Overlap, ScheduleStep, computations, num_actions
 from megaplan.schedules.in_flight import InFlight, in_flight, peak_bytes, receive_buffers, shared_buffers
-from megaplan.schedules.placement import Placement, slot_owner, slots_of_rank
+from megaplan.schedules.placement import Placement, num_copies, slot_owner, slots_of_rank
 from megaplan.schedules.registry import (
     KINDS,
     SCHEDULES,
     SPLIT_BACKWARD,
     RegisteredSchedule,
     actions,
+    cut_pipeline,
     placement,
     refuse_impossible,
     schedule_problems,
@@ -34,9 +35,11 @@ __all__ = [
     "Timeline",
     "actions",
     "computations",
+    "cut_pipeline",
     "in_flight",
     "link",
     "num_actions",
+    "num_copies",
     "peak_bytes",
     "placement",
     "receive_buffers",

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from megaplan.schedules.placement import slot_owner, slots_of_rank
+from megaplan.schedules.placement import num_copies, slot_owner, slots_of_rank
 from megaplan.schedules.registry import SCHEDULES, placement
 from megaplan.schedules.states import RankState, Vector, non_dominated, rank_states
 
@@ -79,14 +79,16 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
 
     Returns:
         For each pp rank and chunk: (activations from the slot before, gradients from the slot after), in boundaries. The first slot
-        receives no activation, the last no gradient, and the middle slots of a V nothing from each other: they are on one rank.
+        receives no activation, the last no gradient, and the middle slots of a V nothing from each other: they are on one rank. So are the
+        last slot of one copy of the model and the first of the other.
 
     Raises:
         MegaplanError: MP310 for a kind that is no schedule.
     """
-    where = placement(kind)
-    owners = [slot_owner(where, slot, pp)[0] for slot in range(pp * vpp)]
-    between = [num_microbatches if owner != after else 0 for owner, after in pairwise(owners)]  # exchanges of neighbouring slots
+    where, copies = placement(kind), num_copies(placement(kind))
+    owners = [slot_owner(where, slot, pp)[0] for slot in range(pp * vpp * copies)]
+    each = num_microbatches // copies
+    between = [each if owner != after else 0 for owner, after in pairwise(owners)]  # exchanges of neighbouring slots
     before, after = [0, *between], [*between, 0]
     owned = [slots_of_rank(where, rank, pp, vpp) for rank in range(pp)]
     return tuple([tuple([(before[slot], after[slot]) for slot in slots]) for slots in owned])
@@ -112,7 +114,7 @@ def shared_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple
         return tuple([tuple([(inputs, min(sent, most)) for inputs, sent in chunks]) for chunks in own])
     found = []
     for chunks, states in zip(own, rank_states(kind, pp, vpp, num_microbatches), strict=True):
-        held = [max(state.in_flight[chunk] + state.waiting[chunk] for state in states) for chunk in range(vpp)]
+        held = [max(state.in_flight[chunk] + state.waiting[chunk] for state in states) for chunk in range(len(chunks))]
         counts = zip(chunks, held, strict=True)
         found.append(tuple([(min(inputs, number + spare(pp)), min(sent, most)) for (inputs, sent), number in counts]))
     return tuple(found)

@@ -48,11 +48,23 @@ def few_microbatches(num_microbatches: int, pp: int) -> Problem:
     return Problem("MP311", MICROBATCHES, detail, ((MICROBATCHES, (pp,)),))
 
 
-def fewer_than_slots(num_microbatches: int, pp: int) -> Problem:
-    """The schedule needs a microbatch for every slot of a V."""
+def fewer_than_slots(num_microbatches: int, pp: int, other: str = "zbv") -> Problem:
+    """The schedule needs a microbatch for every slot of a V; the `other` does not."""
     slots = 2 * pp
     detail = f"schedule.num_microbatches = {num_microbatches}, 2 · mesh.pp = {slots}, and {num_microbatches} < {slots}"
-    return Problem("MP311", MICROBATCHES, detail, ((MICROBATCHES, (slots,)), (KIND, ("zbv",))))
+    return Problem("MP311", MICROBATCHES, detail, ((MICROBATCHES, (slots,)), (KIND, (other,))))
+
+
+def odd_microbatches(num_microbatches: int) -> Problem:
+    """The schedule runs half of the microbatches from either end."""
+    detail = f"schedule.num_microbatches = {num_microbatches}, half from either end, and {num_microbatches} % 2 = 1"
+    return Problem("MP312", MICROBATCHES, detail, ((MICROBATCHES, (num_microbatches + 1,)),))
+
+
+def odd_ranks(kind: str, pp: int) -> Problem:
+    """The schedule pairs every rank with its mirror."""
+    detail = f"schedule.kind = {kind} pairs rank i with rank {pp - 1} − i, which hold the same layers, and mesh.pp = {pp} is odd"
+    return Problem("MP313", PP, detail, ((PP, (pp + 1,)), (KIND, ("dualpipev",))))
 
 
 def uneven_rounds(num_microbatches: int, pp: int, rounds: int) -> Problem:

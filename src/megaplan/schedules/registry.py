@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from megaplan.errors import MegaplanError
-from megaplan.schedules import dualpipev, gpipe, interleaved, interleaved_zero_bubble, looped_bfs, one_f_one_b, zbv
+from megaplan.schedules import dualpipe, dualpipev, gpipe, interleaved, interleaved_zero_bubble, looped_bfs, one_f_one_b, zbv
 from megaplan.schedules.actions import Orders
-from megaplan.schedules.placement import Placement
+from megaplan.schedules.placement import Placement, num_copies
 from megaplan.schedules.problems import Problem, not_a_schedule, several_ranks
 
 
@@ -21,7 +21,7 @@ class RegisteredSchedule(NamedTuple):
         problems: Function of `pp`, `vpp`, `num_microbatches` that gives the reasons that it cannot run on them.
         orders: Function of those that gives the actions of every rank, in order.
         enough_microbatches: Function of those that gives a number of microbatches with all states of more (`megaplan.schedules.states`).
-        torch_name: Name in `torch.distributed.pipelining.schedules.get_schedule_class`.
+        torch_name: Name in `torch.distributed.pipelining.schedules.get_schedule_class`; None if torch does not have it.
         least_vpp: Fewest slots per rank.
         splits_backward: True if it has actions I and W instead of some or all B.
         accumulates: True if a spec may have it with one pipeline rank, where it only accumulates gradients.
@@ -33,7 +33,7 @@ class RegisteredSchedule(NamedTuple):
     placement: Placement
     problems: Callable[[int, int, int], list[Problem]]
     orders: Callable[[int, int, int], Orders]
-    torch_name: str
+    torch_name: str | None
     enough_microbatches: Callable[[int, int, int], int] = lambda _pp, _vpp, num_microbatches: num_microbatches
     least_vpp: int = 1
     splits_backward: bool = False
@@ -113,6 +113,16 @@ SCHEDULES = {
         spare_inputs=_one,
         gradient_buffers=_twice,
     ),
+    "dualpipe": RegisteredSchedule(
+        "mirror",
+        dualpipe.problems,
+        dualpipe.orders,
+        None,
+        dualpipe.enough_microbatches,
+        splits_backward=True,
+        spare_inputs=_one,
+        gradient_buffers=_twice,
+    ),
 }
 KINDS = tuple(SCHEDULES)
 """Names of all schedules, as in `schedule.kind`."""
@@ -129,6 +139,15 @@ def placement(kind: str) -> Placement:
     if kind not in SCHEDULES:
         raise MegaplanError([not_a_schedule(kind, SCHEDULES).diagnostic()])
     return SCHEDULES[kind].placement
+
+
+def cut_pipeline(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[str, int, int, int]:
+    """Kind, ranks, slots of a rank and microbatches of the pipeline whose slots are the parts of the model.
+
+    It is the schedule's own, but for two mirrored copies, where rank i and its mirror do what rank i of a V of half as many ranks does:
+    cuts load the ranks of both equally, and a step of the V is at most as long, since nothing is sent at its turn.
+    """
+    return ("dualpipev", pp // 2, 2, num_microbatches // 2) if num_copies(placement(kind)) > 1 else (kind, pp, vpp, num_microbatches)
 
 
 def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, planned: bool = False, few: bool = False) -> list[Problem]:

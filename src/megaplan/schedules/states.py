@@ -14,7 +14,7 @@ from operator import ge
 from typing import NamedTuple
 
 from megaplan.schedules.actions import ActionKind, ScheduleStep, computations
-from megaplan.schedules.placement import slot_owner, slots_of_rank
+from megaplan.schedules.placement import num_copies, slot_owner, slots_of_rank
 from megaplan.schedules.registry import actions, enough_microbatches, placement
 from megaplan.tuples import new
 
@@ -69,7 +69,7 @@ def rank_states(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: 
     Args:
         kind: `schedule.kind` of the spec.
         pp: Pipeline degree.
-        vpp: Slots of a rank.
+        vpp: Slots of a rank, of each copy of the model.
         num_microbatches: Microbatches of a schedule step.
         num_steps: Schedule steps until gradients are reduced; a fourth one adds no further state.
 
@@ -82,11 +82,12 @@ def rank_states(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: 
 @lru_cache(maxsize=512)
 def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int) -> tuple[tuple[RankState, ...], ...]:
     where, found = placement(kind), []
-    chunk_of = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp)]
+    copies = num_copies(where)
+    chunk_of = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp * copies)]
     for rank, order in enumerate(actions(kind, pp, vpp, num_microbatches)):
         slots = slots_of_rank(where, rank, pp, vpp)
-        neighbours = len(slots) == 2 and slots[1] == slots[0] + 1
-        found.append(states_of(order * num_steps, chunk_of, vpp, num_microbatches * num_steps, neighbours=neighbours))
+        neighbours = len(slots) == 2 and slots[1] == slots[0] + 1 and copies == 1
+        found.append(states_of(order * num_steps, chunk_of, len(slots), num_microbatches // copies * num_steps, neighbours=neighbours))
     return tuple(found)
 
 
@@ -99,7 +100,7 @@ def states_of(
         order: Actions of the rank, for all schedule steps of an update.
         chunk_of: Chunk of every slot.
         vpp: Chunks of the rank.
-        num_microbatches: Microbatches of the order: a chunk's gradients are reduced after this many backwards.
+        num_microbatches: Microbatches of a chunk, whose gradients are reduced after this many backwards.
         neighbours: True if the rank's two chunks are neighbours in the model, as on the last rank of a V.
 
     Returns:

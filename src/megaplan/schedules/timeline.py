@@ -154,16 +154,16 @@ class LinkedOrders(NamedTuple):
             stops.append(end)
 
 
-def replay(orders: Orders, times: SlotTimes, *, p2p: int = 0) -> Timeline:
+def replay(orders: Orders, times: SlotTimes, *, p2p: int = 0, copies: int = 1) -> Timeline:
     """Link and replay; see `link` and `LinkedOrders.replay`.
 
     Raises:
         ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
     """
-    return link(orders, len(times.forward)).replay(times, p2p=p2p)
+    return link(orders, len(times.forward), copies).replay(times, p2p=p2p)
 
 
-def link(orders: Orders, num_slots: int) -> LinkedOrders:
+def link(orders: Orders, num_slots: int, copies: int = 1) -> LinkedOrders:
     """Find the dependencies of every action, and an order in which all can run.
 
     A forward waits for the same microbatch on the slot before; a backward, or its input half, for the slot after, and on the last slot for
@@ -172,6 +172,7 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
     Args:
         orders: Action order of each pp rank.
         num_slots: Slots of the pipeline.
+        copies: Copies of the model, one behind the other in the slots: microbatches end with the last slot of each.
 
     Raises:
         ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.
@@ -194,7 +195,7 @@ def link(orders: Orders, num_slots: int) -> LinkedOrders:
             for kind, slot, microbatch in step.parts:
                 wire = wires.get((kind, slot))
                 if wire is None:
-                    source = _source_of(kind, slot, num_slots - 1)
+                    source = _source_of(kind, slot, num_slots // copies)
                     wire = wires[kind, slot] = results[source] if source else None, results[_made(kind), slot]
                 needed, made_here = wire
                 made.append((made_here, microbatch))
@@ -254,10 +255,10 @@ def _made(kind: ActionKind) -> ActionKind:
     return ActionKind.INPUT if kind is ActionKind.BACKWARD else kind
 
 
-def _source_of(kind: ActionKind, slot: int, last: int) -> tuple[ActionKind, int] | None:
-    """Kind and slot of the dependency of an action, for its microbatch."""
+def _source_of(kind: ActionKind, slot: int, num_parts: int) -> tuple[ActionKind, int] | None:
+    """Kind and slot of the dependency of an action, for its microbatch; a copy of the model has `num_parts` slots."""
     if kind is ActionKind.FORWARD:
-        return (ActionKind.FORWARD, slot - 1) if slot > 0 else None
+        return (ActionKind.FORWARD, slot - 1) if slot % num_parts else None
     if kind is ActionKind.WEIGHT:
         return ActionKind.INPUT, slot
-    return (ActionKind.FORWARD, slot) if slot == last else (ActionKind.INPUT, slot + 1)
+    return (ActionKind.FORWARD, slot) if (slot + 1) % num_parts == 0 else (ActionKind.INPUT, slot + 1)

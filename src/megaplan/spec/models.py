@@ -34,7 +34,7 @@ from megaplan.scalars import (
     Section,
     Text,
 )
-from megaplan.schedules import num_actions
+from megaplan.schedules import num_actions, num_copies, placement
 from megaplan.spec.architecture import (
     SIDES,
     Attention,
@@ -333,6 +333,16 @@ class Spec(OptionsSection):
         """True if every rank has all parameters of its tensor, expert and pipeline ranks whole, so that FSDP2 has nothing to do."""
         mesh = self.mesh
         return self.sharding.copies or (mesh.dp_shard == mesh.dp_replicate == 1 and (mesh.efsdp == 1 or self.model.moe is None))
+
+    @property
+    def num_copies(self) -> int:
+        """Copies of the model's parts that the ranks of a pipeline hold."""
+        return num_copies(placement(self.schedule.kind))
+
+    @property
+    def pp_shares(self) -> int:
+        """Pipeline ranks that one copy of the model's parameters is divided over."""
+        return self.mesh.pp // self.num_copies
 
     @property
     def shard_degrees(self) -> tuple[int, int]:

@@ -98,6 +98,8 @@ def _unsupported(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "host.name", f"host.name = {spec.host.kind.name}, whose step and memory are those of one device"
     if spec.split.objective == "bottleneck" and spec.split.mode == "weighted" and BOUNDARY not in spec.model.pattern:
         yield "split.objective", "split.objective = bottleneck: layers have no one cost on several devices"
+    if spec.num_copies > 1:
+        yield "schedule.kind", f"schedule.kind = {spec.schedule.kind}, whose two copies of a stage would be on two types of devices"
     if spec.num_actions > MAX_REPLAYED:
         yield "schedule.num_microbatches", f"the schedule has {spec.num_actions:,} actions; at most {MAX_REPLAYED:,} are replayed"
     if spec.post_training is not None:

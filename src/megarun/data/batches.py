@@ -160,13 +160,18 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """This rank's microbatches: token ids on the first stage, labels on the last (rank 0 of a V schedule has both), else None."""
+    """This rank's microbatches: token ids on the first stage, labels on the last, else None.
+
+    Rank 0 of a V schedule has both, and so has either end of DualPipe.
+    """
 
     def __init__(self, source: TokenRows, spec: Spec, mesh: RankMesh) -> None:
         self._source, self._mesh = source, mesh
-        last_slot = spec.mesh.pp * spec.mesh.vpp - 1
-        last_rank, _ = slot_owner(placement(spec.schedule.kind), last_slot, spec.mesh.pp)
-        self._reads_tokens, self._reads_labels = mesh.coordinate["pp"] == 0, mesh.coordinate["pp"] == last_rank
+        where, parts = placement(spec.schedule.kind), spec.mesh.num_slots
+        first, last = (
+            {slot_owner(where, end + copy * parts, spec.mesh.pp)[0] for copy in range(spec.num_copies)} for end in (0, parts - 1)
+        )
+        self._reads_tokens, self._reads_labels = mesh.coordinate["pp"] in first, mesh.coordinate["pp"] in last
         self._packs, self._seed, self._seq_length = spec.data.packing == "documents", spec.training.seed, spec.batch.seq_length
         self._cp, tp = ContextParallel(spec.mesh.cp, mesh.coordinate["cp"], None), mesh.coordinate["tp"]
         shared, (_, length), (_, share, _) = self._cp.positions(self._seq_length), token_shape(spec), residual_shape(spec)

@@ -60,7 +60,7 @@ class Stage(nn.Module):
         model = config.model
         self.tp, self.cp, self.slices_words = tp, cp, config.mesh.vocab_parallel and tp.degree > 1
         num_words = tp.share(model.vocab_size) if self.slices_words else model.vocab_size
-        self.index, self.embeds, self.frozen = slot.index, slot.index == 0, config.lora is not None
+        self.index, self.embeds, self.frozen = slot.index, slot.index % config.mesh.num_slots == 0, config.lora is not None
         self.predicts = "final_norm" in slot.blocks
         self.joins_loss = model.joins_loss(kernels=config.host.uses_triton)
         self.vision, self.projector = build_images(config, slot.blocks, tp)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaplan.schedules import KINDS, SlotTimes, actions, in_flight, placement, replay, slot_owner, slots_of_rank
+from megaplan.schedules import KINDS, SlotTimes, actions, in_flight, num_copies, placement, replay, slot_owner, slots_of_rank
 
-SIZES = {kind: (4, 1 if kind in ("gpipe", "1f1b") else 2, 8) for kind in KINDS}
+SIZES = {kind: (4, 1 if kind in ("gpipe", "1f1b", "dualpipe") else 2, 8) for kind in KINDS}
+ONE_COPY = [kind for kind in KINDS if num_copies(placement(kind)) == 1]
 DOCUMENT = {"format", "ranks", "makespan"}
 RANK = {"rank", "actions", "peak_inflight", "inflight_vectors", "bubble", "bubble_inside"}
 
@@ -28,7 +29,8 @@ def test_the_document_is_the_schedule(megaplan, kind):
     found = json.loads(ran.out)
     assert set(found) == DOCUMENT
     assert found["format"] == "megaplan.schedule/1"
-    step = replay(actions(kind, pp, vpp, m), SlotTimes.equal(pp * vpp, 4, 5, 3), p2p=2)
+    copies = num_copies(placement(kind))
+    step = replay(actions(kind, pp, vpp, m), SlotTimes.equal(pp * vpp * copies, 4, 5, 3), p2p=2, copies=copies)
     assert found["makespan"] == step.makespan
     assert [rank["bubble"] for rank in found["ranks"]] == list(step.bubbles)
     assert [rank["bubble_inside"] for rank in found["ranks"]] == list(step.bubbles_inside)
@@ -39,7 +41,13 @@ def test_the_document_is_the_schedule(megaplan, kind):
         assert rank["peak_inflight"] == max(sum(full) + sum(pending) for full, pending in vectors)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_two_copies_are_not_written_for_torch(megaplan):
+    ran = megaplan(*words("dualpipe", "--csv"))
+    assert (ran.status, ran.out) == (2, "")
+    assert "--csv: torch's schedules hold one copy of the model, dualpipe two" in ran.err
+
+
+@pytest.mark.parametrize("kind", ONE_COPY)
 def test_torch_reads_every_cell_of_the_csv(megaplan, kind):
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     ran = megaplan(*words(kind, "--csv"))
@@ -48,7 +56,7 @@ def test_torch_reads_every_cell_of_the_csv(megaplan, kind):
     assert read == [[str(action) for action in order] for order in actions(kind, *SIZES[kind])]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_COPY)
 def test_torchs_runtime_loads_the_file_and_adds_its_communication(megaplan, tmp_path, kind):
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     pp, vpp, m = SIZES[kind]
@@ -89,7 +97,7 @@ def test_the_text_fits_80_columns_and_draws_every_slot(megaplan, kind):
     ran = megaplan(*words(kind))
     assert ran.status == 0
     assert max(map(len, ran.out.splitlines())) <= 80
-    assert ran.out.count(" chunk ") == SIZES[kind][0] * SIZES[kind][1]
+    assert ran.out.count(" chunk ") == SIZES[kind][0] * SIZES[kind][1] * num_copies(placement(kind))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def orders(pp, vpp, num_microbatches):
     return tuple(tuple(Action(kind, slot, index) for kind, index in forward + backward) for slot in range(pp))
 '''
 ENTRY = [
-    ("from megaplan.schedules import dualpipev, ", "reversed_order, "),
+    ("from megaplan.schedules import dualpipe, ", "reversed_order, "),
     ('    "gpipe": RegisteredSchedule("single", gpipe.problems, gpipe.orders, "GPipe", gradient_buffers=_one),\n',
      '    "reversed": RegisteredSchedule("single", reversed_order.problems, reversed_order.orders, "Reversed"),\n'),
 ]  # fmt: skip

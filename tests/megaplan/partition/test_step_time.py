@@ -19,15 +19,15 @@ from megaplan.partition.bounds import StepBound
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.memory import Memory
-from megaplan.partition.paths import paths_of
+from megaplan.partition.paths import schedule_paths
 from megaplan.partition.step import FAR, Pipeline, StepTimes, shorten, step_time_cuts
 from megaplan.partition.values import equal_cuts
-from megaplan.schedules import KINDS, SPLIT_BACKWARD, SlotTimes, actions, link, placement, replay
+from megaplan.schedules import KINDS, SlotTimes, actions, cut_pipeline, link, num_copies, placement, replay
 from megaplan.spec.load import load_spec
 from megaplan.units import format_bytes
 
 REPOSITORY = Path(__file__).parents[3]
-SINGLE = ("1f1b", "gpipe")
+SINGLE = ("1f1b", "gpipe", "dualpipe")
 
 
 def times_of(random: Random, num_layers: int, p2p: int) -> ModelTimes:
@@ -41,17 +41,18 @@ def times_of(random: Random, num_layers: int, p2p: int) -> ModelTimes:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_cuts_are_below_the_bound(kind: str) -> None:
     """Against every split of small stacks; the bound is above none and reaches a fair part of the best."""
-    random, pp, vpp = Random(3), 2, 1 if kind in SINGLE else 2
-    shares = []
+    random, copies, vpp = Random(3), num_copies(placement(kind)), 1 if kind in SINGLE else 2
+    pp, shares = 2 * copies, []
     for number in range(40):
-        num_layers, num_microbatches = random.randint(5, 9), 4
+        num_layers, num_microbatches = random.randint(5, 9), 4 * copies
         times = times_of(random, num_layers, random.choice((0, 3)))
         rules = Constraints(forbid=(3,)) if number % 3 == 0 else Constraints(pin=(2,)) if number % 3 == 1 else Constraints()
         orders = actions(kind, pp, vpp, num_microbatches)
-        paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
-        step = StepTimes([times] * pp * vpp, link(orders, pp * vpp), paths)
+        cut_kind, *_, count = cut_pipeline(kind, pp, vpp, num_microbatches)
+        paths = schedule_paths(kind, pp, vpp, num_microbatches)
+        step = StepTimes([times] * pp * vpp, link(orders, pp * vpp * copies, copies), paths, copies)
         steps = [step.of(cuts) for cuts in combinations(range(1, num_layers), pp * vpp - 1) if not rules.broken_by(cuts)]
-        bound = StepBound([times] * pp * vpp, rules, placement(kind), paths).lower_bound(max(steps), num_microbatches)
+        bound = StepBound([times] * pp * vpp, rules, placement(cut_kind), paths).lower_bound(max(steps), count)
         assert bound <= min(steps), (number, times)
         shares.append(bound / min(steps))
     assert sum(shares) / len(shares) > 0.7
@@ -60,11 +61,11 @@ def test_no_cuts_are_below_the_bound(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_path_is_within_the_step(kind: str) -> None:
     random, pp, vpp = Random(9), 4, 1 if kind in SINGLE else 2
-    orders = actions(kind, pp, vpp, 8)
-    paths = paths_of(orders, placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
+    orders, copies = actions(kind, pp, vpp, 8), num_copies(placement(kind))
+    paths = schedule_paths(kind, pp, vpp, 8)
     for _ in range(20):
         forward, backward, weight = (tuple(random.randint(0, 50) for _ in range(pp * vpp)) for _ in range(3))
-        makespan = replay(orders, SlotTimes(forward, backward, weight), p2p=5).makespan
+        makespan = replay(orders, SlotTimes(forward * copies, backward * copies, weight * copies), p2p=5, copies=copies).makespan
         assert max(path.length(forward, backward, weight, 5) for path in paths) <= makespan
 
 

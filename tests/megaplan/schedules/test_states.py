@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaplan.schedules import actions, in_flight, placement, receive_buffers, slot_owner, slots_of_rank
+from megaplan.schedules import actions, in_flight, num_copies, placement, receive_buffers, slot_owner, slots_of_rank
 from megaplan.schedules.actions import ActionKind, ScheduleStep, computations
 from megaplan.schedules.registry import enough_microbatches, schedule_problems
 from megaplan.schedules.states import (
@@ -33,12 +33,14 @@ SCHEDULES = [
     ("zbv", 2, 2, 5),
     ("zbv", 4, 2, 8),
     ("dualpipev", 4, 2, 9),
+    ("dualpipe", 4, 1, 14),
+    ("dualpipe", 2, 1, 4),
 ]
 
 
 def chunks_of(kind: str, pp: int, vpp: int) -> list[int]:
     """The chunk of every slot."""
-    return [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp)]
+    return [slot_owner(placement(kind), slot, pp)[1] for slot in range(pp * vpp * num_copies(placement(kind)))]
 
 
 def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[RankState, ...]]:
@@ -46,8 +48,9 @@ def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[R
     found = []
     for rank, order in enumerate(actions(kind, pp, vpp, m)):
         slots = slots_of_rank(placement(kind), rank, pp, vpp)
-        neighbours = len(slots) == 2 and slots[1] == slots[0] + 1
-        found.append(states_of(order * steps, chunks_of(kind, pp, vpp), vpp, m * steps, neighbours=neighbours))
+        copies = num_copies(placement(kind))
+        neighbours = len(slots) == 2 and slots[1] == slots[0] + 1 and copies == 1
+        found.append(states_of(order * steps, chunks_of(kind, pp, vpp), len(slots), m // copies * steps, neighbours=neighbours))
     return found
 
 
@@ -70,11 +73,12 @@ def test_moments_have_the_largest_counts_of_the_orders(kind: str, pp: int, vpp: 
     """Each chunk is reduced once, with none of its own microbatches alive; `in_flight` gives the same counts."""
     found = rank_states(kind, pp, vpp, m)
     for rank, order, vectors in zip(found, actions(kind, pp, vpp, m), in_flight(kind, pp, vpp, m), strict=True):
-        largest = non_dominated(counts_of(order, chunks_of(kind, pp, vpp), vpp))
+        num_chunks = vpp * num_copies(placement(kind))
+        largest = non_dominated(counts_of(order, chunks_of(kind, pp, vpp), num_chunks))
         assert non_dominated({(*point.in_flight, *point.waiting) for point in rank}) == largest
         assert tuple((*vector.full, *vector.pending_weight) for vector in vectors) == largest
         reduced = [point for point in rank if point.kind is REDUCE]
-        assert sorted(point.chunk for point in reduced) == list(range(vpp))
+        assert sorted(point.chunk for point in reduced) == list(range(num_chunks))
         assert all(point.in_flight[point.chunk] == point.waiting[point.chunk] == 0 for point in reduced)
         assert all(point.states[point.chunk] is BACKWARDED for point in reduced)
 
@@ -87,6 +91,7 @@ def test_moments_have_the_largest_counts_of_the_orders(kind: str, pp: int, vpp: 
         *((kind, pp, vpp) for kind in ("interleaved_1f1b", ZERO_BUBBLE) for pp in (1, 2, 4) for vpp in (2, 3)),
         (ZERO_BUBBLE, 4, 1),
         *((kind, pp, 2) for kind in ("zbv", "dualpipev") for pp in (1, 2, 5)),
+        *(("dualpipe", pp, 1) for pp in (2, 6)),
     ],
 )
 def test_more_microbatches_than_enough_have_no_other_moments(kind: str, pp: int, vpp: int, steps: int) -> None:

@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaplan.schedules import KINDS, Action, ActionKind, LinkedOrders, SlotTimes, actions, link, replay, schedule_problems
+from megaplan.schedules import (
+    KINDS,
+    Action,
+    ActionKind,
+    LinkedOrders,
+    SlotTimes,
+    actions,
+    link,
+    num_copies,
+    placement,
+    replay,
+    schedule_problems,
+)
 from megaplan.schedules.repeats import Node, Repeat, repeat_of
 
 
@@ -60,11 +72,13 @@ def test_every_action_waits_for_its_inputs_and_no_longer(
     kind: str, pp: int, rounds: int, p2p: int, hidden_percent: int, data: st.DataObject
 ) -> None:
     """Against the rules themselves: a start is the latest of the rank's last stop and the arrivals of what the action reads."""
-    vpp = 1 if kind in ("gpipe", "1f1b") else 2
-    num_slots, m = pp * vpp, pp * rounds + (pp if kind == "dualpipev" else 0)
+    vpp, copies = 1 if kind in ("gpipe", "1f1b", "dualpipe") else 2, num_copies(placement(kind))
+    pp *= copies
+    num_slots, m = pp * vpp * copies, pp * rounds + (pp if kind in ("dualpipev", "dualpipe") else 0)
+    parts = num_slots // copies
     lengths = st.lists(st.integers(1, 50), min_size=num_slots, max_size=num_slots).map(tuple)
     times = SlotTimes(data.draw(lengths), data.draw(lengths), data.draw(lengths), hidden_percent)
-    step = replay(actions(kind, pp, vpp, m), times, p2p=p2p)
+    step = replay(actions(kind, pp, vpp, m), times, p2p=p2p, copies=copies)
     stops: dict[tuple[str, int, int], tuple[int, int]] = {}
     for rank, timed in enumerate(step.ranks):
         for item in timed:
@@ -81,11 +95,11 @@ def test_every_action_waits_for_its_inputs_and_no_longer(
             arrivals = [free]
             for part in item.action.parts:
                 if part.kind is ActionKind.FORWARD:
-                    read = ("F", part.slot - 1, part.microbatch) if part.slot else None
+                    read = ("F", part.slot - 1, part.microbatch) if part.slot % parts else None
                 elif part.kind is ActionKind.WEIGHT:
                     read = ("I", part.slot, part.microbatch)
                 else:
-                    read = ("F", part.slot, part.microbatch) if part.slot == num_slots - 1 else ("I", part.slot + 1, part.microbatch)
+                    read = ("F", part.slot, part.microbatch) if (part.slot + 1) % parts == 0 else ("I", part.slot + 1, part.microbatch)
                 if read is not None:
                     stop, owner = stops[read]
                     arrivals.append(stop + (p2p if owner != rank else 0))

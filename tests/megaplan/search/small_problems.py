@@ -35,8 +35,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def problem(seed: int) -> tuple[Space, int]:
-    """A space, and the headroom asked for."""
+def problem(seed: int, *, mirrored: bool = False) -> tuple[Space, int]:
+    """A space, and the headroom asked for; `mirrored` searches layouts with two copies of the model too, or with its own schedule only."""
     draw = random.Random(seed)
     while True:
         letters = draw.choice(("AD", "AE", "AM", "AR", "AMD", "ADE", "AER"))
@@ -49,9 +49,11 @@ def problem(seed: int) -> tuple[Space, int]:
             "format": "megaplan.spec/1",
             "name": f"small-{seed}",
             "model": model,
-            "mesh": {"dp_shard": 4},
+            "mesh": {"pp": 2, "dp_shard": 2} if mirrored else {"dp_shard": 4},
             "sharding": {"reshard_after_forward": False},
-            "schedule": {"num_microbatches": draw.choice((2, 4, 6))},
+            "schedule": {"kind": "dualpipe", "num_microbatches": draw.choice((4, 8))}
+            if mirrored
+            else {"num_microbatches": draw.choice((2, 4, 6))},
             "batch": {"micro_batch_size": draw.choice((1, 2)), "seq_length": draw.choice((64, 128))},
             "device": {"name": "h200", "per_node": draw.choice((4, 8))},
         }
@@ -64,7 +66,7 @@ def problem(seed: int) -> tuple[Space, int]:
         space = Space(spec, devices, fixed, vary)
         peaks = _peaks(space, draw)
         size = sum(len(space.policies(layout)) for layout in space.layouts())
-        if not peaks or not 4 <= size <= MOST:
+        if not peaks or not 4 <= size <= MOST or (mirrored and not any(layout.kind == "dualpipe" for layout in space.layouts())):
             continue
         usable = draw.choice((*peaks, max(peaks) * 2))
         reserve = device_budget(device_of(spec.device), devices).reserve_bytes
@@ -101,18 +103,19 @@ def _layouts(space: Space) -> Iterator[LayoutChoice]:
     """Every product of degrees, schedules and micro-batches that the rules of a spec let through."""
     devices, batch = space.devices, space.global_batch
     degrees = [degree for degree in range(1, devices + 1) if devices % degree == 0]
-    own = space.base.batch.micro_batch_size
+    size = space.base.batch.micro_batch_size
     varies = {word: word in space.varied for word in ("schedule", "batch")}
     for pp, tp, cp, shard in product(degrees, repeat=4):
         if devices % (pp * tp * cp * shard):
             continue
         replicate = devices // (pp * tp * cp * shard)
         for ep, etp in product(degrees, degrees):
-            for micro in range(1, batch + 1) if varies["batch"] else (own,):
+            for micro in range(1, batch + 1) if varies["batch"] else (size,):
                 if batch % (micro * replicate * shard):
                     continue
                 count = batch // (micro * replicate * shard)
-                kinds = KINDS if varies["schedule"] else (space.base.schedule.kind,)
+                own = space.base.schedule.kind
+                kinds = dict.fromkeys((*KINDS, own)) if varies["schedule"] else (own,)
                 for kind, vpp in product(kinds if pp > 1 else ("1f1b",), SLOTS):
                     layout = LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, replicate, shard, micro, count)
                     if _is_legal(space, layout):
@@ -147,9 +150,10 @@ def step_ns(spec: Spec, exact: Exact) -> int:
     """The replayed step, and what data ranks, FSDP2's copies and the host add."""
     inventory, mesh, count = build_inventory(spec), spec.mesh, spec.schedule.num_microbatches
     times = model_times(spec, inventory)
-    slots = times.of_slots(exact.spans)
+    slots = times.of_slots(exact.spans) * spec.num_copies
     lengths = SlotTimes(*(tuple(getattr(slot, part) for slot in slots) for part in ("forward_ns", "input_ns", "weight_ns")))
-    step = replay(actions(spec.schedule.kind, mesh.pp, mesh.vpp, count), lengths, p2p=times.boundary_ns).makespan
+    step = replay(actions(spec.schedule.kind, mesh.pp, mesh.vpp, count), lengths, p2p=times.boundary_ns, copies=spec.num_copies).makespan
+    slots = slots[: mesh.num_slots]
     data = data_times(spec, rates_of(spec), local_elements(inventory, mesh.tp, mesh.ep, mesh.etp))
     total, forward = sum(slot.total_ns for slot in slots), sum(slot.forward_ns for slot in slots)
     step += exposed_ns(spec, data, forward, total) + data.optimizer_ns + copies_ns(spec, data)

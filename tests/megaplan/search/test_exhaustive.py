@@ -17,8 +17,8 @@ TOP = 4
 FAST = range(16)
 
 
-def _agrees(seed: int) -> None:
-    space, headroom = problem(seed)
+def _agrees(seed: int, *, mirrored: bool = False) -> None:
+    space, headroom = problem(seed, mirrored=mirrored)
     expected = sorted(exhaustive(space, headroom).values(), key=lambda one: one.order("time"))[:TOP]
     found = explore(SearchTask(space, "time", headroom, TOP), 1)
     assert found.complete
@@ -31,16 +31,21 @@ def test_small_problems(seed: int) -> None:
     _agrees(seed)
 
 
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
+def test_small_problems_with_two_copies_of_the_model(seed: int) -> None:
+    _agrees(seed, mirrored=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(len(FAST), 200))
 def test_more_small_problems(seed: int) -> None:
     _agrees(seed)
 
 
-@pytest.mark.parametrize("seed", range(1000, 1012))
-def test_no_bound_is_above_what_it_bounds(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "mirrored"), [*((seed, False) for seed in range(1000, 1012)), *((seed, True) for seed in range(4))])
+def test_no_bound_is_above_what_it_bounds(seed: int, mirrored: bool) -> None:
     """Bounds of every layout and policy, whether or not it fits: a bound of time for any cuts, and of memory."""
-    space, _ = problem(seed)
+    space, _ = problem(seed, mirrored=mirrored)
     evaluator = Evaluator(space, -(1 << 50))  # everything fits
     stored = evaluator.fits_on_no_mesh()
     for mesh in space.meshes():
@@ -73,7 +78,7 @@ def test_where_the_thriftiest_policy_exceeds_the_sums_of_memory_every_policy_doe
             spec = space.spec_of(layout, policy)
             stack = stack_of(spec, evaluator.side(spec).clock.costs(spec))
             limited = replace(stack, sums=evaluator._memory(spec).sums(spans))
-            return max(limited.rank_excess(rank, spans) for rank in range(layout.pp))
+            return max(limited.rank_excess(rank, spans) for rank in range(stack.pp))
 
         least = excess(thrifty)
         assert all(least <= excess(policy) for policy in space.policies(layout))

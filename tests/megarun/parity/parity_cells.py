@@ -1,7 +1,7 @@
 """Cells of the parity matrix, one line each.
 
 A cell is a layout of a small model. It is compared with one process that takes the same microbatches in the same order. Its tolerance
-follows from the axes it uses: none for pp alone, 2e-6 where data axes sum, 1e-5 for all others.
+follows from the axes it uses: none for pp alone, 2e-6 where data axes or two copies of the model sum, 1e-5 for all others.
 """
 
 from dataclasses import dataclass, field
@@ -65,7 +65,8 @@ class Cell:
         copied = (self.spec.get("model.tie_embeddings", False) or several) and self.mesh.get("pp", 1) > 1
         if copied or any(self.mesh.get(axis, 1) > 1 for axis in ("cp", "tp", "ep", "etp")):
             return OTHER
-        return DATA_AXES if any(self.mesh.get(axis, 1) > 1 for axis in ("dp_replicate", "dp_shard")) else BITWISE
+        summed = self.schedule == "dualpipe" or any(self.mesh.get(axis, 1) > 1 for axis in ("dp_replicate", "dp_shard"))
+        return DATA_AXES if summed else BITWISE
 
     @cached_property
     def case(self) -> dict[str, Any]:

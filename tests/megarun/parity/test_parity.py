@@ -15,6 +15,7 @@ from gathered_cells import GATHERED_CELLS
 from linear_cells import LINEAR_CELLS
 from lora_cells import LORA_CELLS
 from low_precision_cells import LOW_PRECISION_CELLS
+from mirrored_cells import MIRRORED_CELLS
 from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
@@ -39,6 +40,7 @@ ALL_CELLS = (
     *SLICE_CELLS,
     *GATHERED_CELLS,
     *TOWER_CELLS,
+    *MIRRORED_CELLS,
 )
 
 

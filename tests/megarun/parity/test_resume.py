@@ -39,6 +39,8 @@ PLANS = {
     "zbv-pp2": Cell("zbv-pp2", V2, "zbv", MODEL),
     "zbv-pp2-dp2": Cell("zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", MODEL),
     "dualpipev-pp2": Cell("dualpipev-pp2", V2, "dualpipev", MODEL | SELECTIVE),
+    "dualpipe-pp2": Cell("dualpipe-pp2", {"pp": 2}, "dualpipe", MODEL | SELECTIVE),
+    "dualpipe-pp2-tp2": Cell("dualpipe-pp2-tp2", T2 | {"pp": 2}, "dualpipe", MODEL),
     "tp2": Cell("tp2", {"tp": 2}, spec=MODEL),
     "tp4-vocabulary": Cell("tp4-vocabulary", {"tp": 4, "vocab_parallel": True}, spec=MODEL),
     "tp2-dp2-pp2": Cell("tp2-dp2-pp2", {"pp": 2, "tp": 2, "dp_shard": 2}, spec=MODEL),
@@ -77,7 +79,7 @@ PLANS = {
 CI = [("tp2", "zbv-pp2")]
 PAIRS = [
     ("biased-one", "biased-ep2-pp2"), ("biased-ep2-pp2", "biased-one"),
-    ("one", "one"), ("tp2", "zbv-pp2-dp2"),
+    ("one", "one"), ("tp2", "zbv-pp2-dp2"), ("dualpipe-pp2", "zbv-pp2-dp2"), ("hsdp", "dualpipe-pp2"), ("dualpipe-pp2-tp2", "dualpipe-pp2"),
     ("zbv-pp2-dp2", "one"),
     ("one", "dp2"), ("dp2", "one"), ("dp2", "dp2"), ("dp2", "tp2"), ("tp2", "dp4-reshard"), ("dp4-reshard", "1f1b-pp4"),
     ("1f1b-pp4", "1f1b-pp4"), ("1f1b-pp4", "gpipe-pp2-uneven"), ("gpipe-pp2-uneven", "interleaved-pp2"),

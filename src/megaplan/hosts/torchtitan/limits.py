@@ -12,6 +12,7 @@ from megaplan.errors import Diagnostic
 from megaplan.families.registry import families_of
 from megaplan.hosts.torchtitan.blocks import PAIR, PAIRS, SIZE
 from megaplan.hosts.values import Limit
+from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.context import Checked
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, MixtureOfExperts, Spec
 from megaplan.spec.pattern import parse_pattern
@@ -75,6 +76,9 @@ def _model(spec: Spec) -> Iterator[Limit]:
     if model.tie_embeddings and spec.mesh.num_slots > 1:
         detail = f"model.tie_embeddings = true, mesh.pp · mesh.vpp = {spec.mesh.num_slots}: torchtitan ties them on one stage alone"
         yield Limit("model.tie_embeddings", detail, "tie_embeddings: false")
+    if SCHEDULES[spec.schedule.kind].torch_name is None:
+        detail = f"schedule.kind = {spec.schedule.kind}: torch's schedules hold one copy of the model"
+        yield Limit("schedule.kind", detail, "schedule: {kind: 1f1b}")
     if spec.data.packing != "none":
         yield Limit("data.packing", f"data.packing = {spec.data.packing}: its attention masks are not priced", "packing: none")
 

@@ -131,7 +131,7 @@ def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, 
     model = _section(config) if model is None else model
     blocks = model["num_layers"] // 2
     mesh, stated = _mesh(config, gpus, routed="moe" in model)
-    kinds = {schedule.torch_name: kind for kind, schedule in SCHEDULES.items()}
+    kinds = {schedule.torch_name: kind for kind, schedule in SCHEDULES.items() if schedule.torch_name is not None}
     kind = config.choice(SCHEDULE, kinds)
     starts = read_stages(config, blocks, mesh["pp"], looped=SCHEDULES[kind].least_vpp > 1) if mesh["pp"] > 1 else [0]
     mesh["vpp"] = max(1, len(starts) // mesh["pp"])

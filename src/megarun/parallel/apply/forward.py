@@ -33,6 +33,7 @@ class ForwardRunner:
         self._stages, self._mesh, self._loss = stages, mesh, batch_loss(spec, mesh)
         self._num_microbatches, self._placement = spec.schedule.microbatches_per_update, placement(spec.schedule.kind)
         self._pp = spec.mesh.pp
+        self._run = [stage for stage in stages if stage.index < spec.mesh.num_slots]  # of two copies of the model the first
         self._shape, self._dtype = residual_shape(spec), TORCH_DTYPES[spec.precision.params]
 
     @torch.no_grad()
@@ -76,7 +77,7 @@ class ForwardRunner:
             kept = None
             part = batch.part(index, count)
             keywords = part.keyword_inputs()
-            for stage in self._stages:
+            for stage in self._run:
                 x = part.tokens if stage.embeds else self._arrived(stage.index) if kept is None else kept
                 kept, output = None, stage(x, **keywords)
                 if stage.predicts:

@@ -16,6 +16,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from megaplan.schedules import actions, computations, placement, shared_buffers, slots_of_rank
 from megaplan.spec.models import Spec
 from megarun.errors import refusal
+from megarun.parallel.apply.mirrored import stage_number
 
 RECEIVED = (">", "<")
 """Marks of receives of activations and of gradients."""
@@ -30,21 +31,26 @@ class _RecordingStage:
 
     submod = None
 
-    def __init__(self, slot: int, num_stages: int, rank: int, num_ranks: int, notes: list[str]) -> None:
-        self.stage_index, self.num_stages = slot, num_stages
+    def __init__(self, slot: int, num_parts: int, copies: int, rank: int, num_ranks: int, notes: list[str], first: int) -> None:
+        """`num_parts` are the slots of one of the `copies` of the model, `first` is the number of the copy's first microbatch."""
+        self.stage_index, self.num_stages = stage_number(slot, num_parts), copies * num_parts + copies - 1
         self.group_rank, self.group_size = rank, num_ranks
-        self.is_first, self.is_last = slot == 0, slot == num_stages - 1
+        self.is_first, self.is_last = slot % num_parts == 0, (slot + 1) % num_parts == 0
+        self._slot, self._first = slot, first
         self.has_backward = True
         self._notes = notes
 
+    def _note(self, kind: str, microbatch: int) -> None:
+        self._notes.append(f"{self._slot}{kind}{self._first + microbatch}")
+
     def forward_one_chunk(self, microbatch: int, *_: Any, **__: Any) -> None:
-        self._notes.append(f"{self.stage_index}F{microbatch}")
+        self._note("F", microbatch)
 
     def backward_one_chunk(self, microbatch: int, full_backward: bool = True, **_: Any) -> None:
-        self._notes.append(f"{self.stage_index}{'B' if full_backward else 'I'}{microbatch}")
+        self._note("B" if full_backward else "I", microbatch)
 
     def backward_weight_one_chunk(self, microbatch: int, **_: Any) -> None:
-        self._notes.append(f"{self.stage_index}W{microbatch}")
+        self._note("W", microbatch)
 
     def _nothing(self, *_: Any) -> None:
         """Transfers between the middle stages of a V, which are on one rank."""
@@ -60,15 +66,15 @@ class _RecordingStage:
     get_fwd_send_ops = get_bwd_send_ops = _no_operations
 
     def get_fwd_recv_ops(self, microbatch: int) -> list[Any]:
-        self._notes.append(f"{self.stage_index}{RECEIVED[0]}{microbatch}")
+        self._note(RECEIVED[0], microbatch)
         return []
 
     def get_bwd_recv_ops(self, microbatch: int) -> list[Any]:
-        self._notes.append(f"{self.stage_index}{RECEIVED[1]}{microbatch}")
+        self._note(RECEIVED[1], microbatch)
         return []
 
 
-def executed_order(kind: ScheduleClass, slots: Sequence[int], pp_rank: int, pp: int, num_microbatches: int) -> list[str]:
+def executed_order(kind: ScheduleClass, slots: Sequence[int], pp_rank: int, pp: int, num_microbatches: int, copies: int = 1) -> list[str]:
     """The computations and receives that one pipeline rank runs under a schedule class, in order.
 
     Args:
@@ -77,10 +83,12 @@ def executed_order(kind: ScheduleClass, slots: Sequence[int], pp_rank: int, pp: 
         pp_rank: Pipeline rank.
         pp: Pipeline degree.
         num_microbatches: Number of microbatches of one optimizer step.
+        copies: Copies of the model that the ranks hold.
     """
     notes: list[str] = []
-    stages: Any = [_RecordingStage(slot, pp * len(slots), pp_rank, pp, notes) for slot in slots]
-    schedule: Any = kind(stages if issubclass(kind, PipelineScheduleMulti) else stages[0], num_microbatches)
+    parts, each = pp * len(slots) // copies, num_microbatches // copies
+    stages: Any = [_RecordingStage(slot, parts, copies, pp_rank, pp, notes, slot // parts * each) for slot in slots]
+    schedule: Any = kind(stages if issubclass(kind, PipelineScheduleMulti) else stages[0], each)
     schedule._initialize_stage = schedule._initialize_stages = lambda *_, **__: None
     schedule._step_microbatches()
     return notes
@@ -101,10 +109,8 @@ def overwritten(ordered: Sequence[str], slot: int, numbers: tuple[int, int]) -> 
         if kind in ("B", "W"):
             ends[microbatch] = place
     for place, kind, microbatch in notes:
-        if kind in RECEIVED and (number := numbers[RECEIVED.index(kind)]):
-            before = microbatch - number
-            if before >= 0 and ends[before] > place:
-                return ordered[place]
+        if kind in RECEIVED and (number := numbers[RECEIVED.index(kind)]) and ends.get(microbatch - number, -1) > place:
+            return ordered[place]
     return None
 
 
@@ -117,7 +123,7 @@ def check_order(kind: ScheduleClass, pp_rank: int, spec: Spec) -> None:
     mesh, name, num_microbatches = spec.mesh, spec.schedule.kind, spec.schedule.num_microbatches
     planned = [str(action) for action in computations(actions(name, mesh.pp, mesh.vpp, num_microbatches)[pp_rank])]
     slots = slots_of_rank(placement(name), pp_rank, mesh.pp, mesh.vpp)
-    ordered = executed_order(kind, slots, pp_rank, mesh.pp, num_microbatches)
+    ordered = executed_order(kind, slots, pp_rank, mesh.pp, num_microbatches, spec.num_copies)
     executed = [note for note in ordered if not set(RECEIVED) & set(note)]
     if planned == executed:
         buffers = shared_buffers(name, mesh.pp, mesh.vpp, num_microbatches)[pp_rank]

@@ -18,6 +18,7 @@ from megarun.data.batches import Batch
 from megarun.data.images import num_labels
 from megarun.model.stage import Stage
 from megarun.model.step_sums import start_sums
+from megarun.parallel.apply.mirrored import HALVES, ScheduleDualPipe
 from megarun.parallel.apply.order import check_order
 from megarun.parallel.apply.pipeline_stage import pipeline_stage
 from megarun.parallel.apply.whole import whole_state
@@ -40,8 +41,9 @@ class Runner(Protocol):
 
 
 def schedule_class(kind: str) -> type[PipelineScheduleSingle | PipelineScheduleMulti]:
-    """Torch's class of a schedule."""
-    found: type[PipelineScheduleSingle | PipelineScheduleMulti] = get_schedule_class(SCHEDULES[kind].torch_name)
+    """Torch's class of a schedule, or megarun's of one that torch does not have."""
+    name = SCHEDULES[kind].torch_name
+    found: type[PipelineScheduleSingle | PipelineScheduleMulti] = ScheduleDualPipe if name is None else get_schedule_class(name)
     return found
 
 
@@ -174,9 +176,13 @@ class PipelineRunner:
         several = issubclass(kind, PipelineScheduleMulti)
         self._stages, self._num_steps = [pipeline_stage(stage, spec, mesh) for stage in stages], spec.schedule.steps_per_update
         torch_stages: Any = self._stages
+        self._copies, self._num_parts = spec.num_copies, spec.mesh.num_slots
         self.loss = batch_loss(spec, mesh)
         self._schedule = kind(
-            torch_stages if several else torch_stages[0], spec.schedule.num_microbatches, loss_fn=self.loss, scale_grads=False
+            torch_stages if several else torch_stages[0],
+            spec.schedule.num_microbatches // self._copies,
+            loss_fn=self.loss,
+            scale_grads=False,
         )
         if several:
             leave_gathering_to_fsdp(self._schedule)
@@ -191,15 +197,25 @@ class PipelineRunner:
             for stage in self._stages:
                 stage.reduces = step == self._num_steps - 1
             losses: list[Tensor] = []
-            part = batch.part(step, self._num_steps)
-            inputs = () if part.tokens is None else (part.tokens,)
-            reported = None if part.labels is None else losses
+            tokens, labels, keywords = self._inputs(batch.part(step, self._num_steps))
+            inputs = () if tokens is None else (tokens,)
+            reported = None if labels is None else losses
             # torch splits keyword inputs by microbatch for every stage
-            self._schedule.step(*inputs, target=part.labels, losses=reported, return_outputs=False, **part.keyword_inputs())
+            self._schedule.step(*inputs, target=labels, losses=reported, return_outputs=False, **keywords)
             for loss in losses:
                 total += loss.detach()
         end_sums(self._modules)
         return total
+
+    def _inputs(self, part: Batch) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
+        """Tokens, labels and keyword inputs of a step; with two copies of the model, half of the rows for each."""
+        if self._copies == 1:
+            return part.tokens, part.labels, part.keyword_inputs()
+        halves, tokens, labels = [part.part(copy, self._copies) for copy in range(self._copies)], None, None
+        for stage in self._modules:
+            own = halves[stage.index // self._num_parts]
+            tokens, labels = own.tokens if stage.embeds else tokens, own.labels if stage.predicts else labels
+        return tokens, labels, {HALVES: tuple(half.keyword_inputs() for half in halves)}
 
 
 def end_sums(stages: Sequence[Stage]) -> None:

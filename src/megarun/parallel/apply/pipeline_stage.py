@@ -15,6 +15,7 @@ from megaplan.schedules import SPLIT_BACKWARD, placement, shared_buffers, slot_o
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.stage import Stage
+from megarun.parallel.apply.mirrored import HALVES, stage_number
 from megarun.parallel.apply.weight_gradients import WeightGradients, split_linears
 from megarun.parallel.apply.whole import whole_state
 from megarun.parallel.groups.mesh import RankMesh
@@ -39,12 +40,12 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> FullBackwardStag
         output_args = (output, loss) if stage.looks_ahead else output
     tokens = torch.empty(token_shape(spec), dtype=torch.int64, device="meta")
     kind = SplitStage if spec.schedule.kind in SPLIT_BACKWARD else FullBackwardStage
-    degrees = spec.mesh.pp, spec.mesh.vpp
+    degrees, copies = (spec.mesh.pp, spec.mesh.vpp), spec.num_copies
     rank, chunk = slot_owner(placement(spec.schedule.kind), stage.index, spec.mesh.pp)
     made = kind(
         stage,
-        stage.index,
-        spec.mesh.pp * spec.mesh.vpp,
+        stage_number(stage.index, spec.mesh.num_slots),
+        copies * spec.mesh.num_slots + copies - 1,
         mesh.device,
         input_args=tokens if stage.embeds else activation(residual_shape(spec)),
         output_args=output_args,
@@ -68,6 +69,24 @@ class FullBackwardStage(PipelineStage):
 
     reduces = True
     input_buffers = gradient_buffers = 0
+
+    @property
+    def is_first(self) -> bool:
+        """True if the stage begins the model, or a copy of it."""
+        return bool(self.submod.embeds)
+
+    @property
+    def is_last(self) -> bool:
+        """True if the stage ends the model, or a copy of it."""
+        return bool(self.submod.predicts)
+
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, save_forward_output: bool = True
+    ) -> Any:
+        """F of a microbatch; with two copies of the model, by the keyword inputs of this one's."""
+        if kwargs is not None and HALVES in kwargs:
+            kwargs = kwargs[HALVES][self.stage_index >= self.group_size]
+        return super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
 
     def _prepare_forward_infra(self, num_microbatches: int, *arguments: Any, **keywords: Any) -> Any:
         number = self.input_buffers or num_microbatches

@@ -1,5 +1,6 @@
 """Gradients of parameters that several ranks replicate.
 
+- Every block, where each of two ranks has a copy of its stages (`schedule.kind: dualpipe`).
 - A block on several stages (R-62): on the first and the last stage of the model the embedding of a tied head, and embeddings of the depths
   of multi-token prediction; on every stage that attends the relation bias.
 - A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
@@ -12,6 +13,7 @@ FSDP2 has already reduced over the data ranks, so a shard is summed here, in pla
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -46,20 +48,26 @@ class SharedGradients:
         Args:
             stages: Stages of this rank; those without shared blocks are ignored.
         """
-        shared: dict[str, list[Tensor]] = {}
+        shared: dict[tuple[str, str], list[Tensor]] = {}
         for stage in stages if self._groups else ():
             for name, parameter in stage.named_parameters():
-                if name.partition(".")[0] in self._groups and parameter.requires_grad:
-                    shared.setdefault(name, []).append(local_gradient(parameter, name))
-        for name in sorted(shared):  # the same order on all ranks, whose stages list their blocks in orders of their own
-            total, *others = shared[name]
+                block = next((before for before in _prefixes(name) if before in self._groups), None)
+                if block is not None and parameter.requires_grad:
+                    shared.setdefault((name, block), []).append(local_gradient(parameter, name))
+        for name, block in sorted(shared):  # the same order on all ranks, whose stages list their blocks in orders of their own
+            total, *others = shared[name, block]
             for gradient in others:
                 total.add_(gradient)
-            group = self._groups[name.partition(".")[0]]
+            group = self._groups[block]
             if group is not None:
                 dist.all_reduce(total, group=group)
             for gradient in others:
                 gradient.copy_(total)
+
+
+def _prefixes(name: str) -> Iterable[str]:
+    """The modules that a parameter is in: `layers`, `layers.2`, `layers.2.norm` for `layers.2.norm.weight`."""
+    return accumulate(name.split(".")[:-1], "{}.{}".format)
 
 
 def _group_over(holders: tuple[int, ...], mesh: RankMesh) -> dist.ProcessGroup | None:

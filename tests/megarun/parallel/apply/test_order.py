@@ -12,6 +12,7 @@ from megaplan.schedules import (
     SCHEDULES,
     actions,
     computations,
+    num_copies,
     placement,
     receive_buffers,
     schedule_problems,
@@ -36,6 +37,7 @@ CASES = [
     ],
     *[("zbv", pp, 2, m) for pp, m in [(2, 1), (2, 3), (2, 4), (3, 5), (4, 4), (4, 12), (8, 16)]],
     *[("dualpipev", pp, 2, m) for pp, m in [(2, 4), (2, 7), (3, 6), (4, 8), (4, 13), (8, 16)]],
+    *[("dualpipe", pp, 1, m) for pp, m in [(2, 4), (2, 8), (4, 8), (4, 14), (6, 12), (8, 18)]],
 ]
 
 
@@ -45,7 +47,8 @@ def test_torch_executes_the_plans_order(name: str, pp: int, vpp: int, num_microb
     """Every schedule, every rank."""
     planned = actions(name, pp, vpp, num_microbatches)
     for rank in range(pp):
-        ordered = executed_order(schedule_class(name), slots_of_rank(placement(name), rank, pp, vpp), rank, pp, num_microbatches)
+        slots, copies = slots_of_rank(placement(name), rank, pp, vpp), num_copies(placement(name))
+        ordered = executed_order(schedule_class(name), slots, rank, pp, num_microbatches, copies)
         executed = [note for note in ordered if not set(RECEIVED) & set(note)]
         assert executed == [str(action) for action in computations(planned[rank])]
 
@@ -56,7 +59,8 @@ def some_degrees(seed: int) -> Iterator[tuple[str, int, int, int]]:
     for name, schedule in SCHEDULES.items():
         pp, vpp = random.randint(2, 7), schedule.least_vpp if schedule.placement == "v" else random.randint(schedule.least_vpp, 4)
         count = pp * random.randint(1, 5) + random.choice([0, 0, 1])
-        vpp = 1 if schedule.placement == "single" else vpp
+        vpp = 1 if schedule.placement in ("single", "mirror") else vpp
+        pp, count = (2 * pp, 4 * pp + 2 * random.randint(0, 9)) if schedule.placement == "mirror" else (pp, count)
         if not schedule_problems(name, pp, vpp, count):
             yield name, pp, vpp, count
 
@@ -69,7 +73,7 @@ def test_no_receive_overwrites_a_buffer_in_use(seeds: range) -> None:
         buffers, whole = shared_buffers(name, pp, vpp, count), receive_buffers(name, pp, vpp, count)
         for rank in range(pp):
             slots = slots_of_rank(placement(name), rank, pp, vpp)
-            ordered = executed_order(schedule_class(name), slots, rank, pp, count)
+            ordered = executed_order(schedule_class(name), slots, rank, pp, count, num_copies(placement(name)))
             for slot, numbers, most in zip(slots, buffers[rank], whole[rank], strict=True):
                 assert overwritten(ordered, slot, numbers) is None, (name, pp, vpp, count, rank, slot)
                 assert (numbers[0] <= most[0], numbers[1] <= most[1]) == (True, True)
@@ -77,7 +81,7 @@ def test_no_receive_overwrites_a_buffer_in_use(seeds: range) -> None:
                 if numbers[0] > 1:
                     needed[name] += overwritten(ordered, slot, (numbers[0] - 1, numbers[1])) is not None
     assert shared == set(SCHEDULES) - {"gpipe", "looped_bfs"}
-    assert set(needed) >= {"1f1b", "interleaved_1f1b", "zbv", "dualpipev", "gpipe", "looped_bfs"}
+    assert set(needed) >= {"1f1b", "interleaved_1f1b", "zbv", "dualpipev", "dualpipe", "gpipe", "looped_bfs"}
     assert needed["1f1b"] > 0
 
 
