@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megaplan.devices import TPU
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.hosts.values import Limit
 from megaplan.spec.context import Checked
+from megaplan.spec.host import device_of
 from megaplan.spec.models import GroupedQueryAttention, Spec
 
 MIXERS, MLPS = "AG", "DE"
@@ -128,6 +130,8 @@ def _precision(spec: Spec) -> Iterator[Limit]:
     if precision.reduce is not precision.params.of_products:
         detail = f"precision.reduce = {precision.reduce}, precision.params = {precision.params}: XLA reduces what the products make"
         yield Limit("precision.reduce", detail, f"reduce: {precision.params.of_products}")
+    if spec.host.int8 and (device_of(spec.device).generation != TPU or "int8" not in device_of(spec.device).peak_flops):
+        yield Limit("host.int8", f"host.int8 = true, device.name = {spec.device.name}: it has no rate of int8 here", "int8: false")
     for letter, dtype in precision.families.items():
         yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: dtype is one for the model")
     if recipe is not None and (recipe.name != "fp8_current" or recipe.model_fields_set - {"name"} or spec.host.int8):

@@ -61,12 +61,14 @@ def section_of(given: Given) -> dict[str, Any]:
         MegaplanError: A value is none of the model's.
     """
     family, fields = BLOCKS[given["decoder_block"]]
-    family = "deepseek_v32" if given["use_indexer"] else family
+    if family == "deepseek_v3":
+        family = "deepseek_v32" if given["use_indexer"] else family if given["routed_score_func"] == "sigmoid" else "deepseek_v2"
     config = {**({} if family == OWN_NAMES else _common(given)), **fields(given), "model_type": family}
     found: dict[str, Any] = import_hf(json.dumps(config), "config.json").document["model"]
     if len(given["mlp_activations"]) == 1:
         for part in {"mlp", "moe"} & found.keys():
             found[part] |= {"activation": given["mlp_activations"][0]}
+    found.get("attention", {}).pop("latent_norm_eps", None)  # its norms have the epsilon of all others
     if "moe" in found:
         capacity, balance = given["capacity_factor"], given["load_balance_loss_weight"]
         found["moe"] |= {"capacity_factor": float(capacity)} if capacity > 0 else {}
@@ -194,6 +196,7 @@ def _llama4(given: Given) -> dict[str, Any]:
 
 def _deepseek(given: Given) -> dict[str, Any]:
     sigmoid = given["routed_score_func"] == "sigmoid"
+    scored: dict[str, Any] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc" if given["routed_bias"] else "greedy"} if sigmoid else {}
     groups = {"n_group": max(1, given["n_routing_groups"]), "topk_group": max(1, given["topk_routing_group"])}
     found = {
         "moe_intermediate_size": _inner(given),
@@ -206,8 +209,7 @@ def _deepseek(given: Given) -> dict[str, Any]:
         "routed_scaling_factor": given["routed_scaling_factor"],
         "q_lora_rank": given["q_lora_rank"] or None,
         **{key: given[key] for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
-        "scoring_func": given["routed_score_func"] or "softmax",
-        "topk_method": "noaux_tc" if given["routed_bias"] else "greedy",
+        **(scored or {"topk_method": "greedy"}),
         "norm_topk_prob": sigmoid,
         "attention_bias": False,
         **groups,
