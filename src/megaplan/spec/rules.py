@@ -202,8 +202,8 @@ def _device(checked: Checked) -> Iterator[Diagnostic]:
             yield from (checked.error(found.code, found.detail, "device.name", *found.hints[:-1]) for found in error.diagnostics)
         return
     kind = checked.spec.host.kind
-    if load_device(device.name).generation == TPU and not kind.tpus:
-        able = next(host.name for host in HOSTS.values() if host.tpus)
+    if load_device(device.name).generation == TPU and not kind.xla:
+        able = next(host.name for host in HOSTS.values() if host.xla)
         detail = f"device.name = {device.name}, host.name = {kind.name}: it runs on GPUs, and on no TPU"
         yield checked.error("MP902", detail, "device.name", f"host: {{name: {able}}}", "device: {name: h200}")
     peaks, precision = device_of(device).peak_flops, checked.spec.precision

@@ -37,6 +37,6 @@ HOST = HostKind(
     schedules=("gpipe", "interleaved_1f1b"),
     vocab_with_tp=True,
     expandable=False,
-    tpus=True,
+    xla=True,
     block_layers=2,
 )  # fmt: skip
