@@ -21,7 +21,7 @@ from megaplan.exporters.values import Exported, InexpressibleError, Loss, Source
 from megaplan.hosts.maxtext import HOST
 from megaplan.hosts.maxtext.limits import SIZE, maxtext_limits
 from megaplan.importers.maxtext.model import DEFAULTS, PAIRED, cycle_of, section_of
-from megaplan.importers.maxtext.spec import ATTENTION, PER_NODE, slice_degrees
+from megaplan.importers.maxtext.spec import ATTENTION, slice_degrees
 from megaplan.spec.comments import SECTION, unsaid_settings
 from megaplan.spec.host import fabric_size
 from megaplan.spec.models import GatedDeltaNet, GroupedQueryAttention, LatentAttention, Model, Spec
@@ -225,7 +225,7 @@ def _mesh(source: Source) -> dict[str, Any]:
         "data": mesh.dp_replicate, "fsdp": shards // transposed, "fsdp_transpose": transposed, "context": mesh.cp, "tensor": mesh.tp,
         "expert": mesh.ep, "pipeline": mesh.pp,
     }  # fmt: skip
-    slices = -(-mesh.world_size // fabric_size(spec.device)) if source.is_of(HOST.name) and spec.device.name in PER_NODE else 1
+    slices = -(-mesh.world_size // fabric_size(spec.device)) if source.is_of(HOST.name) else 1
     across = slice_degrees(both, slices)
     found: dict[str, Any] = {f"dcn_{axis}_parallelism": degree for axis, degree in across.items()}
     found |= {f"ici_{axis}_parallelism": degree // across[axis] for axis, degree in both.items()}

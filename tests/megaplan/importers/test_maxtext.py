@@ -82,6 +82,16 @@ def test_a_file_of_a_model_and_arguments_over_it(tmp_path: Path) -> None:
     assert (spec.model.hidden_size, spec.model.num_layers, spec.model.vocab_size, spec.mesh.world_size) == (512, 4, 2000, 4)
 
 
+def test_a_script_that_reads_another_file_names_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python3 train.py configs/gpu/models/llama2_7b.yml per_device_batch_size=4\n", encoding="utf-8")
+    with pytest.raises(MegaplanError) as caught:
+        spec_of(str(tmp_path / "run.sh"))
+    assert "llama2_7b.yml" in caught.value.diagnostics[0].detail
+    (tmp_path / "llama2_7b.yml").write_text("base_config: base.yml\nmodel_name: llama2-7b\nhardware: gpu\n", encoding="utf-8")
+    spec = spec_of(str(tmp_path / "llama2_7b.yml"), str(tmp_path / "run.sh"), "ici_fsdp_parallelism=8")
+    assert (spec.device.name, spec.batch.micro_batch_size, spec.model.num_layers) == ("h100-sxm", 4, 64)
+
+
 @pytest.mark.parametrize(
     ("arguments", "device", "size", "degrees"),
     [
@@ -111,6 +121,7 @@ def test_degrees_are_those_of_slices(arguments: str, device: str, size: int, deg
         ("model_name=llama3.1-8b per_device_batch_size=0.3", "MP914", "sequences of a microbatch"),
         ("model_name=llama3.1-8b quantization=int4", "MP916", "quantization"),
         ("model_name=llama3.1-8b opt_type=sgd", "MP916", "adamw or adam_pax"),
+        ("per_device_batch_size=2", "MP916", "neither model_name nor a size"),
         ("decoder_block=deepseek4", "MP914", "decoder_block"),
         ("model_name=llama3.1-8b ici_expert_parallelism=2", "MP914", "no experts"),
         ("model_name=llama3.1-8b compile_topology=v6e-16 dcn_tensor_parallelism=2", "MP914", "over"),

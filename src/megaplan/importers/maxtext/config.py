@@ -17,6 +17,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.maxtext.policies import TENSORS
 from megaplan.importers.maxtext.keys import DEFAULTS, IGNORED, REFUSED, SLICE, SLICES
+from megaplan.importers.maxtext.model import DEFAULTS as OF_MODEL
 from megaplan.importers.maxtext.model import models
 from megaplan.importers.structure import Policy
 from megaplan.spec.comments import SECTION, settings_of_section
@@ -26,6 +27,8 @@ WORD = re.compile(r"""(?<![\w.$-])([a-z][a-z0-9_]*)=("[^"]*"|'[^']*'|\[[^\]]*\]|
 """An argument of MaxText in a script; names of environment variables have capital letters."""
 XPK = {SLICE: re.compile(r"--(?:device|tpu)[-_]type[= ]([\w-]+)"), SLICES: re.compile(r"--num[-_]slices[= ](\d+)")}
 """Options of the launcher that say the slice."""
+OTHER_FILE = re.compile(r"[\w./${}-]*?([\w.-]+\.ya?ml)\b")
+BASE = "base.yml"
 WHOLE = 300
 """Keys from which on a file is base.yml as a whole, so that most of its keys are none of this import's."""
 
@@ -55,6 +58,7 @@ class MaxTextConfig:
         self._errors: list[Diagnostic] = []
         self._defaulted: list[str] = []
         self._said: list[str] = []
+        self._others: list[str] = []
         given: dict[str, Any] = {}
         files = [text for text in inputs if "=" not in text]
         for text in inputs:
@@ -81,11 +85,19 @@ class MaxTextConfig:
             raise MegaplanError([diagnostic("MP916", "no key of MaxText, in YAML or as key=value", Location(display_name(name)))])
         options = {key: match[1] for key, pattern in XPK.items() if (match := pattern.search(text))}
         words.pop("run_name", None)
+        self._others += [found for found in OTHER_FILE.findall(text) if found != BASE]
         return options | {key: value for key, value in words.items() if key in DEFAULTS or key in REFUSED}
 
     def _of_model(self) -> dict[str, Any]:
         """Keys of the file of the model that is named; none for the default model, or if base.yml has the model's own values."""
         name = self._given.get("model_name", "default")
+        if name == "default" and not self._whole and not self._given.keys() & OF_MODEL.keys():
+            detail = f"neither model_name nor a size of a model; {len(models())} models are known by name"
+            if self._others:
+                detail = f"the script gives MaxText {self._others[0]}, which has the model: give that file, too"
+            hint = f"megaplan import maxtext {self._others[0]} {self.name}" if self._others else "model_name=llama3.1-8b"
+            self._errors.append(diagnostic("MP916", detail, Location(self.name), (hint,)))
+            self.stop()
         if name == "default" or ("base_emb_dim" in self._given and not self._whole):
             return {}
         if name not in models():

@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import gcd, prod
 from typing import Any
 
-from megaplan.devices import load_device
+from megaplan.devices import TPU, load_device
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError, Severity
 from megaplan.hosts.maxtext.policies import TENSORS
@@ -29,9 +29,11 @@ QUANTIZATION = {"": None, "int8": "int8", "fp8": FP8, "fp8_full": FP8, "fp8_gpu"
 SLICE_NAME = re.compile(r"(?P<kind>v5p|v6e|tpu7x|v7x)-(?P<size>\d+(?:x\d+)*)")
 KINDS = {"v5p": ("tpu-v5p", 1, 2), "v6e": ("tpu-v6e", 1, 1), "tpu7x": ("tpu-v7", 2, 2), "v7x": ("tpu-v7", 2, 2)}
 """Device of a kind of slice, devices a chip, and TensorCores a chip, which a name of one number counts."""
-PER_NODE = {"tpu-v5p": 4, "tpu-v6e": 8, "tpu-v7": 8}
+PER_NODE = {"tpu-v5p": 4, "tpu-v6e": 8, "tpu-v7": 8, "h100-sxm": 8}
 """Devices of a host machine."""
-ASSUMED_DEVICE, ASSUMED_COUNT = "tpu-v5p", 8
+ASSUMED = {"tpu": "tpu-v5p", "gpu": "h100-sxm", "gpu_multiprocess": "h100-sxm"}
+"""Device by `hardware`, where no topology is named."""
+ASSUMED_COUNT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,9 @@ def _slices(config: MaxTextConfig, devices: int | None) -> Slices:
         inside, across = degrees[: len(AXES)], [max(1, degree) for degree in degrees[len(AXES) :]]
         count = prod(across)
         stated = devices is not None or min(inside) > 0
-        size = devices // count if devices is not None else prod(inside) if min(inside) > 0 else ASSUMED_COUNT
-        return Slices(ASSUMED_DEVICE, max(1, size), count, stated)
+        others = prod(degree for degree in inside if degree > 0)
+        size = devices // count if devices is not None else others if min(inside) > 0 else max(others, ASSUMED_COUNT)
+        return Slices(config.choice("hardware", ASSUMED), max(1, size), count, stated)
     device, a_chip, cores = KINDS[match["kind"]]
     sizes = [int(size) for size in match["size"].split("x")]
     chips = prod(sizes) if len(sizes) > 1 else sizes[0] // cores
@@ -125,7 +128,8 @@ def _document(config: MaxTextConfig, slices: Slices) -> dict[str, Any]:
         config.refuse("ici_expert_parallelism", "the model has no experts", "ici_expert_parallelism=1")
     mesh["vpp"] = _repeats(config, model["num_layers"] // 2, mesh["pp"])
     micro, schedule = _batch(config, mesh)
-    domain = load_device(slices.device).domain.value
+    device = load_device(slices.device)
+    domain = device.domain.value
     plain = {
         "format": "megaplan.spec/1",
         "name": _title(config),
@@ -134,7 +138,10 @@ def _document(config: MaxTextConfig, slices: Slices) -> dict[str, Any]:
         "sharding": {"reshard_after_forward": not config.switch("pipeline_fsdp_ag_once") and mesh["dp_shard"] * mesh["cp"] > 1},
         "schedule": schedule,
         "batch": {"micro_batch_size": micro, "seq_length": config.whole("max_target_length")},
-        "device": {"name": slices.device, "per_node": PER_NODE[slices.device], "domain": min(slices.size, domain)},
+        "device": {
+            **{"name": slices.device, "per_node": PER_NODE[slices.device]},
+            **({"domain": min(slices.size, domain)} if device.generation == TPU else {}),
+        },
         **_policies(config, both),
         "training": _training(config),
     }
