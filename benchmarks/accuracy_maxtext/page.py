@@ -124,8 +124,8 @@ INTRODUCTION = """# MaxText: published and estimated
 (`benchmarks/accuracy_maxtext/recipes.yaml`), as `megaplan import maxtext` reads them, and estimated. Seconds are those of the recipe's own
 log or table: one number, of a version of JAX and libtpu that differs from row to row, with flags of XLA that the estimate does not know.
 
-**{num_held} rows are held out.** A third of all rows was drawn once, before any constant was chosen. From the {num_tuned} others ten
-constants were chosen, near priors: the share of the peak that large products reach on each device and in fp8, the rates of attention's
+**{num_held} rows are held out.** A third of all rows was drawn once, before any constant was chosen; three more, of Gemma 4, could not be
+read at that time. From the {num_tuned} others eight constants were chosen, near priors: the share of the peak that large products reach on each device and in fp8, the rates of attention's
 forward and backward and of experts, and the exposed share of gathers. Their errors: {tuned}.
 Errors of the rows that are held out: {held}; {num_inside} of {num_held} are in the
 interval of the estimate, which is that of steps without a fitted combination: *uncalibrated*. No constant was changed after these rows were
@@ -138,7 +138,8 @@ whose input is saved was computed again without its neighbours in the scanned bl
 
 The reasons of the large errors are not measured. gpt-oss has heads of width 64 and experts of width 2,880, of which neither is a
 multiple of the 256 columns of a matrix unit, and clamped activations with biases; Llama 4 Maverick has one expert of 128 a token under
-tensor parallelism. Layers of gated delta nets (Qwen3-Next) have no time, and Gemma 4 is not read.
+tensor parallelism. Layers of gated delta nets (Qwen3-Next) have no time, and the small Gemma 4 models, with embeddings of layers, are
+not read. The batch of llama2-70b on v6e-256 is that of the published log, 8,192 tokens a device; its recipe lists another.
 
 Worst first. *Inside*: the published seconds are in the interval.
 

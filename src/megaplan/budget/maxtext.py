@@ -88,8 +88,8 @@ class Program:
 
     def saved(self, layers: range) -> dict[str, int]:
         """Bytes by place that a unit keeps of one pass: its input, and what the policy names."""
-        letters = "".join(self.inventory.layers[index].family for index in layers)
-        named, places = saved_bytes(self.spec, letters, self.tokens), saved_places(self.spec)
+        blocks = [self.inventory.layers[index] for index in layers]
+        named, places = saved_bytes(self.spec, blocks, self.tokens), saved_places(self.spec)
         found = {place: sum(tensors.values()) for place, tensors in named.items()}
         residual, inner = prod(self.dims.residual) * self.size, len(layers) // SIZE - 1
         found[places.get(INPUT, DEVICE)] += residual
@@ -247,7 +247,7 @@ def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> E
     for slot in layout.of_rank(pp_rank):
         for index in range(slot.start, slot.stop):
             block = inventory.layers[index]
-            named = saved_bytes(spec, block.family, program.tokens)
+            named = saved_bytes(spec, (block,), program.tokens)
             rows: list[tuple[str, ...]] = [(name, place, f"{size:,}") for place, tensors in named.items() for name, size in tensors.items()]
             entry = held.setdefault(program._variants[f"layers.{index}"], ([], block, rows, sum(named[DEVICE].values())))
             entry[0].append(f"layers.{index}")

@@ -6,10 +6,11 @@ Source: `get_remat_policy` and `minimal_policy` of `src/maxtext/layers/decoders.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 from megaplan.families.attention.section import LatentAttention
+from megaplan.inventory.tensors import Block
 from megaplan.scalars import GATED
 from megaplan.spec.host import RematTensor
 from megaplan.spec.models import Spec
@@ -44,50 +45,47 @@ def saved_places(spec: Spec) -> Mapping[str, str]:
     return dict.fromkeys(_NAMED.get(host.remat_policy, ()), DEVICE) | dict.fromkeys(_OFFLOADED.get(host.remat_policy, ()), HOST)
 
 
-def tensors_of(spec: Spec, letter: str) -> Iterator[tuple[str, int]]:
+def tensors_of(spec: Spec, block: Block) -> Iterator[tuple[str, int]]:
     """Name and bytes, for one token of a device, of each tensor of a layer that a policy can save; linear attention has none."""
     model, tp, size = spec.model, spec.mesh.tp, spec.precision.params.of_products.bytes
-    residual = model.hidden_size * size // tp
+    residual, letter = model.hidden_size * size // tp, block.family
+    rows = {tensor.name: tensor.shape[0] * size // tp for tensor in block.tensors}
     if letter == "A":
         attention = model.attention
         assert attention is not None
-        heads = attention.num_heads
+        query, heads = rows.get("q_proj.weight", 0), attention.num_heads
         if isinstance(attention, LatentAttention):
-            key, value = attention.qk_nope_head_dim + attention.qk_rope_head_dim, attention.v_head_dim
-            keys, latent = heads, attention.kv_lora_rank + attention.qk_rope_head_dim
-            yield from (("query_wa_proj", (attention.q_lora_rank or 0) * size), ("kv_wa_proj", latent * size))
-            yield from (("mla_q", (attention.q_lora_rank or 0) * size), ("mla_kv", attention.kv_lora_rank * size))
+            query = heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim) * size // tp
+            key, value = query, heads * attention.v_head_dim * size // tp
+            latent = (attention.q_lora_rank or 0) * size
+            yield from (("query_wa_proj", latent), ("kv_wa_proj", (attention.kv_lora_rank + attention.qk_rope_head_dim) * size))
+            yield from (("mla_q", latent), ("mla_kv", attention.kv_lora_rank * size))
+            out = value
         else:
-            key = value = attention.head_dim
-            keys = max(attention.num_kv_heads, tp)
-        out = heads * value * size // tp
-        yield from (
-            ("query_proj", heads * key * size // tp),
-            ("key_proj", keys * key * size // tp),
-            ("value_proj", keys * value * size // tp),
-        )
+            key, out = rows["k_proj.weight"], query
+            value = rows.get("v_proj.weight", key)
+        yield from (("query_proj", query), ("key_proj", key), ("value_proj", value))
         yield from (("context", out + heads * LSE_BYTES // tp), ("attention_out", out), ("out_proj", residual))
     elif letter == "D" and model.mlp is not None:
-        yield from _mlp(model.mlp.ffn_hidden_size, model.mlp.activation, residual, size, tp)
+        yield from _mlp(rows["up_proj.weight"], model.mlp.activation, residual)
     elif letter == "E" and model.moe is not None:
         moe = model.moe
-        for name, each in _mlp(moe.ffn_hidden_size, moe.activation, model.hidden_size * size, size, spec.mesh.etp):
+        for name, each in _mlp(moe.ffn_hidden_size * size // spec.mesh.etp, moe.activation, model.hidden_size * size):
             yield EXPERT_NAMES.get(name, name), each * moe.top_k
         if moe.shared_ffn_hidden_size:
-            yield from _mlp(moe.shared_ffn_hidden_size, moe.activation, residual, size, tp)
+            yield from _mlp(moe.shared_ffn_hidden_size * size // tp, moe.activation, residual)
 
 
-def _mlp(width: int, activation: str, residual: int, size: int, degree: int) -> Iterator[tuple[str, int]]:
-    inner = width * size // degree
+def _mlp(inner: int, activation: str, residual: int) -> Iterator[tuple[str, int]]:
     yield from (("mlpwi_0", inner), ("mlpwi_1", inner)) if activation in GATED else (("mlpwi", inner),)
     yield "mlpwo", residual
 
 
-def saved_bytes(spec: Spec, letters: str, tokens: int) -> dict[str, dict[str, int]]:
+def saved_bytes(spec: Spec, blocks: Iterable[Block], tokens: int) -> dict[str, dict[str, int]]:
     """Bytes by place and name that the policy saves of these layers, for so many tokens of a device, without the block's input."""
     places, found = saved_places(spec), {DEVICE: dict[str, int](), HOST: dict[str, int]()}
-    for letter in letters:
-        for name, each in tensors_of(spec, letter):
+    for block in blocks:
+        for name, each in tensors_of(spec, block):
             plain = next((dense for dense, routed in EXPERT_NAMES.items() if routed == name), name)
             place = places.get(name, places.get(plain))
             if place is not None:

@@ -41,7 +41,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "use_audio": (False, "encoders are not priced"),
     "engram_layers": ([], "tables of engrams are not priced"),
     "mhc_expansion_rate": (1, "several residual streams are not priced"),
-    "share_kv_projections": (False, "shared projections of keys and values are not priced"),
     "num_kv_shared_layers": (0, "layers that share keys and values are not priced"),
     "hidden_size_per_layer_input": (0, "embeddings of each layer are not priced"),
     "custom_mesh_and_rule": ("", "other rules of sharding are not priced"),

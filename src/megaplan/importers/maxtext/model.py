@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "use_indexer": False, "indexer_head_dim": 128, "indexer_n_heads": 64, "indexer_topk": 2048, "inhomogeneous_layer_cycle_interval": 1,
     "interleave_moe_layer_step": 1, "nope_layer_interval": -1, "gdn_conv_kernel_dim": 4, "gdn_key_head_dim": 128,
     "gdn_value_head_dim": 128, "gdn_num_key_heads": 16, "gdn_num_value_heads": 32, "capacity_factor": -1.0,
-    "load_balance_loss_weight": 0.0,
+    "load_balance_loss_weight": 0.0, "share_kv_projections": False, "global_head_dim": 0, "global_num_kv_heads": 0,
 }  # fmt: skip
 """Keys of the model, with the defaults of base.yml."""
 PAIRED = {"gemma2": 2}
@@ -140,6 +140,26 @@ def _gemma3(given: Given) -> dict[str, Any]:
     }
 
 
+def _gemma4(given: Given) -> dict[str, Any]:
+    wide, groups = given["global_head_dim"] or given["head_dim"], given["global_num_kv_heads"] or given["base_num_kv_heads"]
+    routes, layers = given["num_experts"] > 1, given["base_num_decoder_layers"]
+    experts = {"num_experts": given["num_experts"], "top_k_experts": given["num_experts_per_tok"], "moe_intermediate_size": _inner(given)}
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": given["sliding_window_size"],
+        "layer_types": ["full_attention" if (layer + 1) % CYCLES["gemma3"] == 0 else "sliding_attention" for layer in range(layers)],
+        "attention_bias": False,
+        "attention_k_eq_v": given["share_kv_projections"],
+        "global_head_dim": wide,
+        "num_global_key_value_heads": groups,
+        "final_logit_softcapping": given["final_logits_soft_cap"] or None,
+        "enable_moe_block": routes,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        **(experts if routes else {}),
+    }
+
+
 def _routed(given: Given) -> dict[str, Any]:
     return {
         "moe_intermediate_size": _inner(given),
@@ -246,6 +266,7 @@ BLOCKS: dict[str, tuple[str, Fields]] = {
     "gemma": ("gemma", lambda _: {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}),
     "gemma2": ("gemma2", _gemma2),
     "gemma3": ("gemma3_text", _gemma3),
+    "gemma4": ("gemma4_text", _gemma4),
     "gpt3": ("gpt2", _gpt3),
     "qwen2": ("qwen2", lambda _: {"use_sliding_window": False}),
     "qwen3": ("qwen3", lambda given: {"attention_bias": given["attention_bias"], "use_sliding_window": False}),

@@ -161,6 +161,8 @@ def _model(config: MaxTextConfig) -> dict[str, Any]:
     if block not in BLOCKS:
         config.refuse("decoder_block", "its layers are not priced", *(f"decoder_block={each}" for each in ("llama2", "qwen3_moe")))
         config.stop()
+    if given["share_kv_projections"] and block != "gemma4":
+        config.refuse("share_kv_projections", f"blocks {block} have projections of both here", "share_kv_projections=false")
     try:
         return section_of(given)
     except MegaplanError as error:
