@@ -125,8 +125,9 @@ INTRODUCTION = """# MaxText: published and estimated
 log or table: one number, of a version of JAX and libtpu that differs from row to row, with flags of XLA that the estimate does not know.
 
 **{num_held} rows are held out.** A third of all rows was drawn once, before any constant was chosen; three more, of Gemma 4, could not be
-read at that time. From the {num_tuned} others eight constants were chosen, near priors: the share of the peak that large products reach on each device and in fp8, the rates of attention's
-forward and backward and of experts, and the exposed share of gathers. Their errors: {tuned}.
+read at that time. From the {num_tuned} others eight constants were chosen, near priors: the share of the peak that large products reach on
+each device and in fp8, the rates of attention's forward and backward and of experts, and the exposed share of gathers. Their errors:
+{tuned}.
 Errors of the rows that are held out: {held}; {num_inside} of {num_held} are in the
 interval of the estimate, which is that of steps without a fitted combination: *uncalibrated*. No constant was changed after these rows were
 seen. Most of them have a row of the same model on another slice among the others; int8 has a share that no row was used for.
