@@ -8,7 +8,7 @@ GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,python3)
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: measured runs rl demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-jobs test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills recoveries fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-reports accuracy-torchtitan recipes-fit clean
+.PHONY: measured runs rl demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-jobs test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills recoveries fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-maxtext accuracy-reports accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -116,6 +116,9 @@ recipes-fit: $(READY) ## which published recipes fit by the estimate, of FILE=re
 
 accuracy-torchtitan: $(READY) ## estimate torchtitan's published runs: docs/reference/accuracy-torchtitan.md
 	$(BIN)/python benchmarks/accuracy_torchtitan/run.py
+
+accuracy-maxtext: $(READY) ## estimate MaxText's published runs on TPUs: docs/reference/maxtext.md
+	$(BIN)/python benchmarks/accuracy_maxtext/run.py
 
 accuracy-megatron: $(READY) ## replay Megatron-Core's published measurements: docs/reference/accuracy-megatron.md
 	$(BIN)/python benchmarks/accuracy_megatron/run.py

@@ -11,6 +11,7 @@ from random_plans.families import later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.lora import add_base, add_lora
 from random_plans.low_precision import add_blocks, add_low_precision
+from random_plans.maxtext import MAXTEXT_SHARE, maxtext_document
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, limit_experts, model_section
 from random_plans.options import add_megatron_options, add_options, add_scores, add_values, add_windows, with_layer_skew
 from random_plans.settings import (
@@ -63,6 +64,8 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
             add_state_dtypes(stream("torchtitan dtypes"), job)
         _state_resharding(seed, stream("resharding"), job)
         return job
+    if scope is Scope.ANY and seed >= FIRST_RUN and stream("maxtext").chance(MAXTEXT_SHARE):
+        return maxtext_document(stream("maxtext spec"), f"random-{seed}")
     document = _of_blocks(seed, scope, size, stream)
     _state_resharding(seed, stream("resharding"), document)
     if seed >= FIRST_RUN and document.get("host", {}).get("name") != "megatron":

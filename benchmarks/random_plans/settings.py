@@ -170,6 +170,8 @@ def post_training_section(draw: Draw, seq_length: int, mesh: dict[str, int]) -> 
     if split:
         section |= {"placement": "split", "staleness": draw.choice([0, 1])}
         draw.maybe(rollout, 0.9, device=lambda: device_section(draw))
+        if "device" in rollout:
+            draw.maybe(rollout["device"], 0.1, peak_flops={"bf16": 10**15, "int8": 2 * 10**15})
     how = ["broadcast", "p2p", "disk", *([] if split else ["ipc"])]
     section["sync"] = {
         "how": draw.choice(how),

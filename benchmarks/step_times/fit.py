@@ -9,7 +9,6 @@ the error tables are written too. The rows stay outside the repository: their fo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -38,6 +37,7 @@ from step_times.folds import (  # noqa: E402
 )
 from step_times.machine import Replayed  # noqa: E402
 from step_times.priors import priors  # noqa: E402
+from step_times.written import constants_text  # noqa: E402
 
 OUTPUT = ROOT / "src" / "megaplan" / "cost" / "step" / "constants.json"
 
@@ -68,7 +68,7 @@ def main() -> None:
         "intervals": intervals(classes, megarun),
         "tuples": sorted(set(tuples_of(rows))),
     }
-    arguments.output.write_text(_text(document), encoding="utf-8")
+    arguments.output.write_text(constants_text(document), encoding="utf-8")
     sides = {"in sample": own, "cross-validated": blind, "no combination on both sides": alone, "no device or framework": foreign}
     for name, found in sides.items():
         print(name, errors(found))
@@ -97,15 +97,6 @@ def intervals(classes: dict[str, Interval], megarun: Array) -> dict[str, list[fl
     """Measured over predicted time: the middle 80 % of the rows of each class, and of megarun's model without a fit."""
     found = {name: (each.low, each.high) for name, each in classes.items()} | {"replayed": interval(megarun)}
     return {name: [round(bound, 4) for bound in bounds] for name, bounds in found.items()}
-
-
-def _text(document: dict[str, object]) -> str:
-    """JSON with one constant or combination a line."""
-    constants_text = ",\n".join(f"    {json.dumps(name)}: {json.dumps(record)}" for name, record in document["constants"].items())  # type: ignore[attr-defined]
-    tuples_text = ",\n".join(f"    {json.dumps(each)}" for each in document["tuples"])  # type: ignore[attr-defined]
-    rest = {key: value for key, value in document.items() if key not in ("constants", "tuples")}
-    head = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in rest.items())
-    return f'{{\n{head},\n  "tuples": [\n{tuples_text}\n  ],\n  "constants": {{\n{constants_text}\n  }}\n}}\n'
 
 
 if __name__ == "__main__":

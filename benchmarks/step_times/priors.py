@@ -39,6 +39,14 @@ _GEMM = {
     "mi300x": {"bf16": 0.45, "fp8": 0.40, "mxfp8": 0.40},
     "mi355x": {"bf16": 0.50, "fp8": 0.50, "mxfp8": 0.50, "nvfp4": 0.40},
 }
+TUNED = "chosen so that the step times of the recipes that are not held out agree (docs/reference/maxtext.md); no row of the fit has a TPU"
+_TPUS = {
+    "tpu-v5p": {"bf16": 0.78, "fp8": 0.78, "int8": 0.70},
+    "tpu-v6e": {"bf16": 0.67, "fp8": 0.67, "int8": 0.60},
+    "tpu-v7": {"bf16": 0.68, "fp8": 0.67, "int8": 0.60},
+}
+"""Shares of each device's peak that its large products reach under XLA."""
+_TPU = {"attention.tpu.forward": 0.58, "attention.tpu.backward": 0.48, "scan.tpu": 0.026, "grouped.tpu": 0.90}
 _FORMS = "MooreThreads/SimuMax@4dcaae51, configs/system: the form fitted to its operation tables"
 _SCRIPTS = "published step times; no single measurement"
 _ATTENTION = {"ampere": (0.86, 0.67), "hopper": (0.87, 0.74), "blackwell": (1.06, 0.80), "cdna": (0.80, 0.60)}
@@ -66,10 +74,25 @@ def priors(*, pins: bool = True) -> dict[str, Prior]:
             found[f"attention.{name}.{run}"] = Prior(share, 0.08, "factor", f"relative to the product rate; {_FORMS}")
         found[f"scan.{name}"] = Prior(_SCAN[name], 0.4, "share", "share of the bf16 peak; " + _SCRIPTS)
         found[f"grouped.{name}"] = Prior(0.985, 0.02, "share", f"share of the dense rate, at most 1; {_FORMS}", 1.0)
-    found |= _forms() | _links() | _frameworks()
+    found |= _forms() | _links() | _frameworks() | _tpus()
     if pins and PINS.exists():
         for name, pin in json.loads(PINS.read_text(encoding="utf-8")).items():
             found[name] = found[name]._replace(value=pin["value"], spread=pin["spread"], source=pin["source"])
+    return found
+
+
+def _tpus() -> dict[str, Prior]:
+    """Constants of TPUs, of which no row of the fit has any: the fit writes them as they are here."""
+    found = {name: Prior(value, 0.1, "share", TUNED) for name, value in _TPU.items()}
+    for device, shares in _TPUS.items():
+        found |= {f"gemm.{device}.{dtype}": Prior(share, 0.1, "share", f"{LOAD}; {TUNED}", 0.95) for dtype, share in shares.items()}
+        found[f"clock.{device}"] = Prior(1.0, 0.1, "factor", "ratio of clocks under load to those of the prior, equal for all dtypes")
+    for dtype in ("bf16", "fp8", "int8"):
+        found[f"gemm.tpu.{dtype}"] = Prior(1.0, 0.15, "factor", "kernels of a generation, equal for all devices")
+    found["ici.link"] = Prior(0.9, 0.1, "share", "share of all links of a torus together; " + TUNED, 1.0)
+    found["ici.exposed"] = Prior(0.5, 0.4, "factor", "sharded.exposed under XLA relative to FSDP2; " + TUNED)
+    for name in ("cast.int8", "cast.rows.int8"):
+        found[name] = Prior(1.4, 0.25, "factor", f"as {name.replace('int8', 'fp8')}, in int8; " + _SCRIPTS)
     return found
 
 

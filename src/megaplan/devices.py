@@ -13,6 +13,8 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 
 DEFAULT = "h200"
+TPU = "tpu"
+"""Generation of Google's devices."""
 DATA = Path(__file__).with_name("devices.json")
 ALIASES = {
     **dict.fromkeys(("h100", "h100-80gb", "h100-sxm5", "h100-80gb-hbm3", "h100-hbm3"), "h100-sxm"),
@@ -21,6 +23,9 @@ ALIASES = {
     **dict.fromkeys(("h200-sxm", "h200-141gb"), "h200"),
     **dict.fromkeys(("a800-sxm4-80gb", "a800-sxm", "a800-sxm4"), "a800-80gb"),
     **dict.fromkeys(("rtx-pro-6000-blackwell", "rtx-pro-6000-blackwell-server-edition"), "rtx-pro-6000"),
+    **dict.fromkeys(("v5p", "tpu-v5"), "tpu-v5p"),
+    **dict.fromkeys(("v6e", "trillium", "tpu-v6"), "tpu-v6e"),
+    **dict.fromkeys(("v7", "tpu7x", "v7x", "ironwood"), "tpu-v7"),
     **{"h800-sxm5": "h800-sxm", "b200-sxm": "b200", "b300-sxm": "b300", "b300-sxm6-ac": "b300", "mi300": "mi300x", "mi355": "mi355x"},
 }
 """Other names of a device: of the generation alone, its most common form."""
@@ -40,7 +45,7 @@ class Device(NamedTuple):
     Attributes:
         name: Name in specs.
         generation: Generation of its kernels; devices of one generation share the kernels' efficiencies (`ampere`, `hopper`, `blackwell`,
-            `cdna`).
+            `cdna`, `tpu`).
         num_sms: Multiprocessors, or compute units.
         note: Note to read before using the figures; None for none.
         capacity: Bytes torch reports as the device's total.

@@ -26,7 +26,7 @@ TRAINED = frozenset({"fp8_current", "fp8_rowwise", *EMULATED})
 """Recipes that megarun trains."""
 GENERATIONS = {
     "fp8_delayed": ("ada", "hopper", "blackwell", "cdna"),
-    "fp8_current": ("ada", "hopper", "blackwell", "cdna"),
+    "fp8_current": ("ada", "hopper", "blackwell", "cdna", "tpu"),
     "fp8_rowwise": ("ada", "hopper", "blackwell", "cdna"),
     "fp8_blockwise": ("hopper", "blackwell"),
     "mxfp8": ("blackwell",),

@@ -56,13 +56,16 @@ def figures_of(device: Device) -> Iterator[tuple[str, Figure, str]]:
 
 def reached(device: Device) -> Iterator[tuple[str, float, float, bool]]:
     """(dtype, share of its peak, spread of its logarithm, whether fitted to measured steps) of large products under load."""
+    from megaplan.cost.step.constants import constants  # noqa: PLC0415
+    from megaplan.cost.step.names import product_names  # noqa: PLC0415
     from megaplan.cost.step.predict import reached_share  # noqa: PLC0415
     from megaplan.cost.step.workload import Machine  # noqa: PLC0415
 
     peaks = {dtype: float(figure.value) for dtype, figure in device.peak_flops.items()}
     machine = Machine(device.name, device.generation, device.num_sms.value, peaks, 1.0, 1.0, 1.0, device.domain.value)
-    needs = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
-    yield from ((dtype, *reached_share(machine, dtype)) for dtype, peak in needs.items() if peak in peaks)
+    needs = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "int8": "int8"}
+    known = [dtype for dtype, peak in needs.items() if peak in peaks and constants().keys() >= set(product_names(machine, dtype))]
+    yield from ((dtype, *reached_share(machine, dtype)) for dtype in known)
 
 
 def _document(device: Device) -> dict[str, Any]:

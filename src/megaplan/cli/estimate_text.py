@@ -59,15 +59,21 @@ def estimate_lines(
         yield from _serving(found.serving, found.serving_times)
 
 
+TORCH_WORDS = (
+    "bytes of live tensors in torch's allocator",
+    "plus its rounding and slack (modelled)",
+    "plus CUDA context, NCCL and driver",
+)
+XLA_WORDS = "bytes of live buffers of the program", "the same: XLA places them before it runs", "plus what the runtime keeps"
+
+
 def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
     """Allocated, reserved, device, and allocated under skew, of one rank: they answer different questions and are never one number."""
     routing, moe = found.routing, found.job.spec.model.moe
     yield f"{runs_label(runs_of(rank.ranks))}, at the peak:"
-    rows = [
-        ("allocated", rank.allocated_bytes, "bytes of live tensors in torch's allocator"),
-        ("reserved", rank.peak_bytes, "plus its rounding and slack (modelled)"),
-        ("device", found.device_bytes(rank), "plus CUDA context, NCCL and driver"),
-    ]
+    words = XLA_WORDS if found.job.spec.host.kind.xla else TORCH_WORDS
+    sizes = rank.allocated_bytes, rank.peak_bytes, found.device_bytes(rank)
+    rows = list(zip(("allocated", "reserved", "device"), sizes, words, strict=True))
     if routing is not None:
         balanced, skewed = routing.allocated_bytes(rank)
         rows += [

@@ -49,6 +49,7 @@ EXAMPLES = {
         "megaplan import megatron --record --gpus 64 -o job.yaml -- bash launch.sh",
     ),
     "import torchtitan": ("megaplan import torchtitan job.toml --gpus 8 -o job.yaml",),
+    "import maxtext": ("megaplan import maxtext base.yml model_name=llama3.1-8b compile_topology=v6e-16 -o job.yaml",),
     "new": ("megaplan new tiny-hybrid -o spec.yaml",),
     "schema": ("megaplan schema spec > spec.schema.json",),
 }

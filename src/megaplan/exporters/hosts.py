@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from megaplan.exporters.deepspeed import export_deepspeed
 from megaplan.exporters.fsdp2 import export_fsdp2
-from megaplan.exporters.maxtext import export_maxtext
 from megaplan.exporters.nanotron import export_nanotron
 from megaplan.exporters.nemo_rl import export_nemo_rl
 from megaplan.exporters.values import Exported, Loss, Source
@@ -35,7 +34,6 @@ _OWN: dict[str, Callable[[Source], Exported]] = {
     "fsdp2": export_fsdp2,
     "deepspeed": export_deepspeed,
     "nanotron": export_nanotron,
-    "maxtext": export_maxtext,
     "verl": export_verl,
     "nemo-rl": export_nemo_rl,
 }

@@ -62,6 +62,7 @@ class HostKind(NamedTuple):
         dispatchers: Values of `host.moe_dispatcher` that it knows, its default first.
         empty_slots: A slot may have only the embedding or the head, or nothing.
         few_microbatches: 1F1B runs fewer microbatches than pipeline ranks.
+        xla: XLA compiles its program, for GPUs and TPUs; other hosts run torch on GPUs.
         block_layers: Layers of one of its blocks, which no cut separates; with several, all blocks have one recompute policy.
     """
 
@@ -91,4 +92,5 @@ class HostKind(NamedTuple):
     dispatchers: tuple[str, ...] = ("alltoall",)
     empty_slots: bool = False
     few_microbatches: bool = False
+    xla: bool = False
     block_layers: int = 1

@@ -153,6 +153,14 @@ Unpriced = Literal["distillation", "fsdp", "optimizer_cuda_graph"]
 LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
 FrameworkName = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
 OptimizerRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
+RematPolicy = Literal[
+    "minimal_with_context", "minimal", "save_dot_with_context_except_mlp", "save_dot_except_mlpwi", "save_dot_except_mlp", "save_qkv_proj",
+    "save_out_proj", "qkv_proj_offloaded", "minimal_offloaded", "custom",
+]  # fmt: skip
+RematTensor = Literal[
+    "decoder_layer_input", "context", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo", "query_proj",
+    "key_proj", "value_proj", "kv_proj", "qkv_proj", "out_proj", "query_wa_proj", "kv_wa_proj", "mla_q", "mla_kv", "attention_out",
+]  # fmt: skip
 OffloadFraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 RESERVED_PERCENT = 10
 """Percent that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
@@ -164,13 +172,13 @@ RELEASED = ("megatron-bridge", "nemo")
 
 
 class Host(Section):
-    """The framework that runs the plan. `kernels`, `libraries` are megarun's; keys from compile_model on torchtitan's; others Megatron's.
+    """The framework that runs the plan. `kernels`, `libraries` are megarun's; keys from compile_model on torchtitan's, then MaxText's.
 
     Every key has the host's own default. `expandable_segments`, `cuda_graphs` and `optimizer_offload` are megarun's and Megatron-Core's;
     torchtitan sets the first itself.
 
     Attributes:
-        name: megarun, megatron for Megatron-Core with Transformer Engine, or torchtitan.
+        name: megarun, megatron for Megatron-Core with Transformer Engine, torchtitan, or maxtext.
         kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes both, and keeps what the kernels keep.
         libraries: Optional packages that run in place of own kernels what they take, on Hopper; memory and time are then theirs.
         expandable_segments: torch's allocator grows a stream's memory in place; null for the host's default: on, for Megatron off.
@@ -230,6 +238,12 @@ class Host(Section):
         async_tensor_parallel: TP gathers and reductions overlap TP products.
         keep_pipeline_outputs: The last stage keeps all logits until the step ends and concatenates them, as torch's schedules until 2.9.
         foreach_optimizer: AdamW with torch's foreach kernels instead of the fused one; roots of the second moments are temporary tensors.
+        remat_policy: Names of the tensors that MaxText saves where recompute.default is selective; custom for those of remat_tensors.
+        remat_tensors: Place of each tensor that custom saves: device, or offload for host memory.
+        layers_per_block: Decoder layers of MaxText that one iteration of its scan runs, and backward runs again together.
+        num_vocab_tiling: Parts of the tokens for which logits and loss are computed one after another.
+        int8: Linears of blocks multiply in int8.
+        fsdp_transpose: Part of dp_shard that shards the other dimension of MaxText's MLPs.
         reserved_percent: Percent reserved above allocated; fitted to six published runs of one model, see the accuracy page.
     """
 
@@ -293,6 +307,12 @@ class Host(Section):
     async_tensor_parallel: StrictBool = False
     keep_pipeline_outputs: StrictBool = False
     foreach_optimizer: StrictBool = False
+    remat_policy: RematPolicy = "minimal"
+    remat_tensors: dict[RematTensor, Literal["device", "offload"]] = Field(default_factory=dict)
+    layers_per_block: PositiveInt = 1
+    num_vocab_tiling: PositiveInt = 1
+    int8: StrictBool = False
+    fsdp_transpose: Degree = 1
     reserved_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = RESERVED_PERCENT
 
     @model_validator(mode="before")
@@ -373,5 +393,6 @@ _LATER = frozenset({
     "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
     "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
     "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe",
-    "optimizer_offload", "moe_shared_overlap", "optimizer", "layer_wise_layout",
+    "optimizer_offload", "moe_shared_overlap", "optimizer", "layer_wise_layout", "remat_policy", "remat_tensors", "layers_per_block",
+    "num_vocab_tiling", "int8", "fsdp_transpose",
 })  # fmt: skip

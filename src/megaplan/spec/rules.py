@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megakernels.libraries import GENERATION
-from megaplan.devices import device_names, load_device
+from megaplan.devices import TPU, device_names, load_device
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.registry import HOSTS
@@ -200,6 +200,11 @@ def _device(checked: Checked) -> Iterator[Diagnostic]:
         except MegaplanError as error:
             yield from (checked.error(found.code, found.detail, "device.name", *found.hints[:-1]) for found in error.diagnostics)
         return
+    kind = checked.spec.host.kind
+    if load_device(device.name).generation == TPU and not kind.xla:
+        able = next(host.name for host in HOSTS.values() if host.xla)
+        detail = f"device.name = {device.name}, host.name = {kind.name}: it runs on GPUs, and on no TPU"
+        yield checked.error("MP902", detail, "device.name", f"host: {{name: {able}}}", "device: {name: h200}")
     peaks, precision = device_of(device).peak_flops, checked.spec.precision
     for key, dtype in (("params", precision.params), *((f"families.{letter}", dtype) for letter, dtype in precision.families.items())):
         if dtype not in peaks:

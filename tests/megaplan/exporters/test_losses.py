@@ -199,7 +199,7 @@ LOST_OF_DENSE = {
         "mesh.pp=2": "schedule.kind",
         "model.mlp.activation=relu2": "model.mlp.activation",
         "optimizer.matrix=muon": "optimizer.matrix",
-        "recompute.default=none": "recompute",
+        "recompute.default=selective": "recompute",
         "mesh.vocab_parallel=false": "mesh.vocab_parallel",
         "training.rate_schedule={kind: wsd, decay_steps: 100, decay: sqrt}": "training.rate_schedule.decay",
         "mesh.dp_shard=4": "sharding.reshard_after_forward",
@@ -237,6 +237,8 @@ def test_a_hybrid_is_refused_by_hosts_of_transformers(host: str) -> None:
     with pytest.raises(MegaplanError) as caught:
         exported(host, HYBRID)
     assert [item.code for item in caught.value.diagnostics] == ["MP921"]
+    if host == "maxtext":  # it has latent attention
+        return
     ranks = "q_lora_rank: null, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, v_head_dim: 8"
     latent = f"model.attention={{kind: mla, num_heads: 8, {ranks}}}"
     with pytest.raises(MegaplanError) as caught:
@@ -265,64 +267,26 @@ def test_stages_of_the_plan_are_the_stages_of_the_file() -> None:
     assert yaml.safe_load(exported("maxtext", DENSE, "mesh.pp=4").text)["num_layers_per_pipeline_stage"] == 2
 
 
-MAXTEXT_KEYS = frozenset(
-    [
-        "run_name",
-        "decoder_block",
-        "base_emb_dim",
-        "base_num_decoder_layers",
-        "base_num_query_heads",
-        "base_num_kv_heads",
-        "head_dim",
-        "use_qk_norm",
-        "attention_bias",
-        "attention_type",
-        "sliding_window_size",
-        "base_mlp_dim",
-        "base_moe_mlp_dim",
-        "mlp_activations",
-        "vocab_size",
-        "logits_via_embedding",
-        "normalization_layer_epsilon",
-        "rope_max_timescale",
-        "num_experts",
-        "num_experts_per_tok",
-        "norm_topk_prob",
-        "capacity_factor",
-        "load_balance_loss_weight",
-        "mesh_axes",
-        "logical_axis_rules",
-        "ici_data_parallelism",
-        "ici_pipeline_parallelism",
-        "ici_fsdp_parallelism",
-        "ici_context_parallelism",
-        "ici_tensor_parallelism",
-        "ici_expert_parallelism",
-        "per_device_batch_size",
-        "gradient_accumulation_steps",
-        "max_target_length",
-        "dtype",
-        "weight_dtype",
-        "grad_dtype",
-        "mu_dtype",
-        "remat_policy",
-        "opt_type",
-        "learning_rate",
-        "adam_weight_decay",
-        "gradient_clipping_threshold",
-        "steps",
-        "data_shuffle_seed",
-        "init_weights_seed",
-        "learning_rate_schedule_steps",
-        "warmup_steps_fraction",
-        "lr_schedule_type",
-        "learning_rate_final_fraction",
-        "wsd_decay_steps_fraction",
-        "wsd_decay_style",
-        "num_layers_per_pipeline_stage",
-        "num_pipeline_microbatches",
-    ]
-)
+MAXTEXT_KEYS = frozenset({
+    "adam_weight_decay", "attention", "attention_bias", "attention_sink", "attention_type", "attn_logits_soft_cap", "base_emb_dim",
+    "base_mlp_dim", "base_moe_mlp_dim", "base_num_decoder_layers", "base_num_kv_heads", "base_num_query_heads", "capacity_factor",
+    "context", "data_shuffle_seed", "dcn_context_parallelism", "dcn_data_parallelism", "dcn_expert_parallelism", "dcn_fsdp_parallelism",
+    "dcn_fsdp_transpose_parallelism", "dcn_pipeline_parallelism", "dcn_tensor_parallelism", "decoder_block", "decoder_layer_input",
+    "dtype", "final_logits_soft_cap", "first_num_dense_layers", "gdn_conv_kernel_dim", "gdn_key_head_dim", "gdn_num_key_heads",
+    "gdn_num_value_heads", "gdn_value_head_dim", "grad_dtype", "gradient_accumulation_steps", "gradient_clipping_threshold", "head_dim",
+    "ici_context_parallelism", "ici_data_parallelism", "ici_expert_parallelism", "ici_fsdp_parallelism", "ici_fsdp_transpose_parallelism",
+    "ici_pipeline_parallelism", "ici_tensor_parallelism", "indexer_head_dim", "indexer_n_heads", "indexer_topk",
+    "inhomogeneous_layer_cycle_interval", "init_weights_seed", "kv_lora_rank", "learning_rate", "learning_rate_final_fraction",
+    "learning_rate_schedule_steps", "load_balance_loss_weight", "local_rope_max_timescale", "logits_via_embedding", "lr_schedule_type",
+    "max_target_length", "mlp_activations", "mu_dtype", "n_routing_groups", "norm_topk_prob", "normalization_layer_epsilon",
+    "num_experts", "num_experts_per_tok", "num_layers_per_pipeline_stage", "num_pipeline_microbatches", "num_vocab_tiling", "opt_type",
+    "optimizer_memory_host_offload", "partial_rotary_factor", "per_device_batch_size", "pipeline_fsdp_ag_once", "q_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "quantization", "remat_policy", "rope_max_timescale", "routed_bias", "routed_scaling_factor",
+    "routed_score_func", "run_name", "scan_layers", "shared_experts", "sliding_window_size", "steps", "topk_routing_group",
+    "trainable_position_size", "use_indexer", "use_qk_norm", "v_head_dim", "vocab_size", "warmup_steps_fraction", "weight_dtype",
+    "wsd_decay_steps_fraction", "wsd_decay_style",
+})  # fmt: skip
+"""Those of base.yml at AI-Hypercomputer/maxtext, e591f30c, that an export has."""
 """Keys of the published `base.yml` that an export may have."""
 
 

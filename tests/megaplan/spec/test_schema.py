@@ -11,6 +11,7 @@ from megaplan.families.attention.keys import Compressor, SharedKeys
 from megaplan.families.registry import Letter, Rated
 from megaplan.scalars import PeakType, RecipeType, ReserveName
 from megaplan.spec.fields import all_keys, kinds_of, legal_keys
+from megaplan.spec.host import RematTensor
 from megaplan.spec.load import load_spec_text
 from megaplan.spec.models import LayerWindow, Pool
 from megaplan.spec.schema import schema_id, spec_schema
@@ -44,7 +45,7 @@ def test_the_schema_is_json_and_names_its_dialect() -> None:
 
 def test_fields_and_schema_list_the_same_keys() -> None:
     named = {key for section in sections(spec_schema()) for key in section["properties"]}
-    mappings = (Letter, Rated, ReserveName, PeakType, RecipeType)  # whose words are keys of mappings, not of sections
+    mappings = (Letter, Rated, ReserveName, PeakType, RecipeType, RematTensor)  # whose words are keys of mappings, not of sections
     rated = {key for words in mappings for key in get_args(words)}
     inside_lists = {key for section in (LayerWindow, Pool, Compressor, SharedKeys) for key in section.model_fields}  # written together
     assert {str(path[-1]) for path in all_keys()} - (rated - named) | inside_lists == named - {EDITOR_KEY}

@@ -202,7 +202,7 @@ def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float,
 
 def _again(recomputed: Recomputed, op: OpWork) -> float:
     """Number of times that backward runs an operation again."""
-    if op.part == PART:
+    if op.part == PART or (op.part, op.name) in recomputed.kept:
         return 0.0
     if any((op.part, op.name) in MODULES.get(module, ()) for module in recomputed.modules):
         return 1.0

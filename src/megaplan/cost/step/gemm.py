@@ -9,7 +9,7 @@ from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger, Product
 from megaplan.cost.step.workload import TimedStep
 
 TILE_ROWS, TILE_COLUMNS = 256, 128
-ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}
+ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}
 """Bytes of an operand's element with its share of the block scales: one byte per 32 elements of mxfp8, one per 16 of nvfp4."""
 CAST_BYTES = 4.0
 """Bytes that a cast moves per element: one read in bf16, one write for the product, and a transposed one for the weight gradient."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from megaplan.cost.step.constants import rated_as
 from megaplan.cost.step.frameworks import Framework, framework, known_release
 from megaplan.cost.step.workload import Machine, Software, TimedStep
+from megaplan.devices import TPU
 from megaplan.spec.models import GroupedQueryAttention
 
 Factors = tuple[str, ...]
@@ -95,28 +96,29 @@ def _attention(work: TimedStep, host: Framework) -> dict[str, Factors]:
 
 def _transfers(work: TimedStep, host: Framework) -> dict[str, Factors]:
     software, mesh, domain = work.software, work.mesh, work.machine.domain
-    fused = software.dispatcher != "alltoall"
+    fused, torus = software.dispatcher != "alltoall", work.machine.generation == TPU
+    near = "ici.link" if torus else "link.node"
     overlaps = host.data_overlap if software.data_overlap is None else software.data_overlap
     return {
-        "tensor": _product("link.network" if mesh.tp > domain else "tensor.link"),
+        "tensor": _product("link.network" if mesh.tp > domain else near if torus else "tensor.link"),
         "tensor.latency": _product("tensor.latency"),
         "tensor.exposed": _product("tensor.exposed" if software.tp_overlap else None),
-        "exchange": _product("exchange.network" if exchange_leaves(work) else "exchange.link"),
+        "exchange": _product("exchange.network" if exchange_leaves(work) else near if torus else "exchange.link"),
         "exchange.latency": _product("exchange.fused" if fused else "exchange.alltoall"),
         "exchange.exposed": _product(*_exchange_exposed(software)),
-        "context": _product("link.network" if mesh.tp * mesh.cp > domain else "link.node"),
+        "context": _product("link.network" if mesh.tp * mesh.cp > domain else near),
         "context.latency": _product("tensor.latency"),
         "context.exposed": _product("context.exposed"),
-        "pipeline": _product("link.network" if mesh.world > domain else "link.node"),
+        "pipeline": _product("link.network" if mesh.world > domain else near),
         "pipeline.latency": _product("tensor.latency"),
         "pipeline.exposed": _product("pipeline.exposed"),
-        "node": _product("link.node"),
+        "node": _product(near),
         "network": _product("link.network"),
         "data.latency": _product("data.latency"),
         "data.slow": _product("data.unbucketed" if host.accumulate_bytes else None),
         "data.exposed": _product("data.exposed" if overlaps else None),
         "sharded.network": _product("sharded.network"),
-        "sharded.exposed": _product("sharded.exposed"),
+        "sharded.exposed": _product("sharded.exposed", "ici.exposed" if torus else None),
     }
 
 

@@ -49,11 +49,13 @@ class Recomputed(NamedTuple):
         full: Share of the blocks that run again completely.
         per_op: True if half of the products run again, and all memory-bound operations (torchtitan's selective policy).
         modules: Megatron's names: core_attn, layernorm, mla_up_proj, mlp, moe, moe_act.
+        kept: Operations of these blocks, by part and name, that do not run again.
     """
 
     full: float = 0.0
     per_op: bool = False
     modules: frozenset[str] = frozenset()
+    kept: frozenset[tuple[str, str]] = frozenset()
 
 
 class Sharded(NamedTuple):

@@ -173,11 +173,17 @@ def test_every_constant_has_a_basis_and_a_source_and_is_physical():
     assert all(constants()[f"grouped.{generation}"].value <= 1 for generation in ("ampere", "hopper", "blackwell"))
 
 
+def multiplying(dtype: str) -> list[str]:
+    """Devices on which a step may have a dtype: TPUs have no scales of blocks, which is MP507, and they alone have int8."""
+    tpu = {name: load_device(name).generation == "tpu" for name in device_names()}
+    return [name for name, is_tpu in tpu.items() if dtype in ("bf16", "fp8") or is_tpu is (dtype == "int8")]
+
+
 @pytest.mark.parametrize("name", sorted(frameworks()))
-@pytest.mark.parametrize("dtype", ["bf16", "fp8", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "mxfp8", "nvfp4", "int8"])
 def test_no_rate_is_above_the_ceiling(name, dtype):
     """Products below the data sheet's peak, grouped ones below dense ones, attention below its products' peak, links below theirs."""
-    for device in device_names():
+    for device in multiplying(dtype):
         for model in (LLAMA, MOE, HYBRID):
             rates = rates_of(names_of(step(model, device, name=name, dtype=dtype)), values())
             assert rates[f"product.{dtype}"] <= 1, (device, dtype)
@@ -192,9 +198,9 @@ def test_intervals_hold_one():
 
 
 @pytest.mark.parametrize("name", sorted(frameworks()))
-@pytest.mark.parametrize("dtype", ["bf16", "fp8", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "mxfp8", "nvfp4", "int8"])
 def test_every_framework_and_device_finds_its_constants(name, dtype):
-    for device in device_names():
+    for device in multiplying(dtype):
         for model in (LLAMA, MOE, HYBRID):
             for release in (None, "24.01", "26.05", "99.01"):
                 work = step(model, device, name=name, release=release, dtype=dtype, ep=8 if model is not LLAMA else 1)

@@ -1,0 +1,152 @@
+"""Runs of MaxText: files, recipes and arguments give the model, degrees and policies that they state."""
+
+from pathlib import Path
+
+import pytest
+from hf_samples import MODELS, config, text
+
+from megaplan.cli.main import run
+from megaplan.errors import MegaplanError, Severity
+from megaplan.importers.hf import import_hf
+from megaplan.importers.maxtext.model import DEFAULTS, models, section_of
+from megaplan.importers.maxtext.spec import import_maxtext
+from megaplan.inventory.build import build_inventory
+from megaplan.spec.load import spec_from_document
+from megaplan.spec.models import Spec
+
+PUBLISHED = {  # parameters of the published weights, with the vocabulary of MaxText's file
+    "llama2-7b": 6_738_415_616, "llama2-70b": 68_976_648_192, "llama3.1-8b": 8_030_261_248, "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800, "gemma-2b": 2_506_172_416 + 128 * 2048, "gemma-7b": 8_537_680_896 + 128 * 3072,
+    "gemma2-2b": 2_614_341_888 + 128 * 2304, "gemma2-9b": 9_241_705_984 + 128 * 3584, "gemma2-27b": 27_227_128_320 + 128 * 4608,
+    "mistral-7b": 7_241_732_096, "mixtral-8x7b": 46_702_792_704, "qwen2.5-7b": 7_615_616_512, "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek2-16b": 15_706_484_224,
+    "deepseek3-671b": 671_026_404_352, "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672,
+    "qwen3-next-80b-a3b": 79_674_391_296, "kimi-k2-1t": 1_026_408_209_408, "olmo3-7b": 7_298_011_136,
+}  # fmt: skip
+SAME = {"Llama-3.1-8B": "llama3.1-8b", "Mixtral-8x7B-v0.1": "mixtral-8x7b", "Qwen3-8B": "qwen3-8b", "Qwen3-235B-A22B": "qwen3-235b-a22b",
+        "DeepSeek-V2-Lite": "deepseek2-16b"}  # fmt: skip
+RECIPE = """
+export WORKLOAD_NAME="mine"
+MAXTEXT_ARGS="\\
+model_name=llama3.1-70b \\
+per_device_batch_size=2 \\
+remat_policy=custom \\
+context=device \\
+ici_fsdp_parallelism=-1 \\
+mu_dtype=bfloat16 \\
+max_target_length=8192 \\
+run_name=${WORKLOAD_NAME}"
+xpk workload create --device-type=tpu7x-4x4x4 --num-slices=1 --command="python3 -m MaxText.train MaxText/configs/base.yml ${MAXTEXT_ARGS}"
+"""
+
+
+def spec_of(*inputs: str) -> Spec:
+    return import_maxtext(inputs).loaded.spec
+
+
+def parameters(name: str) -> int:
+    section = section_of({**DEFAULTS, **models()[name]})
+    document = {"format": "megaplan.spec/1", "name": "m", "model": section, "batch": {"micro_batch_size": 1, "seq_length": 128}}
+    return build_inventory(spec_from_document(document)).parameters
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_has_its_published_parameters(name: str) -> None:
+    assert parameters(name) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", models())
+def test_every_model_of_the_file_is_a_spec(name: str) -> None:
+    assert parameters(name) > 0
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_model_is_that_of_its_transformers_configuration(name: str) -> None:
+    own = import_hf(text(config(name)), "config.json").loaded.spec
+    assert parameters(SAME[name]) == build_inventory(own).parameters == MODELS[name]["total_params"]
+
+
+def test_a_recipe_is_read_from_its_script(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(RECIPE, encoding="utf-8")
+    spec = spec_of(str(tmp_path / "run.sh"))
+    assert (spec.device.name, spec.mesh.dp_shard, spec.device.domain) == ("tpu-v7", 128, 128)
+    assert spec.batch.micro_batch_size == 2
+    assert (str(spec.precision.moments), str(spec.precision.master)) == ("bf16", "fp32")
+    assert spec.host.remat_tensors == {"decoder_layer_input": "device", "context": "device"}
+    assert spec_of(str(tmp_path / "run.sh"), "per_device_batch_size=1").batch.micro_batch_size == 1
+
+
+def test_a_file_of_a_model_and_arguments_over_it(tmp_path: Path) -> None:
+    (tmp_path / "base.yml").write_text("base_emb_dim: 512\nbase_num_decoder_layers: 2\nvocab_size: 1000\n", encoding="utf-8")
+    spec = spec_of(str(tmp_path / "base.yml"), "vocab_size=2000", "ici_fsdp_parallelism=4")
+    assert (spec.model.hidden_size, spec.model.num_layers, spec.model.vocab_size, spec.mesh.world_size) == (512, 4, 2000, 4)
+
+
+def test_a_script_that_reads_another_file_names_it(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python3 train.py configs/gpu/models/llama2_7b.yml per_device_batch_size=4\n", encoding="utf-8")
+    with pytest.raises(MegaplanError) as caught:
+        spec_of(str(tmp_path / "run.sh"))
+    assert "llama2_7b.yml" in caught.value.diagnostics[0].detail
+    (tmp_path / "llama2_7b.yml").write_text("base_config: base.yml\nmodel_name: llama2-7b\nhardware: gpu\n", encoding="utf-8")
+    spec = spec_of(str(tmp_path / "llama2_7b.yml"), str(tmp_path / "run.sh"), "ici_fsdp_parallelism=8")
+    assert (spec.device.name, spec.batch.micro_batch_size, spec.model.num_layers) == ("h100-sxm", 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "device", "size", "degrees"),
+    [
+        ("compile_topology=v5p-128", "tpu-v5p", 64, {"dp_shard": 64}),
+        ("compile_topology=v6e-256 ici_tensor_parallelism=4", "tpu-v6e", 256, {"dp_shard": 64, "tp": 4}),
+        ("compile_topology=tpu7x-4x4x8 ici_context_parallelism=8", "tpu-v7", 256, {"dp_shard": 32, "cp": 8}),
+        ("compile_topology=v6e-256 compile_topology_num_slices=2", "tpu-v6e", 256, {"dp_replicate": 2, "dp_shard": 256}),
+        (
+            "compile_topology=v6e-256 compile_topology_num_slices=2 dcn_data_parallelism=1 dcn_fsdp_parallelism=2",
+            *("tpu-v6e", 256, {"dp_replicate": 1, "dp_shard": 512}),
+        ),
+    ],
+)
+def test_degrees_are_those_of_slices(arguments: str, device: str, size: int, degrees: dict[str, int]) -> None:
+    spec = spec_of("model_name=llama3.1-8b", *arguments.split())
+    assert (spec.device.name, spec.device.domain) == (device, size)
+    assert {axis: getattr(spec.mesh, axis) for axis in degrees} == degrees
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("model_name=llama9", "MP916", "model_name = llama9"),
+        ("model_name=llama3.1-8b mtp_num_layers=1", "MP914", "mtp_num_layers = 1"),
+        ("model_name=llama3.1-8b ici_tensor_sequence_parallelism=2", "MP914", "the axis is not priced"),
+        ("model_name=llama3.1-8b per_device_batchsize=2", "MP913", "per_device_batchsize = 2"),
+        ("model_name=llama3.1-8b per_device_batch_size=0.3", "MP914", "sequences of a microbatch"),
+        ("model_name=llama3.1-8b quantization=int4", "MP916", "quantization"),
+        ("model_name=llama3.1-8b opt_type=sgd", "MP916", "adamw or adam_pax"),
+        ("per_device_batch_size=2", "MP916", "neither model_name nor a size"),
+        ("decoder_block=deepseek4", "MP914", "decoder_block"),
+        ("model_name=llama3.1-8b ici_expert_parallelism=2", "MP914", "no experts"),
+        ("model_name=llama3.1-8b compile_topology=v6e-16 dcn_tensor_parallelism=2", "MP914", "over"),
+    ],
+)
+def test_what_is_not_priced_is_refused_by_name(arguments: str, code: str, said: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_maxtext(arguments.split())
+    assert any(each.code == code and said in each.detail for each in caught.value.diagnostics), caught.value
+
+
+def test_assumptions_are_notes() -> None:
+    found = import_maxtext(["model_name=llama3.1-8b", "sa_block_q=2048"]).loaded.diagnostics
+    notes = {each.code: each.detail for each in found if each.severity is Severity.NOTE}
+    assert "8 devices of tpu-v5p until set" in notes["MP917"]
+    assert "sa_block_q" in notes["MP919"]
+
+
+def test_the_command_writes_a_spec_that_the_estimate_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["model_name=qwen3-next-80b-a3b", "compile_topology=v5p-256", "per_device_batch_size=1", "max_target_length=4096"]
+    assert run(["import", "maxtext", *words, "-o", "next.yaml"]) == 0
+    assert run(["estimate", "next.yaml"]) in (0, 1)
+    assert "tpu-v5p" in capsys.readouterr().out
+    assert run(["export", "next.yaml", "--to", "maxtext", "--strict", "-o", "next.yml"]) == 0
+    assert "decoder_block: qwen3_next" in (tmp_path / "next.yml").read_text(encoding="utf-8")
