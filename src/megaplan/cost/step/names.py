@@ -24,11 +24,9 @@ def names_of(work: TimedStep) -> dict[str, Factors]:
     release = _release(work, is_moe=is_moe)
     found["moe"] = _product(f"moe.{release}" if release else None)
     found["host"] = _product(f"host.{software.name}")
-    waits = is_moe and software.dispatcher == "alltoall" and not graphed and not software.token_drop and software.name == "megatron-bridge"
-    if waits:
-        found["sync"] = _product(
-            "host.sync"
-        )  # NCCL's counts; with overlap a forward's wait also delays the backward that runs at the same time
+    waits = is_moe and software.dispatcher == "alltoall" and not graphed and not software.token_drop and host.kernels == "te"
+    if waits:  # for NCCL's counts; with overlap a forward's wait also delays the backward that runs at the same time
+        found["sync"] = _product("host.sync")
         if software.exchange_overlap or experts_again(work.recomputed) == 1.0:
             found["sync.backward"] = _product("host.sync")
     found["fixed"] = _product(f"step.{software.name}")
