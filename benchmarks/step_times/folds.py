@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from megaplan.cost.step.fitted import FAR, NEAR, FittedTuple, is_near, tuple_of
 from step_times.fitting import Fit, fit, left_out, predict, row_weights
-from step_times.hosts import with_microbatches
+from step_times.hosts import with_microbatches, with_recipe
 from step_times.rows import Row, step_of_row
 
 Array = NDArray[np.float64]
@@ -62,7 +62,7 @@ class Ranking(NamedTuple):
 def usable(path: Path) -> tuple[list[Row], list[Row]]:
     """Rows of a file, and its anomalies, which no table counts."""
     rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))
-    rows = [with_microbatches(row) for row in rows]
+    rows = [with_recipe(with_microbatches(row)) for row in rows]
     return [row for row in rows if not row["anomaly"]], [row for row in rows if row["anomaly"]]
 
 

@@ -43,6 +43,27 @@ def with_microbatches(row: Row) -> Row:
     return row | {"mbs": row["mbs"] * row["nmb"] // ranks, "nmb": ranks}
 
 
+RECIPE_LAYOUTS: dict[str, dict[str, int]] = {
+    "st0164": {"pp": 4, "vp": 5, "mbs": 1},
+    "st0172": {"vp": 8},
+    "st0175": {"tp": 4, "cp": 1},
+    "st0233": {"mbs": 4},
+    "st0234": {"mbs": 4},
+    "st0240": {"mbs": 8},
+    "st0256": {"ep": 64},
+    "st0262": {"mbs": 1},
+    "st0263": {"vp": 12, "mbs": 1},
+}
+"""Layouts that a table of Megatron-Bridge 25.11 or 26.02 prints otherwise than the recipe of its release, tag v0.2.0 or v0.3.0."""
+
+
+def with_recipe(row: Row) -> Row:
+    """The row with the layout of its release's recipe, which is the code that ran, if the table has the recipe's GPUs, batch and length."""
+    given = row | RECIPE_LAYOUTS.get(row["id"], {})
+    data = given["gpus"] // (given["tp"] * given["pp"] * given["cp"])
+    return given | {"dp": data, "nmb": given["gbs"] // (given["mbs"] * data)} if row["id"] in RECIPE_LAYOUTS else row
+
+
 def has_low_head(row: Row) -> bool:
     """True if the head multiplies in the recipe's dtype."""
     return "full" in row["cuda_graph"] and row["model"] in LOW_HEADS and row["framework"] == "bridge"

@@ -10,7 +10,7 @@ import numpy as np
 
 from step_times import folds
 from step_times.folds import Array, Errors, Interval
-from step_times.hosts import framework_of, release_of
+from step_times.hosts import RECIPE_LAYOUTS, framework_of, release_of
 from step_times.machine import Replayed, sections
 from step_times.markdown import markdown
 from step_times.rows import Row, launch_is_said
@@ -52,6 +52,7 @@ def text(
         "anomalies": "; ".join(f"{row['id']} ({row['anomaly']})" for row in anomalies),
         "num_folds": folds.NUM_FOLDS,
         "summary": _summary(rows, own, blind),
+        "num_recipes": sum(row["id"] in RECIPE_LAYOUTS for row in rows),
         "num_launches": sum(launch_is_said(row) for row in rows),
         "nulls": _nulls(rows, blind),
         "noise": _noise(rows),

@@ -113,8 +113,7 @@ def _forms() -> dict[str, Prior]:
         "memory.share": Prior(0.80, 0.05, "share", "share of the data sheet's bandwidth; streaming kernels", 0.95),
         "memory.te": Prior(1.15, 0.15, "factor", "bytes relative to ideal ones, Transformer Engine; " + _SCRIPTS),
         "memory.eager": Prior(1.6, 0.3, "factor", "elementwise operations without fusion; " + _SCRIPTS),
-        "memory.sinks.unfused": Prior(2.5, 0.4, "factor", "biases and clamped activations without fused kernels; " + _SCRIPTS),
-        "memory.sinks.fused": Prior(1.3, 0.2, "factor", "the same, fused"),
+        "memory.sinks": Prior(1.5, 0.4, "factor", "biases of linears and clamped activations on Blackwell; " + _SCRIPTS),
         "permute.alltoall": Prior(0.7, 0.3, "factor", "bytes relative to those of dispatch, sorts and combine; " + _SCRIPTS),
         "permute.fused": Prior(0.35, 0.3, "factor", "dispatchers that permute during the transfer"),
         "permute.padded": Prior(1.15, 0.4, "factor", "unfused permutation into buffers of fixed capacity; " + _SCRIPTS),
@@ -126,7 +125,7 @@ def _forms() -> dict[str, Prior]:
         "cast.nvfp4": Prior(1.5, 0.25, "factor", "as cast.fp8, with two scales"),
         "launch.gap": Prior(1.5e-6, 0.2, "seconds", "time between two kernels; " + _SCRIPTS),
         "launch.gap.graphed": Prior(0.4, 0.3, "factor", "launch.gap inside a graph relative to outside; " + _SCRIPTS, 1.0),
-        "host.sync": Prior(1.0, 0.3, "factor", "share of the host's launches that dropless exchanges repeat; " + _SCRIPTS),
+        "host.sync": Prior(0.8, 0.3, "factor", "share of the shorter of device and host that adds if the host waits; " + _SCRIPTS, 1.0),
         "growth": Prior(0.004, 0.4, "factor", "per doubling of nodes; published weak scaling, 0 to 5.9 % over 8 to 128 times more devices"),
     }
 

@@ -86,7 +86,7 @@ def document(row: Row) -> dict[str, Any]:
     if "E" in letters:
         shared = {"shared_ffn_hidden_size": arch["shared"] or 0}
         model["moe"] = {"num_experts": arch["E"], "top_k": arch["top"], "ffn_hidden_size": arch["mf"], "activation": activation} | shared
-        model["moe"] |= {"latent_size": arch.get("latent") or None}
+        model["moe"] |= {"latent_size": arch.get("latent") or None, "bias": bool(arch.get("win"))}
     if "M" in letters:
         sizes = {"num_heads": arch["mh"], "head_dim": arch["mp"], "state_dim": arch["ms"], "num_groups": arch["mg"]}
         model["mamba"] = {"kind": "mamba2", **sizes}
@@ -133,11 +133,11 @@ def _attention(arch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _window(arch: dict[str, Any]) -> dict[str, Any]:
-    """Attention sinks, and a window in the model's share of the layers, spread evenly."""
+    """Attention sinks, biases, and a window in the model's share of the layers, spread evenly."""
     places = [place for place, letter in enumerate(_letters(arch)) if letter == "A"]
     full = round(len(places) * (1 - (arch.get("winfrac") or 0.0)))
     whole = [places[(2 * number + 1) * len(places) // (2 * full)] for number in range(full)]
-    return {"window_size": arch["win"], "full_layers": whole, "sinks": True}
+    return {"window_size": arch["win"], "full_layers": whole, "sinks": True, "bias": True, "output_bias": True}
 
 
 def _slots(row: Row) -> int:

@@ -133,7 +133,8 @@ class Table:
             passes = [PassTerms(*(column[:, stage, run] for column in columns)) for run in (0, 1)]
             stages.append(StageTerms(self._counts[:, stage], *passes, (self._counts[:, stage] > 0) * 1.0))
         resolved = {field: np.where(column < 0, 0.0, unit[column]) for field, column in self._rates.items()}
-        resolved.setdefault("sync", np.zeros(self.num_rows))
+        for name in ("sync", "sync.backward"):
+            resolved.setdefault(name, np.zeros(self.num_rows))
         return step_seconds(stages, self._once, resolved).total
 
 

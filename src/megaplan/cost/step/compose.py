@@ -44,11 +44,11 @@ OPTIMIZER_SHARE = 0.9
 def pass_seconds(terms: PassTerms, rates: Mapping[str, Any], waits: Any = 0.0) -> Any:
     """Seconds of a pass: the device's kernels, gaps and waits, overlapped with the host's launches.
 
-    `waits` is the share of the launches that the device waits for in addition.
+    `waits` is the share of the shorter of both that does not overlap, because the host waits for the device in every layer.
     """
     device = (terms.work + launch.gap_seconds(terms.kernels, rates["gap"])) * rates["moe"] + terms.waits
     host = terms.launched * rates["host"]
-    return launch.joined_seconds(device, host) + waits * host
+    return launch.joined_seconds(device, host) + waits * data.smaller(device, host)
 
 
 class Exchanged(NamedTuple):
@@ -105,7 +105,7 @@ def step_seconds(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, A
     exchanged = exchanged_seconds(once, rates)
     both, forward_most, backward_most = [], 0.0, 0.0
     for stage in stages:
-        passes = pass_seconds(stage.forward, rates, rates["sync"]), pass_seconds(stage.backward, rates)
+        passes = pass_seconds(stage.forward, rates, rates["sync"]), pass_seconds(stage.backward, rates, rates["sync.backward"])
         forward, backward = (each * stage.present for each in overlapped_passes(*passes, exchanged, once, rates))
         both.append((stage.count, forward + backward))
         forward_most, backward_most = pipeline.larger(forward_most, forward), pipeline.larger(backward_most, backward)

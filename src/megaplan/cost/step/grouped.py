@@ -47,6 +47,9 @@ def grouped_seconds(
     return (compute**JOIN + ((weight_bytes / weight_share + row_bytes) / bandwidth) ** JOIN) ** (1 / JOIN)
 
 
+BIAS_BYTES = 12.0, 16.0
+"""Bytes per element of the last linear's rows that its bias moves: the product with the router's weight, the sum and their concatenation;
+in backward both products with the gradient, both sums, and the split (NVIDIA/Megatron-LM@d98e8a64, `TEGroupedMLP._apply_bias`)."""
 MULTIPLES = {"fp8": 16, "mxfp8": 32, "nvfp4": 32}
 """Multiple to which the rows of an expert are padded, by dtype (`moe_router_padding_for_quantization` of Megatron-Core)."""
 
@@ -83,6 +86,9 @@ def experts(ledger: Ledger, work: TimedStep, op: OpWork, bank: ExpertSizes, toke
     """
     rows = tokens * bank.slots * work.mesh.etp * padding(work) * busiest(work, op.skew or 1.0)
     fused = launch.experts_fused(work.software)
+    if bank.bias and launch.expert_by_expert(work.software):
+        for run, moved in zip((FORWARD, BACKWARD), BIAS_BYTES, strict=True):
+            ledger.move(run, moved * rows * bank.hidden)
     activated = activation(bank.width, bank.itemsize, gated=bank.gated)
     trained = op.work.weight_grad > 0
     _linear(ledger, work, bank, rows, bank.width * (1 + bank.gated), bank.hidden, again, (True, not fused), trained=trained)

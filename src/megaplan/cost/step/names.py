@@ -6,19 +6,13 @@ from collections.abc import Mapping
 
 from megaplan.cost.step.constants import rated_as
 from megaplan.cost.step.frameworks import Framework, framework, known_release
+from megaplan.cost.step.launch import experts_again
 from megaplan.cost.step.workload import Machine, Software, TimedStep
 from megaplan.devices import TPU
 from megaplan.spec.models import GroupedQueryAttention
 
 Factors = tuple[str, ...]
 """Names of the constants whose product is a rate; a rate without names is 1."""
-
-OLD_UNFUSED = "26.08"
-"""First release of Megatron-Bridge with fused kernels for sinks, biases and clamped activations."""
-
-
-_WAITING = ("alltoall", "deepep")
-"""Dispatchers whose token counts the host waits for; HybridEP allocates its buffers in advance."""
 
 
 def names_of(work: TimedStep) -> dict[str, Factors]:
@@ -31,9 +25,11 @@ def names_of(work: TimedStep) -> dict[str, Factors]:
     release = _release(work, is_moe=is_moe)
     found["moe"] = _product(f"moe.{release}" if release else None)
     found["host"] = _product(f"host.{software.name}")
-    waits = is_moe and software.dispatcher in _WAITING and not graphed and not software.token_drop and software.name == "megatron-bridge"
-    if waits:
+    waits = is_moe and software.dispatcher == "alltoall" and not graphed and not software.token_drop and host.kernels == "te"
+    if waits:  # for NCCL's counts; with overlap a forward's wait also delays the backward that runs at the same time
         found["sync"] = _product("host.sync")
+        if software.exchange_overlap or experts_again(work.recomputed) == 1.0:
+            found["sync.backward"] = _product("host.sync")
     found["fixed"] = _product(f"step.{software.name}")
     found["growth"] = _product("growth")
     return found
@@ -60,9 +56,7 @@ def _kernels(work: TimedStep, host: Framework) -> dict[str, Factors]:
     found |= {f"depth.{dtype}": _product("gemm.depth.bf16" if dtype == "bf16" else "gemm.depth.low") for dtype in dtypes}
     found["quality"] = _product("gemm.quality")
     found |= _attention(work, host)
-    unfused = None
-    if _has_sinks(work) and generation == "blackwell":
-        unfused = "memory.sinks.unfused" if (software.release or "") < OLD_UNFUSED else "memory.sinks.fused"
+    unfused = "memory.sinks" if _has_sinks(work) and generation == "blackwell" else None
     found["memory"] = _product("memory.share")
     own = f"memory.{software.name}"
     found["plain"] = _product("memory.te" if host.kernels == "te" else None, own, None if software.compiled else "memory.eager", unfused)

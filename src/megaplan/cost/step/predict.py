@@ -72,7 +72,8 @@ class StepTimer:
         crossing = links_crossed(work)
         rates = self._rates.get(crossing)
         if rates is None:
-            rates = self._rates[crossing] = {"sync": 0.0} | rates_of(names_of(work), self._values) | given_rates(work.machine)
+            rates = rates_of(names_of(work), self._values) | given_rates(work.machine)
+            self._rates[crossing] = rates = {"sync": 0.0, "sync.backward": 0.0} | rates
         return rates
 
     def parts(self, work: TimedStep, kinds: Iterable[str] | None = None) -> dict[str, Passes]:

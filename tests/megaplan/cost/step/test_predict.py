@@ -12,7 +12,8 @@ from megaplan.cost.step.compose import PassTerms, pass_seconds
 from megaplan.cost.step.constants import constants, intervals, values
 from megaplan.cost.step.data import once_of
 from megaplan.cost.step.frameworks import framework, frameworks, known_release
-from megaplan.cost.step.grouped import padding
+from megaplan.cost.step.grouped import BIAS_BYTES, padding
+from megaplan.cost.step.launch import EXPERT_KERNELS
 from megaplan.cost.step.names import names_of, rates_of
 from megaplan.cost.step.parameters import held
 from megaplan.cost.step.predict import StepTimer, peak_of, predict_step
@@ -104,7 +105,7 @@ def test_more_chunks_shrink_the_bubble():
     ("model", "plain", "better"),
     [
         (LLAMA, {"tp": 4, "dp": 2}, {"tp_overlap": True}),
-        (MOE, {"ep": 8}, {"exchange_overlap": True}),
+        (MOE, {"ep": 8, "dispatcher": "hybridep"}, {"exchange_overlap": True}),
         (MOE, {"ep": 8}, {"dispatcher": "hybridep"}),
         (MOE, {"ep": 8}, {"graphs": frozenset({"full"})}),
         (LLAMA, {"seq": 32768}, {"fp8_attention": True}),
@@ -325,7 +326,41 @@ def test_rows_are_padded_to_whole_multiples_on_every_rank():
     assert predict_step(padded).seconds > predict_step(own).seconds
 
 
-def test_the_host_waits_for_counts_in_forward_alone():
-    terms = PassTerms(0.010, 0.0, 0.0, 100.0)
-    rates = {"gap": 0.0, "moe": 1.0, "host": 1e-5, "sync": 2.0}
-    assert pass_seconds(terms, rates, rates["sync"]) - pass_seconds(terms, rates) == pytest.approx(2e-3)
+@pytest.mark.parametrize(("work", "launched"), [(0.010, 100.0), (0.001, 1000.0)])
+def test_a_wait_adds_a_share_of_the_shorter_of_device_and_host(work, launched):
+    rates = {"gap": 0.0, "moe": 1.0, "host": 1e-5}
+    terms = PassTerms(work, 0.0, 0.0, launched)
+    assert pass_seconds(terms, rates, 0.5) - pass_seconds(terms, rates) == pytest.approx(0.5e-3)
+
+
+def waits(**given) -> set[str]:
+    return {"sync", "sync.backward"} & names_of(step(MOE, ep=8, **given)).keys()
+
+
+def test_the_host_waits_for_the_counts_of_an_all_to_all():
+    assert waits() == {"sync"}
+    assert waits(exchange_overlap=True) == waits(again=Recomputed(modules=frozenset({"moe"}))) == {"sync", "sync.backward"}
+    assert not waits(dispatcher="hybridep") | waits(dispatcher="deepep") | waits(graphs=frozenset({"full"})) | waits(token_drop=True)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_experts_are_launched_one_by_one_unless_they_are_fused(dtype):
+    """Two expert ranks hold twice the experts of four."""
+    few, many, fewer = (ledger_of(step(MOE, ep=ep, dtype=dtype), "E") for ep in (4, 2, 8))
+    for run, each in enumerate(EXPERT_KERNELS[dtype]):
+        assert many.launched[run] - few.launched[run] == pytest.approx(MOE.model.moe.num_experts / 4 * each)
+        assert few.launched[run] - fewer.launched[run] == pytest.approx(MOE.model.moe.num_experts / 8 * each)
+    fused = {"dtype": "mxfp8", "release": "26.06", "graphs": frozenset({"full"})}
+    assert ledger_of(step(MOE, ep=2, **fused), "E").kernels == ledger_of(step(MOE, ep=4, **fused), "E").kernels
+
+
+def test_biases_of_experts_move_bytes_unless_they_are_fused():
+    moe = MOE.model.moe.model_copy(update={"bias": True})
+    biased = MOE.model_copy(update={"model": MOE.model.model_copy(update={"moe": moe})})
+    rows = 4096 * MOE.model.moe.top_k * MOE.model.hidden_size
+    fused = {"dtype": "mxfp8", "release": "26.06", "graphs": frozenset({"full"})}
+    for given, expected in (({}, BIAS_BYTES), (fused, (0.0, 0.0))):
+        own, more = (ledger_of(step(model, ep=8, **given), "E") for model in (MOE, biased))
+        for run in (0, 1):
+            moved = [sum(each.moved for each in found.moved if each.run == run and each.kind == "plain") for found in (own, more)]
+            assert moved[1] - moved[0] == pytest.approx(expected[run] * rows)
