@@ -37,7 +37,16 @@ from random_plans.settings import (
 )
 from random_plans.torchtitan import TORCHTITAN_SHARE, add_state_dtypes, torchtitan_document
 from random_plans.towers import add_stated, add_trained
-from random_plans.variants import add_latents, add_later_variants, add_learned, add_norms, add_shared, add_streams, add_variants
+from random_plans.variants import (
+    add_connections,
+    add_latents,
+    add_later_variants,
+    add_learned,
+    add_norms,
+    add_shared,
+    add_streams,
+    add_variants,
+)
 
 MEGATRON_SHARE = 0.12
 FIRST_RUN = 1000
@@ -210,6 +219,7 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
     _add_post_training(stream("post_training"), sections, mesh)
     if not megatron:
         add_offload(stream("offload"), sections)
+        add_connections(stream("connections"), sections["model"])
     if scope is Scope.RUNTIME:
         add_trained(stream("stated towers"), sections)
     elif sections["host"].get("name") != "megatron":

@@ -6,7 +6,7 @@ from typing import Any
 
 from random_plans.choices import Draw
 
-NORM_SHARE, HEADS_SHARE, STREAMS_SHARE = 0.05, 0.3, 0.04
+NORM_SHARE, HEADS_SHARE, STREAMS_SHARE, CONNECTIONS_SHARE = 0.05, 0.3, 0.04, 0.12
 
 
 def add_variants(draw: Draw, model: dict[str, Any]) -> None:
@@ -57,14 +57,19 @@ def add_norms(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(model["mlp"], NORM_SHARE, inner_norm=True)
 
 
+def add_connections(draw: Draw, model: dict[str, Any]) -> None:
+    """Write hyper-connections into a drawn model of megarun whose other parts know one stream."""
+    others = model.get("features", {}).keys() - {"relation_bias"} or model.keys() & {"towers", "parallel_layers", "learned_positions"}
+    if not others and draw.chance(CONNECTIONS_SHARE):
+        model["streams"] = {"count": draw.randint(2, 5), "mixing": draw.choice(["independent", "constrained"])}
+        draw.maybe(model["streams"], 0.5, sinkhorn_steps=draw.randint(1, 30), eps=draw.choice([1e-4, 1e-8]), post_scale=1.25)
+
+
 def add_streams(draw: Draw, model: dict[str, Any]) -> None:
-    """Options that megarun does not build: hyper-connections, factors of the stream, gates of norms and queries, scores of keys."""
+    """Options that megarun does not build: factors of the stream, gates of norms and queries, scores of keys."""
     if model.get("mlp", {}).get("activation") == "geglu":
         draw.maybe(model["mlp"], HEADS_SHARE, activation="relu2glu")
-    features = model.get("features", {}).keys() - {"relation_bias"}
-    if not features and not model.keys() & {"towers", "parallel_layers", "learned_positions"} and draw.chance(STREAMS_SHARE):
-        model["streams"] = {"count": draw.randint(2, 5), "mixing": draw.choice(["independent", "constrained"])}
-    elif not features:
+    if not model.get("features", {}).keys() - {"relation_bias"} and "streams" not in model:
         draw.maybe(model, STREAMS_SHARE, stream_scale=True)
     alone = not model.keys() & {"parallel_layers", "post_norm_layers"} and model.get("norm_placement") != "post"
     if alone and model.get("norm") != "rmsnorm_no_scale" and draw.chance(STREAMS_SHARE):

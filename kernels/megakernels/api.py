@@ -19,6 +19,7 @@ from megakernels.ops.gated_conv1d.pieces import gated_conv_pieces, gated_conv_pi
 from megakernels.ops.gated_delta.op import gated_delta
 from megakernels.ops.gated_delta.piece import gated_delta_piece, gated_delta_piece_backward
 from megakernels.ops.head_gated_norm.op import head_gated_norm
+from megakernels.ops.hyper_connection.op import collapse_streams, expand_streams
 from megakernels.ops.indexed_attention.op import indexed_attention, indexed_attention_choice
 from megakernels.ops.indexed_attention.pieces import (
     index_keys,
@@ -62,17 +63,17 @@ from megakernels.ops.ssd.piece import ssd_piece, ssd_piece_backward
 
 __all__ = [
     "accumulator_dtype", "adamw_", "add_rms_norm", "arrival_plan", "attention", "attention_pieces", "attention_pieces_backward",
-    "capacity_plan", "causal_conv1d", "check_labels", "chosen_attention", "chosen_attention_pieces",
-    "chosen_attention_pieces_backward", "combine", "conv_pieces", "conv_pieces_backward", "cross_entropy", "decayed_add_",
-    "dispatch", "dispatch_plan", "experts", "fp8_experts", "fp8_experts_backward", "fp8_input_gradients", "fp8_linears",
-    "fp8_quantize", "fp8_weight_gradients", "gated_add", "gated_conv1d", "gated_conv_pieces", "gated_conv_pieces_backward",
-    "gated_delta", "gated_delta_piece", "gated_delta_piece_backward", "gated_dot", "gated_rms_norm", "gated_scale",
-    "gated_scale_gradients", "gated_square_sum", "geglu", "gelu", "head_gated_norm", "index_keys", "index_keys_backward",
-    "indexed_attention", "indexed_attention_choice", "indexed_attention_pieces", "indexed_attention_pieces_backward",
-    "indexed_attention_pieces_choice", "linear_cross_entropy", "linear_slice_gradients", "linear_slice_statistics", "m2rnn",
-    "m2rnn_piece", "m2rnn_piece_backward", "mamba3", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece",
-    "mamba3_piece_backward", "mla_kv", "mla_kv_backward", "nesterov_", "newton_schulz_", "ngram_rows", "relu2", "rms_norm", "rope", "route",
-    "route_scored", "routed_experts", "router_losses", "row_dot", "row_gradients", "row_scale", "row_square_sum", "scratch_bytes",
-    "selective_scan", "selective_scan_piece", "selective_scan_piece_backward", "slice_gradient", "slice_statistics", "ssd",
-    "ssd_piece", "ssd_piece_backward", "swiglu", "unpacked", "use_kernels", "use_libraries", "xielu",
+    "capacity_plan", "causal_conv1d", "check_labels", "chosen_attention", "chosen_attention_pieces", "chosen_attention_pieces_backward",
+    "collapse_streams", "combine", "conv_pieces", "conv_pieces_backward", "cross_entropy", "decayed_add_", "dispatch", "dispatch_plan",
+    "expand_streams", "experts", "fp8_experts", "fp8_experts_backward", "fp8_input_gradients", "fp8_linears", "fp8_quantize",
+    "fp8_weight_gradients", "gated_add", "gated_conv1d", "gated_conv_pieces", "gated_conv_pieces_backward", "gated_delta",
+    "gated_delta_piece", "gated_delta_piece_backward", "gated_dot", "gated_rms_norm", "gated_scale", "gated_scale_gradients",
+    "gated_square_sum", "geglu", "gelu", "head_gated_norm", "index_keys", "index_keys_backward", "indexed_attention",
+    "indexed_attention_choice", "indexed_attention_pieces", "indexed_attention_pieces_backward", "indexed_attention_pieces_choice",
+    "linear_cross_entropy", "linear_slice_gradients", "linear_slice_statistics", "m2rnn", "m2rnn_piece", "m2rnn_piece_backward",
+    "mamba3", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward", "mla_kv", "mla_kv_backward",
+    "nesterov_", "newton_schulz_", "ngram_rows", "relu2", "rms_norm", "rope", "route", "route_scored", "routed_experts",
+    "router_losses", "row_dot", "row_gradients", "row_scale", "row_square_sum", "scratch_bytes", "selective_scan",
+    "selective_scan_piece", "selective_scan_piece_backward", "slice_gradient", "slice_statistics", "ssd", "ssd_piece",
+    "ssd_piece_backward", "swiglu", "unpacked", "use_kernels", "use_libraries", "xielu",
 ]  # fmt: skip

@@ -9,8 +9,10 @@ from op_exact import (
     TOP_K,
     angles,
     exact_attention,
+    exact_collapse,
     exact_conv,
     exact_conv_after,
+    exact_expand,
     exact_gated_conv,
     exact_gated_delta,
     exact_gated_rms_norm,
@@ -52,9 +54,11 @@ from megakernels import (
     add_rms_norm,
     attention,
     causal_conv1d,
+    collapse_streams,
     combine,
     cross_entropy,
     dispatch,
+    expand_streams,
     gated_add,
     gated_conv1d,
     gated_delta,
@@ -75,6 +79,7 @@ from megakernels import (
     swiglu,
     xielu,
 )
+from megakernels.ops.hyper_connection.facts import Connection
 
 CASES = [
     Case(
@@ -235,6 +240,32 @@ CASES = [
         lambda i: (gated_add(**i),),
         lambda i: (i["x"] + i["gates"][1] * i["gates"][0].tanh() * i["side"],),
         ("side", "gates"),
+    ),
+    *(
+        Case(
+            f"collapse_streams_{name}",
+            lambda n, t, count=count, numbers=numbers, kinds=kinds: {
+                "x": n(BATCH, t, count * 5),
+                "weight": n(numbers, count * 5),
+                "base": n(numbers),
+                "scale": n(kinds),
+            },
+            lambda i, count=count, steps=steps: collapse_streams(**i, how=Connection(count, EPS, EPS, 1.5, steps)),
+            lambda i, count=count, steps=steps: exact_collapse(**i, count=count, post_scale=1.5, steps=steps),
+            ("x", "weight", "base", "scale"),
+            lambda t, numbers=numbers: [((BATCH, t, numbers), "accumulator"), ((BATCH, t), "accumulator")],
+        )
+        for name, count, numbers, kinds, steps in (("mixed", 4, 24, 3, 3), ("separate", 3, 6, 2, 1))
+    ),
+    *(
+        Case(
+            f"expand_streams_{name}",
+            lambda n, t, numbers=numbers: {"x": n(BATCH, t, 15), "made": n(BATCH, t, 5), "weights": n(BATCH, t, numbers)},
+            lambda i: (expand_streams(**i, count=3, factor=0.7),),
+            lambda i: (exact_expand(**i, count=3, factor=0.7),),
+            ("x", "made", "weights"),
+        )
+        for name, numbers in (("mixed", 12), ("separate", 3))
     ),
     Case(
         "dispatch",

@@ -41,6 +41,31 @@ def exact_head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, sigmoid: bool
     return exact_rms_norm(x, weight) * (torch.sigmoid(gate) if sigmoid else gate * torch.sigmoid(gate))
 
 
+def exact_collapse(
+    x: Tensor, weight: Tensor, base: Tensor, scale: Tensor, count: int, post_scale: float, steps: int
+) -> tuple[Tensor, Tensor]:
+    """One einsum over all streams, and a loop over the divisions of each token's matrix."""
+    streams = x.unflatten(-1, (count, -1))
+    kinds = [count, count, count * count][: scale.numel()]
+    logits = torch.einsum("...i,ni->...n", exact_rms_norm(x, torch.ones_like(weight[0])), weight)
+    logits = logits * scale.repeat_interleave(torch.tensor(kinds)) + base
+    pre, *given = logits.split(kinds, -1)
+    weights = [post_scale * torch.sigmoid(each) + (EPS if len(kinds) < 3 else 0) for each in given[:1]]
+    if len(kinds) > 2:
+        matrix = torch.softmax(given[1].unflatten(-1, (count, count)), -1) + EPS
+        for step in range(2 * steps - 1):
+            matrix = matrix / (matrix.sum(-1 if step % 2 else -2, keepdim=True) + EPS)
+        weights.append(matrix.flatten(-2))
+    return torch.einsum("...n,...nh->...h", torch.sigmoid(pre) + EPS, streams), torch.cat([*weights, x[..., :0]], -1)
+
+
+def exact_expand(x: Tensor, made: Tensor, weights: Tensor, count: int, factor: float) -> Tensor:
+    streams, post = x.unflatten(-1, (count, -1)), weights[..., :count]
+    if weights.shape[-1] > count:
+        streams = torch.einsum("...ji,...jh->...ih", weights[..., count:].unflatten(-1, (count, count)), streams)
+    return (streams + factor * post.unsqueeze(-1) * made.unsqueeze(-2)).flatten(-2)
+
+
 def exact_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, beta_limit: float = 1.0
 ) -> Tensor:

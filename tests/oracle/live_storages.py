@@ -66,8 +66,25 @@ class LiveStorages(TorchDispatchMode):
         self.now -= self._live.pop(key)[2]
 
 
-def peaks(module: nn.Module, x: torch.Tensor) -> list[tuple[int, int]]:
-    """Forward and backward peaks of two microbatches, the module's input and output not counted; the second adds gradients in place."""
+class Ones(torch.autograd.Function):
+    """A loss whose gradient is ones, which nobody but autograd holds."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor) -> torch.Tensor:
+        ctx.like = y.shape, y.dtype
+        return y.new_zeros(0)
+
+    @staticmethod
+    def backward(ctx: Any, _gradient: torch.Tensor) -> torch.Tensor:
+        shape, dtype = ctx.like
+        return torch.ones(shape, dtype=dtype)
+
+
+def peaks(module: nn.Module, x: torch.Tensor, *, held: bool = True) -> list[tuple[int, int]]:
+    """Forward and backward peaks of two microbatches, the module's input and output not counted; the second adds gradients in place.
+
+    `held` is false if nobody holds the gradient of the output while backward runs.
+    """
     live = LiveStorages()
     live.ignore(x, *module.parameters(), *module.buffers())
     found = []
@@ -77,12 +94,13 @@ def peaks(module: nn.Module, x: torch.Tensor) -> list[tuple[int, int]]:
         with live:
             y = module(x)
         forward = live.peak - before
-        gradient = torch.ones_like(y)
+        loss = y if held else Ones.apply(y)
+        gradient = torch.ones_like(loss)
         live.add(gradient)
         live.restart()
         with live:
-            torch.autograd.backward(y, gradient)
+            torch.autograd.backward(loss, gradient)
         found.append((forward, live.peak - before - y.untyped_storage().nbytes()))
         x.grad = None
-        del y, gradient
+        del y, loss, gradient
     return found

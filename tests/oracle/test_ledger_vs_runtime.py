@@ -23,6 +23,7 @@ from megarun.engine.initialise import initialise
 from megarun.model.rotary import Rotary
 from megarun.model.stage import Stage
 from megarun.parallel.apply.recompute import recompute_stage
+from megarun.parallel.groups.shapes import residual_shape
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-50")]
 
@@ -52,6 +53,7 @@ LOW_IN_CI = {
     *(("mlp", "selective"), ("gqa", "none"), ("mamba2", "selective"), ("kda", "selective"), ("mla", "full"), ("moe", "selective")),
     ("gathering_moe", "none"),
 }
+STREAMS = ({"count": 3}, {"count": 2, "mixing": "independent"})
 LOW = [
     pytest.param(kind, policy, name, seed, marks=[] if seed == 1 and (kind, policy) in LOW_IN_CI else pytest.mark.slow)
     for kind, policy in [*((kind, "none") for kind in KINDS), *POLICIES]
@@ -100,8 +102,11 @@ class HeadAndLoss(nn.Module):
         return cross_entropy(nn.functional.linear(x, self.weight).flatten(0, 1), self.labels)
 
 
-def built(random_specs: ModuleType, kind: str, seed: int, policy: str = "none", recipe: str | None = None) -> tuple[Spec, Any, Stage]:
+def built(
+    random_specs: ModuleType, kind: str, seed: int, policy: str = "none", recipe: str | None = None, streams: dict[str, Any] | None = None
+) -> tuple[Spec, Any, Stage]:
     values = random_specs.random_spec(kind, seed, policy)
+    values["model"] |= {} if streams is None else {"streams": streams}
     if recipe is not None:
         values["precision"] = {**values["precision"], "recipe": {"name": recipe}}
         if "moe" in values["model"]:
@@ -130,8 +135,7 @@ def kept_of(ledger: BlockLedger) -> list[tuple[int, str]]:
 
 
 def residual(spec: Spec) -> torch.Tensor:
-    shape = (spec.batch.micro_batch_size, spec.batch.seq_length, spec.model.hidden_size)
-    return torch.randn(shape, dtype=TORCH_DTYPES[spec.precision.params], requires_grad=True)
+    return torch.randn(residual_shape(spec), dtype=TORCH_DTYPES[spec.precision.params], requires_grad=True)
 
 
 def document_starts(spec: Spec, *, packed: bool) -> torch.Tensor | None:
@@ -223,6 +227,19 @@ def test_linears_in_eight_bits(kind: str, policy: str, name: str, seed: int, ran
         check_kept(spec, inventory, stage, index, packed=False)
         sums = block_bytes(spec, local_dims(spec), f"layers.{index}", inventory.layers[index])
         assert live_storages.peaks(Alone(stage, index), residual(spec)) == expected_peaks(sums)
+
+
+@pytest.mark.parametrize("streams", STREAMS, ids=["mixed", "separate"])
+@pytest.mark.parametrize(("kind", "policy"), [*((kind, "none") for kind in KINDS), *POLICIES])
+def test_a_layer_on_several_streams(
+    kind: str, policy: str, streams: dict[str, Any], random_specs: ModuleType, live_storages: ModuleType
+) -> None:
+    """All streams in and out, the numbers of each token, and the peaks with what the connections hold inside themselves."""
+    spec, inventory, stage = built(random_specs, kind, 0, policy, streams=streams)
+    for index in range(2):
+        check_kept(spec, inventory, stage, index, packed=False)
+        sums = block_bytes(spec, local_dims(spec), f"layers.{index}", inventory.layers[index])
+        assert live_storages.peaks(Alone(stage, index), residual(spec), held=False) == expected_peaks(sums)
 
 
 @pytest.mark.parametrize("seed", range(3))

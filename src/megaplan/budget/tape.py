@@ -25,6 +25,7 @@ from typing import NamedTuple
 from megaplan.blocks.ops import in_bank, runs_bank
 from megaplan.budget.unit import Unit
 from megaplan.families.moe.travel import INSIDE_BACKWARD
+from megaplan.families.streams import EXPAND
 from megaplan.hosts.megarun.program import LiveSet, Replay, largest_points
 from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.tuples import new
@@ -147,15 +148,17 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
     A layer's own at its start, then its experts', each with the output that parameters are copied from, and with the parts that they
     replace; and that of the layer before, which follows either, with the cast of its shard. The last layer's follows the loss.
     """
-    points, storage = unit.block.part.replay.backward, unit.storage
+    run, storage = unit.block.part.replay, unit.storage
+    points = run.backward
     if not unit.layer or storage is None:
         if name == "head" and ahead.cast_bytes:
             yield from [(point.before(), ahead.cast_bytes) for point in points if point.op != CRITERION][:1]
         return
     dense, experts = storage.dense, storage.experts
     first, before_first = points[0], points[0].before()
-    if name.startswith("mtp."):  # a depth's backward begins with its loss, a layer's with the addition, which makes nothing
-        kept = dict(unit.block.part.replay.saved)
+    # a depth's backward begins with its loss, one on several streams with their sum, another layer's with the addition, which makes nothing
+    if name.startswith("mtp.") or run.program.graph.ops[-1].name == EXPAND:
+        kept = dict(run.saved)
         first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
     held = experts.part_bytes - experts.gathered_bytes + (experts.flat_bytes if ahead.explicit else 0)
     yield first, dense.flat_bytes + dense.casting_bytes + dense.part_bytes + held + ahead.pending_bytes

@@ -130,14 +130,14 @@ def exchange_ns(rates: Rates, spec: Spec, group: RankGroup, sent_bytes: int) -> 
 
 
 def boundary_ns(rates: Rates, spec: Spec, load: Workload, *, leaves: bool = False) -> int:
-    """One microbatch's residual stream from a pipeline rank to the next; over the network as soon as one such link leaves a node.
+    """One microbatch's boundary from a pipeline rank to the next; over the network as soon as one such link leaves a node.
 
     Neighbouring pipeline ranks are world size / pp ranks apart, and all of them together span the job: they leave a node if the job does,
     or if `leaves` says so.
     """
     if spec.mesh.pp == 1:
         return 0
-    sent = load.num_tokens // load.tp * spec.model.hidden_size * spec.model.num_streams * load.itemsize
+    sent = load.num_tokens // load.tp * spec.model.boundary_width * load.itemsize
     return rates.latency_ns + (rates.network_ns(sent) if leaves or spec.mesh.world_size > spec.device.per_node else rates.node_ns(sent))
 
 

@@ -7,6 +7,7 @@ addition is `residual`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Literal, NamedTuple
@@ -145,8 +146,7 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
             ops += [norm_op(POST_NORM, path.norm, made, "post_normed", prefix="post_"), op._replace(reads=(stream, "post_normed"))]
         else:
             ops.append(_reading_stream(op) if path.placement in UNNORMED else op)
-    if path.scaled:
-        ops = [each for op in ops for each in (_scaled(op) if op.name == "residual" else (op,))]
+    ops = [*_with_factors(path, ops)]
     if path.embedding_dim is not None:
         added = tuple([ADDED if name == OUTPUT else name for name in ops[-1].makes])
         ops = [*ops[:-1], ops[-1]._replace(makes=added), *layer_ops()]
@@ -156,7 +156,8 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
         ops.append(Op(PASS_ON, (NORMED,), (), keeps=keeps, hands_views=path.passes_on.gradient == "view"))
         held |= {NORMED}
     after = program.after if path.placement in ("pre", "none") else program.after | {POST_NORM}
-    return BlockProgram(_on_streams(path, tuple(ops)), held, program.reruns, program.caches, after)
+    plain = BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
+    return plain if path.streams is None else connected(plain)
 
 
 CAST_IN, CAST_INPUT, CAST_OUTPUT = "cast in", "cast_input", "cast_output"
@@ -207,11 +208,12 @@ def _scaled(add: Op) -> tuple[Op, ...]:
     return Op("scale output", (made,), ("scaled_output",)), add._replace(reads=(stream, "scaled_output"), holds=(made,))
 
 
-def _on_streams(path: ResidualPath, ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """A block's operations on a stream with factors, or on one of several streams."""
-    if path.scales_stream:
-        ops = tuple([each for op in ops for each in (_on_scaled_stream(op) if op.name == "residual" else (op,))])
-    return ops if path.streams is None else connected(ops)
+def _with_factors(path: ResidualPath, ops: Iterable[Op]) -> Iterator[Op]:
+    """Operations with the factors of the stream and of what is added to it; a sum over several streams has the latter itself."""
+    for op in ops:
+        added = _scaled(op) if op.name == "residual" and path.scaled and path.streams is None else (op,)
+        yield from added[:-1]
+        yield from _on_scaled_stream(added[-1]) if op.name == "residual" and path.scales_stream else added[-1:]
 
 
 def _on_scaled_stream(add: Op) -> tuple[Op, ...]:
@@ -239,7 +241,7 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
     if path == PLAIN:
         return shapes
     own = dims.residual[:2]
-    shapes = shapes if path.streams is None else shapes | stream_shapes(dims, path.streams.numbers)
+    shapes = shapes if path.streams is None else shapes | stream_shapes(path.streams, dims)
     found = shapes | storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "post_mean", "post_rstd"), own))
     ones = dict.fromkeys(("ones", "post_ones"), (dims.hidden,))
     found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual, "scaled_output": (0,), **ones})

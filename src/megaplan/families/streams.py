@@ -3,18 +3,21 @@
 A block with its norm computes on one stream of width h. Before it a product of all streams gives numbers for each token; they weigh the
 streams that it reads (pre), the parts of its output that each stream gets (post), and, where streams are mixed, the old streams in the new
 ones (comb). The streams are side by side in one tensor, n · h wide: what a block keeps as its input, and what crosses a stage boundary.
+`megakernels.collapse_streams` and `expand_streams` are the two operations.
 
 Source: arXiv:2409.19606 (hyper-connections); arXiv:2512.24880 (constrained mixing).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from megakernels.facts import Work
-from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op
+from megakernels.ops.hyper_connection.facts import Connection, expand_scratch_bytes
+from megaplan.blocks.ops import INPUT, OUTPUT, BlockProgram, Dims, Op
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Works
 from megaplan.columns import Column
@@ -24,6 +27,8 @@ from megaplan.scalars import Section
 
 MIX, COLLAPSE, EXPAND = "mix streams", "collapse", "expand"
 WEIGHED, COLLAPSED = "stream_weights", "collapsed"
+NUMBERS, RSTD, SUMS, GRADIENT_SUMS = "stream_numbers", "stream_rstd", "stream_sums", "stream_gradient_sums"
+EXPAND_SUMS = "expand_sums"
 
 
 class Streams(Section):
@@ -32,15 +37,25 @@ class Streams(Section):
     Attributes:
         count: Streams; each is hidden_size wide.
         mixing: Old streams in the new ones: each by itself (independent), or mixed by a doubly stochastic matrix (constrained).
+        sinkhorn_steps: Divisions of the matrix by the sums of its columns and of its rows.
+        eps: Added to weights of streams, and to the sums by which the matrix is divided.
+        post_scale: Factor of the weights by which streams get a block's output.
     """
 
     count: Annotated[int, Field(ge=2, le=64, strict=True)]
     mixing: Literal["independent", "constrained"] = "constrained"
+    sinkhorn_steps: Annotated[int, Field(ge=1, le=100, strict=True)] = 20
+    eps: Annotated[float, Field(ge=0, lt=1)] = 1e-6
+    post_scale: Annotated[float, Field(gt=0, le=100)] = 2.0
 
     @property
     def numbers(self) -> int:
         """Numbers for each token: pre and post of each stream, and the matrix between streams."""
         return self.count * (2 + (self.count if self.mixing == "constrained" else 0))
+
+    def connection(self, norm_eps: float) -> Connection:
+        """The constants of the operations."""
+        return Connection(self.count, norm_eps, self.eps, self.post_scale, self.sinkhorn_steps)
 
     @property
     def factors(self) -> int:
@@ -67,36 +82,47 @@ def _tensors(numbers: int, factors: int, width: int) -> tuple[ParamTensor, ...]:
 
 
 def collapse_ops(made: str = COLLAPSED) -> tuple[Op, ...]:
-    """The numbers of the tokens, which are kept in fp32, and the stream that a block or the last norm reads."""
-    params = tuple(f"streams.{name}" for name in ("weight", "base", "scale"))
-    return (
-        Op(MIX, (INPUT,), (WEIGHED,), keeps=(INPUT, WEIGHED), params=params),
-        Op(COLLAPSE, (INPUT, WEIGHED), (made,), keeps=(INPUT, WEIGHED)),
-    )
+    """The stream that a block or the last norm reads, with the weights for its output, in fp32."""
+    kept, params = (INPUT, NUMBERS, RSTD), tuple(f"streams.{name}" for name in ("weight", "base", "scale"))
+    return (Op(COLLAPSE, (INPUT,), (made, WEIGHED, NUMBERS, RSTD, SUMS), keeps=kept, params=params, fetches=(GRADIENT_SUMS,)),)
 
 
-def connected(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """A block's operations on one stream, between those of the connections; its addition becomes the sum over streams."""
+def connected(program: BlockProgram) -> BlockProgram:
+    """A block's operations on one stream, which its forward names to the end, between those of the connections.
+
+    Its addition becomes the sum over streams.
+    """
 
     def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(COLLAPSED if name == INPUT else name for name in names)
 
     found = [*collapse_ops()]
-    for op in ops:
+    for op in program.ops:
         if op.name == "residual":
             reads = INPUT, *(name for name in op.reads if name != INPUT), WEIGHED
-            found.append(Op(EXPAND, reads, (OUTPUT,), keeps=reads, holds=op.holds))
+            found.append(Op(EXPAND, reads, (OUTPUT, EXPAND_SUMS), keeps=reads, fetches=(EXPAND_SUMS,)))
             continue
         grads = None if op.grads is None else renamed(op.grads)
         found.append(op._replace(reads=renamed(op.reads), keeps=renamed(op.keeps), grads=grads, holds=renamed(op.holds)))
-    return tuple(found)
+    return replace(program, ops=tuple(found), held=program.held | {COLLAPSED}, after=program.after | {EXPAND})
 
 
-def stream_shapes(dims: Dims, numbers: int, *, collapses: bool = False) -> Shapes:
+def stream_shapes(streams: Streams, dims: Dims, *, last: bool = False) -> Shapes:
     """Storages of the connections: streams in and out, or one stream out of those of the last norm."""
-    found = storages(dims.stat_dtype, Column.ACTIVATIONS, {WEIGHED: (*dims.residual[:2], numbers)})
-    ends = {INPUT: dims.boundary, COLLAPSED: dims.residual, **({} if collapses else {OUTPUT: dims.boundary})}
-    return found | storages(dims.dtype, Column.ACTIVATIONS, ends)
+    lead, numbers, rows = dims.residual[:2], streams.count if last else streams.numbers, dims.batch * dims.residual_tokens
+    narrow = {WEIGHED: (*lead, numbers - streams.count), NUMBERS: (*lead, numbers), RSTD: lead}
+    ends = {INPUT: dims.boundary, COLLAPSED: dims.residual, **({} if last else {OUTPUT: dims.boundary})}
+    size, how = dims.dtype.bytes, streams.connection(0.0)
+    scratch = {
+        **{name: how.scratch_bytes(rows, dims.hidden, size, numbers, backward=name == GRADIENT_SUMS) for name in (SUMS, GRADIENT_SUMS)},
+        EXPAND_SUMS: expand_scratch_bytes(rows, dims.hidden, size),
+    }
+    wide = dims.stat_dtype.bytes
+    return {
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, narrow),
+        **storages(dims.dtype, Column.ACTIVATIONS, ends),
+        **storages(dims.stat_dtype, Column.WORKSPACE, {name: (bytes_ // wide,) for name, bytes_ in scratch.items()}),
+    }
 
 
 def stream_works(streams: Streams, hidden_size: int, itemsize: int, *, last: bool = False) -> Works:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.importers.experts import decoder
-from megaplan.importers.parts import experts
+from megaplan.importers.parts import connections, experts
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rotary_width
 
@@ -54,13 +54,13 @@ def deepseek_v4(reader: ConfigReader) -> dict[str, Any]:
         reader.cannot("mlp_layer_types", wrong[0], "every layer has experts", "moe")
     moe |= {} if mlps[:layers] == ("hash_moe",) * layers else {"expert_bias": True}
     reader.skip(*_OTHER)
-    model = {"streams": {"count": reader.whole("hc_mult", least=2), "mixing": "constrained"}}
+    model = {"streams": connections(reader, "constrained")}
     return decoder(reader, attention, moe, model=model, windowed=("full_attention",) * layers, rotates=False)
 
 
 _OTHER = (
     *("mlp_layer_types", "layer_types", "compress_ratios", "compress_rate_csa", "compress_rate_hca", "num_hash_layers", "topk_method"),
-    *("qk_rope_head_dim", "partial_rotary_factor", "n_shared_experts", "num_nextn_predict_layers", "hc_sinkhorn_iters", "hc_eps"),
+    *("qk_rope_head_dim", "partial_rotary_factor", "n_shared_experts", "num_nextn_predict_layers"),
     *("attention_bias", "rope_parameters", "rope_scaling", "expert_dtype", "hidden_act", "router_jitter_noise"),
 )
 

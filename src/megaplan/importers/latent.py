@@ -6,7 +6,7 @@ from typing import Any
 
 from megaplan.importers.experts import first_dense, grouped_choice, sigmoid_choice
 from megaplan.importers.layer_heads import listed_dense
-from megaplan.importers.parts import common, experts, mlp, model_of, positions
+from megaplan.importers.parts import common, connections, experts, mlp, model_of, positions
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import latent_score_scale, rope
 
@@ -118,14 +118,14 @@ def hy_v4(reader: ConfigReader) -> dict[str, Any]:
     limit = reader.value("swiglu_limit")
     if isinstance(limit, int | float) and limit > 0:
         reader.warn("swiglu_limit", limit, "values inside the experts are clamped; shapes are the same")
-    reader.skip("swiglu_limit", "hc_eps", "hc_magnitude")
+    reader.skip("swiglu_limit")
     return _decoder(
         reader,
         sigmoid_choice(reader),
         _indexer(reader, layers, derived),
         dense=None if listed else {0},
         attention={"gate": True, "sinks": True},
-        model={"streams": {"count": reader.whole("hc_mult", least=2), "mixing": "independent"}},
+        model={"streams": connections(reader, "independent")},
     )
 
 

@@ -31,6 +31,13 @@ def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
     }
 
 
+def connections(reader: ConfigReader, mixing: str) -> dict[str, Any]:
+    """The section `streams`; a class without a step count, or without a factor, has the section's own."""
+    optional = {"sinkhorn_steps": ("hc_sinkhorn_iters", reader.whole), "post_scale": ("hc_magnitude", reader.number)}
+    given = {name: read(key) for name, (key, read) in optional.items() if reader.value(key) is not None}
+    return {"count": reader.whole("hc_mult", least=2), "mixing": mixing, "eps": reader.number("hc_eps"), **given}
+
+
 def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
     """Keys of a class that never ties the head, whatever the config says."""
     if model["tie_embeddings"]:

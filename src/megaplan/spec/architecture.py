@@ -253,6 +253,11 @@ class Model(OptionsSection):
         """Streams of the residual path."""
         return 1 if self.streams is None else self.streams.count
 
+    @property
+    def boundary_width(self) -> int:
+        """Values of a token that a block passes on to the next, and a stage to the next stage."""
+        return self.hidden_size * self.num_streams
+
     def path_of(self, layer: int) -> ResidualPath:
         """Residual path of one layer; `layer` is its global index."""
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)

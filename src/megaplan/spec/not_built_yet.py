@@ -170,6 +170,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.embedding_norm",
         "model.norm_placement",
         "model.parallel_layers",
+        "model.streams",
         "model.post_norm_layers",
         "model.added_norm_layers",
         "model.attention.gate_bias",

@@ -16,6 +16,7 @@ from megaplan.families.residual import CENTERED, ResidualPath, StreamNorm
 from megaplan.inventory.towers import STATED
 from megaplan.spec.models import Precision
 from megarun.dtypes import TORCH_DTYPES
+from megarun.model.streams import StreamConnections
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
@@ -98,6 +99,7 @@ class Block(nn.Module):
     Attributes:
         norm: Norm of the block's input; the identity if the only norm is `post_norm`.
         post_norm: Norm of the block's output before it is added; None for none.
+        streams: Connections with several residual streams; None for one stream.
         multiplier: Factor of what it adds.
         letter: Letter of its family in the pattern; empty in a prediction depth.
         sends_choice: True if it returns the keys that it chose too, for later layers.
@@ -106,11 +108,12 @@ class Block(nn.Module):
 
     norm: nn.Module
     post_norm: nn.Module | None
+    streams: StreamConnections | None
     sends_choice = takes_choice = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.post_norm, self.multiplier, self.letter = None, 1.0, ""
+        self.post_norm, self.streams, self.multiplier, self.letter = None, None, 1.0, ""
         self._normed: Tensor | None = None
 
     def place_norms(self, path: ResidualPath, width: int, eps: float) -> None:
@@ -121,10 +124,14 @@ class Block(nn.Module):
             self.norm = stream_norm(path.norm, width, eps)
         if path.placement != "pre":
             self.post_norm = stream_norm(path.norm, width, eps)
+        if path.streams is not None:
+            self.streams = StreamConnections(path.streams, width, eps)
+            self.forward = partial(self._on_streams, self.forward, self.streams)
 
     def add(self, x: Tensor, made: Tensor) -> Tensor:
-        """Add the block's output to the residual stream, [B, t, h] each."""
-        return torch.add(x, made if self.post_norm is None else self.post_norm(made), alpha=self.multiplier)
+        """Add the block's output to the residual stream, [B, t, h] each, or to the several streams of which it has read x."""
+        made = made if self.post_norm is None else self.post_norm(made)
+        return torch.add(x, made, alpha=self.multiplier) if self.streams is None else self.streams.expand(made, self.multiplier)
 
     def share_norm(self, *, reads: bool, passes_on: bool) -> None:
         """Read the previous block's normed input, or pass this block's to the next; stream and normed stream are then a pair."""
@@ -140,6 +147,9 @@ class Block(nn.Module):
         self.letter, own, stream = letter, TORCH_DTYPES[precision.of(letter)], TORCH_DTYPES[precision.params]
         if own is not stream:
             self.forward = partial(self._with_casts, self.forward, own, stream)
+
+    def _on_streams(self, inner: Callable[..., Any], streams: StreamConnections, x: Tensor, *rest: Any) -> Any:
+        return inner(streams(x), *rest)
 
     def _with_casts(self, inner: Callable[..., Any], own: torch.dtype, stream: torch.dtype, x: Tensor, *rest: Any) -> Any:
         if self.sends_choice:

@@ -23,6 +23,7 @@ from megarun.model.mtp import Ends
 from megarun.model.norm import center_norms, linear, stream_norm
 from megarun.model.rotary import Rotary, rotary_table, rotary_width, window_rotary_width
 from megarun.model.router_losses import loss_factors
+from megarun.model.streams import StreamConnections
 from megarun.model.vision import build_images, merged
 from megarun.parallel.groups.adapters import start_gradients
 from megarun.parallel.groups.context import WHOLE, ContextParallel
@@ -31,14 +32,24 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel, column_paralle
 from megarun.parallel.groups.tensor_vocabulary import SlicedEmbedding, summed_cross_entropy, summed_linear_cross_entropy
 
 
+def final_norm(model: spec.Model) -> nn.Module:
+    """The norm before the head, which is linear and has its factor; with several streams also what reads them."""
+    norm = stream_norm(model.norm, model.hidden_size, model.norm_eps)
+    norm.factor = model.logits_multiplier
+    if model.streams is not None:
+        norm.streams = StreamConnections(model.streams, model.hidden_size, model.norm_eps, last=True)
+    return norm
+
+
 class Stage(nn.Module):
     """The modules of one slot, named as the inventory names them: `embedding`, `layers.{global index}`, `final_norm`, `head`.
 
     The first stage takes token ids [B, t] and the others the residual stream [B, t, h]; the last returns logits [B, t, V] and the others
-    the residual stream; t is the number of local tokens. With `vocab_parallel` ids are of all tokens, [B, T], and logits are [B, T, V /
-    tp], of all tokens for the local vocabulary. A tied head reads `embedding`; on the last of several stages that is a second copy, as for
-    the depths of multi-token prediction, `mtp.{depth}`, whose loss the last stage returns with the logits. With `host.kernels: triton` head
-    and loss are one operation, and with labels the last stage returns its summed loss, including multi-token prediction, for logits.
+    the residual stream; t is the number of local tokens. Hyper-connections have n streams side by side, [B, t, n · h]. With
+    `vocab_parallel` ids are of all tokens, [B, T], and logits are [B, T, V / tp], of all tokens for the local vocabulary. A tied head reads
+    `embedding`; on the last of several stages that is a second copy, as for the depths of multi-token prediction, `mtp.{depth}`, whose loss
+    the last stage returns with the logits. With `host.kernels: triton` head and loss are one operation, and with labels the last stage
+    returns its summed loss, including multi-token prediction, for logits.
     """
 
     rope_cos: Tensor
@@ -76,8 +87,8 @@ class Stage(nn.Module):
         families, factors, index = inventory.layers, loss_factors(config), index_loss_factor(config)
         self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
         if self.predicts:
-            self.final_norm = stream_norm(model.norm, model.hidden_size, model.norm_eps)
-            self.final_norm.factor = model.logits_multiplier  # the head is linear
+            self.final_norm = final_norm(model)
+        self.num_streams = model.num_streams
         if "head" in slot.blocks:
             self.head = linear(model.hidden_size, num_words)
         mtp = model.features.mtp if self.predicts else None
@@ -212,6 +223,7 @@ class Stage(nn.Module):
             if self.reads_normed_ahead:
                 x = normed = self.final_norm(x)
             further = self.predict_further(x, (labels, *following), sides, rotary, starts)  # evaluations use only the main prediction
+        x = self.final_norm.get_submodule("streams")(x) if self.num_streams > 1 else x
         normed = self.final_norm(x) if normed is None else normed
         if self.joins_loss and labels is not None:
             loss = self.loss_of(normed, labels)
@@ -230,7 +242,8 @@ class Stage(nn.Module):
         if rows is not None and places is not None:
             x = merged(x, rows, places, spare=self.cuts_streams)
             del rows  # in the stream
-        return self.add_sides(x, tokens, *sides)
+        x = self.add_sides(x, tokens, *sides)
+        return x if self.num_streams == 1 else x.repeat(1, 1, self.num_streams)
 
     def add_sides(self, x: Tensor, tokens: Tensor, before: Tensor | None, structure: Tensor | None, platform: Tensor | None) -> Tensor:
         """Embedded tokens [B, t, h], their ids, earlier tokens, classes and platforms -> the same with the side embeddings added."""

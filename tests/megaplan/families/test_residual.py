@@ -90,7 +90,9 @@ def test_streams_widen_what_a_block_keeps_and_what_a_stage_sends() -> None:
     count = 3
     spec, inventory = made(streams={"count": count, "mixing": "constrained"})
     numbers = 2 * count + count**2
-    assert kept(spec, inventory) == kept(*made()) | {"collapsed": STREAM, "stream_weights": numbers * STATISTIC, "mlp": STREAM}
+    own = {"stream_numbers": numbers, "stream_weights": numbers - count, "stream_rstd": 1}
+    own = {name: per_token * STATISTIC for name, per_token in own.items()}
+    assert kept(spec, inventory) == kept(*made()) | {"collapsed": STREAM, "mlp": STREAM, **own}
     assert block_ledger(spec, "layers.0", inventory.block("layers.0")).output.bytes == count * STREAM
     assert boundary_bytes(local_dims(spec)) == count * STREAM
     one, last = numbers * (count * H + 1) + 3, count * (count * H + 1) + 1

@@ -20,6 +20,7 @@ from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
 from slice_cells import SLICE_CELLS
+from stream_cells import STREAM_CELLS
 from tower_cells import TOWER_CELLS
 
 from megaplan.schedules import KINDS
@@ -38,6 +39,7 @@ ALL_CELLS = (
     *CONTROLS_CELLS,
     *DTYPE_CELLS,
     *SLICE_CELLS,
+    *STREAM_CELLS,
     *GATHERED_CELLS,
     *TOWER_CELLS,
     *MIRRORED_CELLS,

@@ -20,7 +20,7 @@ from megaplan.families import layer_embeddings
 from megaplan.families.layer_embeddings import LayerEmbeddings
 from megaplan.families.registry import families_of
 from megaplan.families.residual import StreamNorm, norm_op
-from megaplan.families.streams import COLLAPSED, collapse_ops, stream_shapes
+from megaplan.families.streams import COLLAPSED, Streams, collapse_ops, stream_shapes
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.hosts.megarun.towers import FP64_BYTES, tower_input_bytes
@@ -261,16 +261,18 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool, repeated: bo
     return replay((*ops, Op("repeat", (end,), (OUTPUT,))) if repeated else ops)
 
 
-def final_norm_part(dims: Dims, kind: StreamNorm, *, scaled: bool = False, layer: HeadLayer | None = None) -> BlockReplay:
+def final_norm_part(
+    dims: Dims, kind: StreamNorm, *, scaled: bool = False, layer: HeadLayer | None = None, streams: Streams | None = None
+) -> BlockReplay:
     """The norm before the head, a layer between both, and the factor of logits if they have one, because the head is linear."""
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("out", "normed", "layer_in", "layer_made", "layer_active"), dims.residual)
     tensors = storages(dims.dtype, Column.ACTIVATIONS, shapes | dict.fromkeys(("ones", "layer_ones"), (dims.hidden,)))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("layer_mean", "layer_rstd"), dims.residual[:2]))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
     tensors = residual(tensors)
-    if dims.streams > 1:
-        tensors |= stream_shapes(dims, dims.streams, collapses=True)
-    return BlockReplay(_final_norm_replay(kind, scaled, dims.streams > 1, layer), tensors)
+    if streams is not None:
+        tensors |= stream_shapes(streams, dims, last=True)
+    return BlockReplay(_final_norm_replay(kind, scaled, streams is not None, layer), tensors)
 
 
 @cache

@@ -166,7 +166,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
             part = embedding_part(dims, vocab_parallel=vocab_parallel, positions=placed, scaled=scaled, normed=normed)
             part = part if images is None else merged_part(spec, images, dims, part)
         case Outside.FINAL_NORM:
-            part = final_norm_part(dims, model.norm, scaled=model.logits_multiplier != 1, layer=model.head_layer)
+            part = final_norm_part(dims, model.norm, scaled=model.logits_multiplier != 1, layer=model.head_layer, streams=model.streams)
         case Outside.NGRAM | Outside.STRUCTURE | Outside.PLATFORM | Outside.LAYER_EMBEDDINGS:
             part = side_part(dims, features, block.family)
         case Outside.RELATION_BIAS:

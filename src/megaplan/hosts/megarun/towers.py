@@ -96,13 +96,13 @@ def tower_rotary_bytes(spec: Spec) -> tuple[int, int]:
 
 
 def stream_bytes(spec: Spec, dims: Dims, name: str) -> int:
-    """Bytes of the stream that a block reads: the encoder's, the projection's rows at the embedding, else that of text."""
+    """Bytes of what a block reads: the encoder's stream, the projection's rows at the embedding, all streams of text, at the head one."""
     sizes = tower_sizes(spec)
     if sizes is not None and name == "embedding":
         return sizes.rows * dims.hidden * dims.dtype.bytes
     if sizes is not None and name.partition(".")[0] in ("vision", PROJECTOR):
         dims = sizes.dims(dims)
-    batch, tokens, hidden = dims.residual
+    batch, tokens, hidden = dims.residual if name == "head" else dims.boundary
     return batch * tokens * hidden * dims.dtype.bytes
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.spec.models import Spec
 
 
 def residual_shape(spec: Spec) -> tuple[int, int, int]:
-    """Residual stream of a rank's local tokens, [B, T / (cp · tp), h]."""
-    return spec.batch.micro_batch_size, spec.batch.seq_length // (spec.mesh.cp * spec.mesh.tp), spec.model.hidden_size
+    """All residual streams of a rank's local tokens, [B, T / (cp · tp), n · h]: the output of a block or stage."""
+    return local_dims(spec).boundary
 
 
 def token_shape(spec: Spec) -> tuple[int, int]:

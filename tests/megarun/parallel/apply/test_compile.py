@@ -19,10 +19,12 @@ pytestmark = pytest.mark.runtime
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["none", "selective"])
-def test_compiled_blocks_train_as_eager_ones(policy: str, spec_with: Any, worker: Any, one_process: Any) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"recompute.default": "selective"}, {"model.streams": {"count": 3}}], ids=["", "selective", "streams"]
+)
+def test_compiled_blocks_train_as_eager_ones(settings: dict[str, Any], spec_with: Any, worker: Any, one_process: Any) -> None:
     """Losses and norms of three steps, to the rounding of fused operations."""
-    spec = Spec.model_validate(spec_with({"recompute.default": policy}))
+    spec = Spec.model_validate(spec_with(settings))
     inventory = build_inventory(spec)
     job = Job(spec, inventory, build_layout(spec, inventory, [(0, len(inventory.layers))]))
     mesh = build_mesh(spec.mesh, torch.device("cpu"))
