@@ -104,7 +104,9 @@ def spec_of(row: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
             **({"reference": {}} if "seconds" in row else {}),
             "offload": row.get("offload", ["parameters", "gradients", "optimizer"]) + (["reference"] if "seconds" in row else []),
             **({"placement": "split", "staleness": 1} if row.get("staleness") else {}),
+            **({"pinned": True} if row.get("pinned") else {}),
         },
+        **({"split": {"mode": "manual", "reason": "the recipe's cuts", "spans": row["spans"]}} if "spans" in row else {}),
     }
 
 
