@@ -48,6 +48,7 @@ _LOCAL = "eight steps of arXiv:2205.05198, table 5, are within 4 %"
 _OWN = {
     "memory.megatron-local": Prior(1.4, 0.2, "factor", f"bytes relative to ideal ones, as torchtitan's; {_LOCAL}"),
     "library.megatron-local": Prior(0.885, 0.07, "factor", f"products relative to Transformer Engine's, as llm-foundry's; {_LOCAL}"),
+    "step.megatron-local": Prior(0.028, 0.5, "seconds", "fixed time of a step, as megatron-lm's, whose loop it is"),
 }
 """Priors of a framework that no row has."""
 _HOST = {"nanotron": 14e-6, "llm-foundry": 10e-6, "automodel": 10e-6}

@@ -220,8 +220,7 @@ class _Estimate:
             yield PoolIdle("all", self.num_devices, iteration, 0.0, generation.empty)
             return
         for name, devices in (("training", self.job.spec.mesh.world_size), ("rollout", self.rollout_devices)):
-            shared = () if self.overlaps and name == "rollout" else ("all",)  # parameters arrive while it generates
-            busy = sum(phase.seconds.value for phase in times if phase.pool in (*shared, name))
+            busy = sum(phase.seconds.value for phase in times if phase.pool in ("all", name))
             yield PoolIdle(name, devices, busy, 1 - busy / iteration, generation.empty if name == "rollout" else None)
 
     def _lengths(self) -> ResponseShape:

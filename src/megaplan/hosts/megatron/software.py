@@ -52,10 +52,10 @@ def _software(spec: Spec) -> Software:
 
 
 def _framework(host: Host) -> str:
-    """Framework in the step model: Megatron's own modules and its deterministic kernels have constants of their own."""
-    if host.transformer_impl == "local":
-        return "megatron-local"
-    return "megatron-lm-deterministic" if host.deterministic_mode else host.framework
+    """Framework in the step model: Megatron's deterministic kernels and its own modules have constants of their own."""
+    if host.deterministic_mode:
+        return "megatron-lm-deterministic"
+    return "megatron-local" if host.transformer_impl == "local" else host.framework
 
 
 def _graphs(host: Host) -> frozenset[str]:
