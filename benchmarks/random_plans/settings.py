@@ -180,6 +180,7 @@ def post_training_section(draw: Draw, seq_length: int, mesh: dict[str, int]) -> 
         "merged": draw.chance(0.5),
     }
     draw.maybe(section, 0.3, host_memory="2TiB")
+    draw.maybe(section, 0.3, pinned=True)
     return section
 
 

@@ -45,7 +45,7 @@ class Parts(NamedTuple):
         """Seconds of the iteration with these constants."""
         host, dense, moe = constants
         rollout, trained = self.rollout + host * self.steps, self.trained * (moe if self.moe else dense)
-        return max(self.others + trained, rollout) if self.together else self.others + trained + rollout
+        return self.others + (max(trained, rollout) if self.together else trained + rollout)
 
 
 class Fit(NamedTuple):
@@ -60,6 +60,10 @@ class Fit(NamedTuple):
     constants: tuple[float, ...]
     spread: tuple[tuple[float, float], ...]
     left_out: dict[int, float]
+
+    def seconds(self, each: Iteration) -> float:
+        """Seconds of an iteration with the constants."""
+        return parts_of(each).seconds(self.constants)
 
     @property
     def text(self) -> str:
@@ -115,9 +119,11 @@ def main() -> int:
     """Print the constants."""
     from rl.run import iterations  # noqa: PLC0415  (the page imports this module)
 
-    fit = fitted(iterations())
+    rows = iterations()
+    fit = fitted(rows)
     print(fit.text)
-    ratios = np.quantile([1 / (1 + error / 100) for error in fit.left_out.values()], [0.1, 0.9])
+    held = [fit.seconds(each) / each.row["seconds"] for each in rows if not each.fitted]
+    ratios = np.quantile([1 / (1 + error / 100) for error in fit.left_out.values()] + [1 / ratio for ratio in held], [0.1, 0.9])
     print(f"published over predicted, 10 and 90 % quantiles: {ratios[0]:.3f}, {ratios[1]:.3f}")
     return 0
 

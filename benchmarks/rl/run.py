@@ -30,6 +30,14 @@ FULL_RECOMPUTE = ("llama8b", "qwen235b", "dsv3", "glm52")
 """Models whose recipes recompute all layers."""
 
 
+BRIDGE = {"0.4": "25.09", "0.5": "25.11", "0.6": "26.02"}
+"""Megatron-Bridge's release of the time of each release of NeMo-RL, which trains with it."""
+ASYNC_ENGINE = ("qwen235b", "dsv3")
+"""Models whose recipes set async_engine on policy, too; all off-policy recipes do."""
+ENGINE_DEFAULTS = {"sync": (1024, 16384), "async": (128, 2048)}
+"""Sequences and batched tokens of vLLM's usage contexts LLM_CLASS and ENGINE_CONTEXT (vllm/engine/arg_utils.py, config/scheduler.py)."""
+
+
 class Iteration(NamedTuple):
     """A published iteration with its prediction."""
 
@@ -44,7 +52,7 @@ class Iteration(NamedTuple):
     @property
     def fitted(self) -> bool:
         """True if the loop's constants are fitted to it."""
-        return bool(self.row["version"] >= FIRST_FITTED)
+        return bool(self.row["version"] >= FIRST_FITTED) and not self.row.get("held", False)
 
 
 class Bytes(NamedTuple):
@@ -69,8 +77,9 @@ def spec_of(row: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     """A row as a spec: training on all devices, or on half of them if the rollout has its own."""
     devices = row.get("devices", row["gen"])
     tp, cp, ep, pp = row.get("mesh", [1, 1, 1, 1])
-    training = devices // (2 if row.get("staleness") else 1)
-    megatron = {"name": "megatron", "model": "gpt", "framework": "nemo", "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    training = devices - row.get("rollout", devices // 2 if row.get("staleness") else 0)
+    megatron = {"name": "megatron", "model": "gpt", "framework": "megatron-bridge", "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    megatron |= {"release": BRIDGE[row["version"]]} if "version" in row else {}
     megatron |= {"precision_aware_optimizer": True} if "model" in row and "seconds" in row else {}
     megatron |= {"recompute_num_layers": 1} if row["model"] in FULL_RECOMPUTE else {}
     megatron |= {"moe_dispatcher": "alltoall"} if "moe" in model else {}
@@ -83,7 +92,11 @@ def spec_of(row: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
         "response": {"mean": row.get("mean", 1000), "max": limit - PROMPT},
         "memory_fraction": row["fraction"],
         **{key: row[key] for key in ("max_sequences", "graphs", "sleep") if key in row},
+        **({"gpus": row["rollout"]} if "rollout" in row else {}),
     }
+    if "seconds" in row:  # NeMo-RL starts vLLM's engine itself, or its class LLM: neither has the server's defaults
+        limits = ENGINE_DEFAULTS["async" if row.get("staleness") or row["model"] in ASYNC_ENGINE else "sync"]
+        rollout |= dict(zip(("max_sequences", "batched_tokens"), limits, strict=True))
     return {
         "format": "megaplan.spec/1",
         "name": "published",
@@ -100,11 +113,13 @@ def spec_of(row: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
             "prompts": row.get("prompts", 64),
             "samples": row.get("samples", 8),
             "rollout": rollout,
-            "policy": {"updates": row.get("updates", 1)},
+            "policy": {"updates": row.get("updates", 1), "packing": row.get("packing", True)},
             **({"reference": {}} if "seconds" in row else {}),
             "offload": row.get("offload", ["parameters", "gradients", "optimizer"]) + (["reference"] if "seconds" in row else []),
-            **({"placement": "split", "staleness": 1} if row.get("staleness") else {}),
+            **({"placement": "split", "staleness": row["staleness"]} if row.get("staleness") else {}),
+            **({"pinned": True} if row.get("pinned") else {}),
         },
+        **({"split": {"mode": "manual", "reason": "the recipe's cuts", "spans": row["spans"]}} if "spans" in row else {}),
     }
 
 
@@ -136,7 +151,7 @@ def page(times: list[Iteration], sizes: list[Bytes]) -> str:
     rows = [["model", "devices", "policy", "release", "published s", "predicted s", "error", ""]]
     for each in times:
         row = each.row
-        policy = f"{row['staleness']} step off" if row["staleness"] else "on"
+        policy = f"{row['staleness']} step{'s' if row['staleness'] > 1 else ''} off" if row["staleness"] else "on"
         left_out = f"{fit.left_out[id(each)]:+.1f} % without its model" if each.fitted else "held out"
         numbers = [f"{row['seconds']:g}", f"{each.found.iteration_seconds.value:.4g}", f"{each.error:+.1f} %"]
         rows.append(
@@ -155,6 +170,7 @@ def page(times: list[Iteration], sizes: list[Bytes]) -> str:
             times="\n".join(markdown_table(rows, left=(0, 1, 2, 7))),
             sizes="\n".join(markdown_table(bytes_rows, left=(0, 4))),
             near_times=_near([each.error for each in times], NEAR_TIME),
+            held=_near([each.error for each in times if not each.fitted], NEAR_TIME),
             near_sizes=_near([each.error for each in sizes], NEAR_MEMORY),
             left_out=_near(list(fit.left_out.values()), NEAR_TIME),
             constants=fit.text,

@@ -2,7 +2,8 @@
 
 python benchmarks/runs/run.py [--check]     --check exits 1 if the page is out of date
 
-A run is a row of `published.yaml`. Steps are this project's own predictions unless `run.step` gives the published one.
+A run is a row of `published.yaml`. Days are of this project's own steps unless `run.step` gives the published one. `steps.yaml` has steps
+alone.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class PublishedRun(NamedTuple):
         days: Published days; None if there are none.
         goodput: Published goodput or its lower bound; None if there is none.
         bound: True if the goodput is a lower bound.
+        step: Seconds of the step as it is modelled, also where the run was given the published one; None if it has no time.
     """
 
     row: dict[str, Any]
@@ -41,6 +43,13 @@ class PublishedRun(NamedTuple):
     days: float | None
     goodput: float | None
     bound: bool
+    step: float | None
+
+    @property
+    def step_error(self) -> float | None:
+        """Per cent by which the modelled step is off."""
+        published = self.row["published"].get("step")
+        return None if published is None or self.step is None else 100 * (self.step / published - 1)
 
     @property
     def days_error(self) -> float | None:
@@ -62,45 +71,90 @@ class PublishedRun(NamedTuple):
 
 
 def spec_of(row: dict[str, Any]) -> dict[str, Any]:
-    """The spec of a row: a decoder of attention and MLP layers under Megatron-Core."""
-    model, (micro_batch, seq_length) = row["model"], row["batch"]
-    pipelined = row["mesh"].get("vpp", 1) > 1
-    return {
+    """The spec of a row: Megatron-Core where `host` names no other; `sections` are merged into those of the spec."""
+    micro_batch, seq_length = row["batch"]
+    pipelined, network = row["mesh"].get("vpp", 1) > 1, row.get("network")
+    spec: dict[str, Any] = {
         "format": "megaplan.spec/1",
         "name": "published",
-        "model": {
-            "pattern": "AD",
-            "num_layers": 2 * model["layers"],
-            "hidden_size": model["hidden"],
-            "vocab_size": model["vocab"],
-            "tie_embeddings": model.get("tied", False),
-            "attention": {
-                "kind": "gqa",
-                "num_heads": model["heads"],
-                "num_kv_heads": model["kv_heads"],
-                "head_dim": model["head_dim"],
-            },
-            "mlp": {"ffn_hidden_size": model["ffn"], "activation": model.get("activation", "swiglu")},
-        },
+        "model": row["model"] if "pattern" in row["model"] else _decoder(row["model"]),
         "mesh": row["mesh"],
         "schedule": {"kind": "interleaved_1f1b" if pipelined else "1f1b", "num_microbatches": row["microbatches"]},
         "batch": {"micro_batch_size": micro_batch, "seq_length": seq_length},
         "optimizer": {"matrix": "adamw"},
         "host": row["host"] if "name" in row.get("host", {}) else {"name": "megatron", "model": "gpt", **row.get("host", {})},
-        **({"recompute": {"default": row["recompute"]}} if "recompute" in row else {}),
-        "device": {"name": row["device"]},
+        "device": {"name": row["device"], **({"network_bytes_per_second": network} if network else {})},
         **({"run": row["run"]} if "run" in row else {}),
+    }
+    return spec | row.get("sections", {})
+
+
+def _decoder(model: dict[str, Any]) -> dict[str, Any]:
+    """A decoder of attention and MLP layers."""
+    return {
+        "pattern": "AD",
+        "num_layers": 2 * model["layers"],
+        "hidden_size": model["hidden"],
+        "vocab_size": model["vocab"],
+        "tie_embeddings": model.get("tied", False),
+        "attention": {
+            "kind": "gqa",
+            "num_heads": model["heads"],
+            "num_kv_heads": model["kv_heads"],
+            "head_dim": model["head_dim"],
+        },
+        "mlp": {"ffn_hidden_size": model["ffn"], "activation": model.get("activation", "swiglu")},
     }
 
 
 def predicted(row: dict[str, Any]) -> PublishedRun:
     """A row with its prediction."""
-    found, published = megaplan.run(spec_of(row)), row["published"]
+    spec, published = spec_of(row), row["published"]
+    found, time = megaplan.run(spec), megaplan.estimate(spec).step_time
     days = published.get("days")
     if days is None and "device_hours" in published:
         days = published["device_hours"] / found.num_devices / 24
     goodput = published.get("goodput", published.get("goodput_above"))
-    return PublishedRun(row, found, days, goodput, "goodput_above" in published)
+    return PublishedRun(row, found, days, goodput, "goodput_above" in published, None if isinstance(time, str) else time.seconds)
+
+
+class Step(NamedTuple):
+    """A published step with its prediction.
+
+    Attributes:
+        name: Model and what is recomputed.
+        devices: Number of devices.
+        published: Published seconds.
+        predicted: Predicted seconds.
+    """
+
+    name: str
+    devices: int
+    published: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Per cent by which the predicted step is off."""
+        return 100 * (self.predicted / self.published - 1)
+
+
+OWN_MODULES = {"transformer_impl": "local"}
+FULL = {**OWN_MODULES, "sequence_parallel": False, "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def steps() -> list[Step]:
+    """Steps of Megatron-LM's own modules, the worst first."""
+    found = []
+    for row in yaml.safe_load((HERE / "steps.yaml").read_text(encoding="utf-8")):
+        for what, host in (("full", FULL), ("selective", OWN_MODULES)):
+            kept = {"recompute": {"blocks": {"A": "selective"}}} if what == "selective" else {}
+            estimate = megaplan.estimate(spec_of({**row, "device": "a100-80gb", "host": host, "sections": kept}))
+            if isinstance(estimate.step_time, str):
+                raise ValueError(f"{row['name']}: {estimate.step_time}")
+            devices = row["mesh"]["pp"] * row["mesh"]["tp"]
+            found.append(Step(f"{row['name']}, {what}", devices, row[what], estimate.step_time.seconds))
+    return sorted(found, key=lambda step: -abs(step.error))
 
 
 def rows() -> list[PublishedRun]:
@@ -116,10 +170,12 @@ def main() -> int:
 
 def page(found: list[PublishedRun]) -> str:
     """The whole page."""
-    cells = [["run", "devices", "step s", "days", "published", "error", "goodput", "published", "points", ""]]
+    cells = [["run", "devices", "step s", "published", "error", "days", "published", "error", "goodput", "published", "points", ""]]
     for row in found:
-        run = row.found
-        step = f"{run.step_seconds.value:.3g}{' given' if 'step' in row.row['run'] else ''}"
+        run, published = row.found, row.row["published"].get("step")
+        step = ["" if row.step is None else f"{row.step:.3g}", "", ""]
+        if row.step_error is not None:
+            step[1:] = [f"{published:.4g}{' given' if 'step' in row.row['run'] else ''}", f"{row.step_error:+.1f} %"]
         days = ["", "", ""] if row.days is None else [f"{run.days.value:.3g}", f"{row.days:.3g}", f"{row.days_error:+.1f} %"]
         if row.goodput is None:
             goodput = [f"{100 * run.goodput:.1f} %", "", ""]
@@ -127,12 +183,13 @@ def page(found: list[PublishedRun]) -> str:
             sign = "> " if row.bound else ""
             goodput = [f"{100 * run.goodput:.1f} %", f"{sign}{100 * row.goodput:.1f} %", f"{row.goodput_error:+.1f}"]
         held = "" if "source_of" in row.row else "held out"
-        cells.append([row.row["name"], f"{run.num_devices:,} {run.device}", step, *days, *goodput, held])
+        cells.append([row.row["name"], f"{run.num_devices:,} {run.device}", *step, *days, *goodput, held])
     return (
         (HERE / "page.md")
         .read_text(encoding="utf-8")
         .format(
-            table="\n".join(markdown_table(cells, left=(0, 9))),
+            table="\n".join(markdown_table(cells, left=(0, 11))),
+            steps="\n".join(markdown_table(_step_cells(), left=(0,))),
             summary=summary(found),
             sources="\n".join(_sources(row) for row in found),
         )
@@ -146,11 +203,21 @@ def summary(found: list[PublishedRun]) -> str:
         days = [abs(row.days_error) for row in among if row.days_error is not None]
         goodput = [abs(row.goodput_error) for row in among if row.goodput_error is not None]
         near_days, near_goodput = sum(each <= PERCENT for each in days), sum(each <= POINTS for each in goodput)
+        steps = [abs(row.step_error) for row in among if row.step_error is not None]
+        near_steps = sum(each <= PERCENT for each in steps)
         parts.append(
-            f"{name}: days of {near_days} of {len(days)} runs within {PERCENT:g} %, the median off by {sorted(days)[len(days) // 2]:.1f} %;"
-            f" goodput of {near_goodput} of {len(goodput)} within {POINTS:g} points."
+            f"{name}: steps of {near_steps} of {len(steps)} runs and days of {near_days} of {len(days)} within {PERCENT:g} %,"
+            f" the median of days off by {sorted(days)[len(days) // 2]:.1f} %; goodput of {near_goodput} of {len(goodput)} within"
+            f" {POINTS:g} points."
         )
     return "\n".join(parts)
+
+
+def _step_cells() -> list[list[str]]:
+    cells = [["step", "devices", "published s", "predicted s", "error"]]
+    return cells + [
+        [each.name, f"{each.devices} a100-80gb", f"{each.published:g}", f"{each.predicted:.4g}", f"{each.error:+.1f} %"] for each in steps()
+    ]
 
 
 def _sources(row: PublishedRun) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, StageSpans
@@ -113,6 +114,17 @@ def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tup
         for slot, own in zip(layout.of_rank(stage.pp_rank), stage.chunks, strict=True):
             kept[slot.index] = chunk(run, own)
     return tuple(map(KeptBytes, kept))
+
+
+def tensor_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Counter[int], ...]:
+    """Bytes of each parameter of a rank, and their number, by pipeline rank; each expert is by itself."""
+    run, found = MegatronRun(spec, inventory), []
+    for stage in stages_of(run, layout):
+        sizes: Counter[int] = Counter()
+        for tensor, number in parameters(stage).counts.items():
+            sizes[stored_bytes(run, tensor)] += number
+        found.append(sizes)
+    return tuple(found)
 
 
 def _is_uneven(spec: Spec) -> bool:

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from megaplan.budget.values import ServingBudget, ServingStage, device_budget
 from megaplan.cost.model import model_costs
 from megaplan.cost.rates import Rates, rates_of
+from megaplan.cost.transfers import RankGroup, sum_ns
 from megaplan.dtypes import DType
 from megaplan.families.family import ServingState
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory, Outside, Owner
 from megaplan.spec.host import device_of, fabric_size
+from megaplan.spec.layout import Mesh
 from megaplan.spec.models import Serving, Spec
 
 AT_THE_END = (Outside.FINAL_NORM, Outside.HEAD)
@@ -167,7 +169,7 @@ class Served:
         state_bytes: Recurrent states of one sequence.
         num_layers: Layers of the pattern.
         hidden_size: Width of the residual stream.
-        crosses: A tensor group leaves its domain.
+        alone: The spec as one tensor group runs it, if that leaves its domain; else None.
         host_ns: Time of the host in a step that no kernel hides.
     """
 
@@ -182,7 +184,7 @@ class Served:
     state_bytes: int
     num_layers: int
     hidden_size: int
-    crosses: bool
+    alone: Spec | None
     host_ns: int = 0
 
     @property
@@ -211,12 +213,12 @@ class Served:
 
     def _reductions_ns(self, tokens: float) -> float:
         """Sums over the tensor group, one in each layer of the pattern."""
-        tp = self.degrees[0]
+        tp, payload = self.degrees[0], tokens * self.hidden_size * ACTIVATION_BYTES
         if tp == 1:
             return 0.0
-        sent = ceil(2 * (tp - 1) / tp * tokens * self.hidden_size * ACTIVATION_BYTES)
-        link = self.rates.network_ns(sent, 8) if self.crosses else self.rates.node_ns(sent)
-        return self.num_layers * (link + self.rates.latency_ns * (1 + self.crosses))
+        if self.alone is not None:
+            return self.num_layers * sum_ns(self.rates, self.alone, RankGroup(tp, 1), ceil(payload))
+        return self.num_layers * (self.rates.node_ns(ceil(2 * (tp - 1) / tp * payload)) + self.rates.latency_ns)
 
 
 class ServingTimes(NamedTuple):
@@ -290,7 +292,7 @@ def served(spec: Spec, inventory: Inventory, degrees: tuple[int, int, int], dtyp
         state_bytes=states,
         num_layers=len(inventory.layers),
         hidden_size=spec.model.hidden_size,
-        crosses=max(tp, ep) > fabric_size(spec.device),
+        alone=spec.model_copy(update={"mesh": Mesh(tp=tp)}) if tp > fabric_size(spec.device) else None,
     )
 
 

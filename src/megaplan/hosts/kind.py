@@ -43,6 +43,7 @@ class HostKind(NamedTuple):
         kept: `(spec, inventory, layout) -> tuple[KeptBytes, ...]`, for each slot in model order.
         explain: `(spec, inventory, layout, pp_rank) -> Explained`: blocks of a pipeline rank, and the tensors that they keep.
         sums: `(spec, inventory, layout, usable_bytes, measured)` -> for each pipeline rank, sums that every fitting split keeps.
+        tensors: `(spec, inventory, layout)` -> for each pipeline rank, a counter of the bytes of its stored parameters.
         limits: `(checked)` -> diagnostics of settings that it cannot run, or that are not priced.
         peaks: `(spec, inventory, memo)` -> `(layout, stages) -> (peaks, work)`, for single pipeline ranks; by default the budget's.
         floors: `(inventory, spec) -> AnyFloors`, lower bounds on the peak over all cuts. A host without them is not searched.
@@ -74,6 +75,7 @@ class HostKind(NamedTuple):
     kept: Later
     explain: Later = Later("megaplan.hosts.megarun.explain:explain")
     sums: Later = Later("megaplan.partition.layer_bytes:no_limits")
+    tensors: Later = Later("megaplan.budget.pinned:shard_bytes")
     limits: Later | None = None
     peaks: Later | None = None
     floors: Later | None = None

@@ -89,13 +89,12 @@ class _Estimate:
         return self.plan.staleness > 0 and not self.colocated
 
     def _continuous(self, found: Generation, lengths: list[float]) -> Generation:
-        """Generation without a tail: slots are used as long as responses may be begun, which `staleness` bounds."""
+        """Generation without a tail: `staleness` iterations are in flight; a prompt makes room when the longest of its responses ends."""
         mean, squares = sum(lengths) / len(lengths), sum(length * length for length in lengths) / len(lengths)
-        context = self.plan.rollout.prompt + squares / mean / 2
-        begun = len(lengths) * (1 + self.plan.staleness)
+        context, begun = self.plan.rollout.prompt + squares / mean / 2, len(lengths) * self.plan.staleness
         slots = min(self.engine.max_sequences, begun, self.engine.cache_tokens / context if self.engine.cache_tokens else begun)
-        step = self.engine.model.decode_seconds(max(slots, 1.0), context)
-        steps = max(len(lengths) * mean / max(slots, 1.0), lengths[-1] / (1 + self.plan.staleness))
+        steps = max(len(lengths) * mean / max(slots, 1.0), self.job.lengths.longest(self.plan.samples) / self.plan.staleness)
+        step = self.engine.model.decode_seconds(max(len(lengths) * mean / steps, 1.0), context)
         return Generation(steps * step + found.prefill_seconds, found.prefill_seconds, int(slots), 0.0, steps, int(slots < begun))
 
     def result(self) -> RlEstimate:
@@ -194,7 +193,8 @@ class _Estimate:
             return max(self._link_ns(part, inside=inside) * NS, converted / self.engine.group_size)
         buckets = ceil(moved / plan.sync.bucket_bytes)
         latency = max(rates.latency_ns for rates in self.rates)
-        return max((self._link_ns(moved, inside=inside) + buckets * latency) * NS, converted)
+        sent = (self._link_ns(moved, inside=inside) + buckets * latency) * NS
+        return max(sent, converted) if how == "ipc" else sent  # a bucket is packed while the one before it is sent
 
     def _link_ns(self, moved: int, *, inside: bool) -> int:
         """Time of bytes between the pools, by the slower device's links: those of a node, or the network's, as between two types."""
@@ -212,7 +212,7 @@ class _Estimate:
         for end in ("value", "low", "high"):
             by_pool = {pool: sum(getattr(phase.seconds, end) for phase in times if phase.pool == pool) for pool in POOLS}
             everyone, training, rollout = (by_pool[pool] for pool in POOLS)
-            ends.append(max(everyone + training, rollout) if self.overlaps else everyone + training + rollout)
+            ends.append(everyone + (max(training, rollout) if self.overlaps else training + rollout))
         return Spread(*ends)
 
     def _pools(self, times: tuple[TimePhase, ...], iteration: float, generation: Generation) -> Iterator[PoolIdle]:
@@ -220,8 +220,7 @@ class _Estimate:
             yield PoolIdle("all", self.num_devices, iteration, 0.0, generation.empty)
             return
         for name, devices in (("training", self.job.spec.mesh.world_size), ("rollout", self.rollout_devices)):
-            shared = () if self.overlaps and name == "rollout" else ("all",)  # parameters arrive while it generates
-            busy = sum(phase.seconds.value for phase in times if phase.pool in (*shared, name))
+            busy = sum(phase.seconds.value for phase in times if phase.pool in ("all", name))
             yield PoolIdle(name, devices, busy, 1 - busy / iteration, generation.empty if name == "rollout" else None)
 
     def _lengths(self) -> ResponseShape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -19,6 +20,19 @@ from megaplan.spec.post_training import PostTraining
 ONCE = ("exposed data", "sharding copies", "optimizer", "host", "fixed")
 """Terms of a step's time that its microbatches do not have."""
 MOST_MICROBATCHES = 2**16
+
+
+MOST_PACKED = 2048
+"""Responses of an update that are packed one by one; more are taken to pack as these do."""
+
+
+def packed_rows(sizes: list[float], room: float) -> int:
+    """Rows that sequences fill, the longest first, each in the row with the least room that is left for it."""
+    left: list[float] = []
+    for size in sorted(sizes, reverse=True):
+        place = bisect_left(left, size)
+        insort(left, (left.pop(place) if place < len(left) else room) - size)
+    return len(left)
 
 
 @dataclass(frozen=True)
@@ -57,8 +71,22 @@ class TrainingJob:
 
     @property
     def rows(self) -> float:
-        """Rows of batch.seq_length that an iteration's responses fill."""
-        return self.tokens / self.spec.batch.seq_length if self.plan.policy.packing else float(self.num_responses)
+        """Rows of batch.seq_length that the responses of an iteration take; each update packs its own, and no response is divided."""
+        if not self.plan.policy.packing:
+            return float(self.num_responses)
+        responses = self.num_responses / self.plan.policy.updates
+        sample = max(1, min(ceil(responses), MOST_PACKED))
+        sizes = [self.plan.rollout.prompt + length for length in self.lengths.quantiles(sample)]
+        return self.plan.policy.updates * responses / sample * packed_rows(sizes, self.spec.batch.seq_length)
+
+    @property
+    def filled(self) -> float:
+        """Share of its microbatches' time that a rank works: with stages and experts each waits for the fullest, else for no padding."""
+        mesh, batch = self.spec.mesh, self.spec.batch
+        if not self.plan.policy.packing or mesh.pp > 1 or mesh.ep > 1:
+            return 1.0
+        room = self.spec.schedule.num_microbatches * self.plan.policy.updates * mesh.data_ranks * batch.micro_batch_size * batch.seq_length
+        return min(1.0, self.tokens / room)
 
     def budget(self) -> Budget:
         """Memory of the training step."""
@@ -73,6 +101,9 @@ class TrainingJob:
         time = planned_time(self.spec, self.spans, self.inventory)
         if isinstance(time, str):
             raise refuse("MP471", f"the step of {self.spec.name} is not timed: {time}", "megaplan estimate SPEC")
+        once = sum(time.terms.get(name, 0.0) for name in ONCE)
+        share = (once + max(time.seconds - once, 0.0) * self.filled) / time.seconds
+        time = time._replace(seconds=time.seconds * share, low=time.low * share, high=time.high * share)
         sequence = self.plan.rollout.prompt + self.lengths.mean
         if self.spec.host.kind.trained or sequence >= self.spec.batch.seq_length:
             return time
@@ -81,9 +112,8 @@ class TrainingJob:
             return time
         from megaplan.cost.step.predict import predict_step  # noqa: PLC0415  (megarun's step needs none of it)
 
-        step = predict_step(replace(work, batch=work.batch._replace(document=sequence)))
-        change = step.seconds / time.seconds
-        return time._replace(seconds=step.seconds, low=time.low * change, high=time.high * change, terms=step.terms)
+        change = predict_step(replace(work, batch=work.batch._replace(document=sequence))).seconds / predict_step(work).seconds
+        return time._replace(seconds=time.seconds * change, low=time.low * change, high=time.high * change)
 
     def forward_seconds(self, step: PlannedTime) -> float:
         """Seconds of a forward without gradients over all responses: the forward's share of the FLOPs of the step's microbatches."""

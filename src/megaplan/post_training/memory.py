@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cached_property
 
+from megaplan.budget.pinned import pinned_bytes
 from megaplan.budget.values import Budget, RankBudget
 from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType
+from megaplan.layout.build import build_layout
 from megaplan.post_training.engines import EngineMemory, engine_figures, widest_mlp
 from megaplan.post_training.job import TrainingJob
 from megaplan.post_training.values import MemoryPhase
@@ -182,30 +185,40 @@ class Loop:
     def _host(self, here: AbstractSet[str], *, engine: bool, pools: Iterable[str]) -> Bytes:
         """A node's host memory; `here` and `engine` as in `_phase`."""
         spec, plan = self.job.spec, self.job.plan
-        per_node = spec.device.per_node
-        process = int(engine_figures(plan.rollout.engine)["process_bytes"].value)
+        per_node, known = spec.device.per_node, engine_figures(plan.rollout.engine)
         found: Bytes = {}
         if "rollout" in pools:
             engines = self.job.rollout_spec.device.per_node
-            found["host_processes"] = engines * process
+            found["host_processes"] = engines * int(known["engine_process_bytes"].value)
             if self.sleep == 1 and not engine:
                 found["host_engine_parameters"] = engines * self.engine.columns["engine_parameters"]
         if "training" not in pools:
             return found
         ranks = self._fullest_node(min(per_node, spec.mesh.world_size))
-        found["host_processes"] = found.get("host_processes", 0) + len(ranks) * process
+        found["host_processes"] = found.get("host_processes", 0) + len(ranks) * int(known["process_bytes"].value)
         found["host_training"] = sum(rank.host.total for rank in ranks)
         away = set(plan.offload) - here
         for rank in ranks:
             cells = rank.cells[Phase.FORWARD_BACKWARD]
             parts = [
-                ("parameters", "host_policy_parameters", _sum(cells, PARAMETERS)),
+                ("parameters", "host_policy_parameters", self._copied(rank)),
                 ("optimizer", "host_policy_optimizer", _sum(cells, OPTIMIZER)),
             ]
             for name, column, size in (*parts, *((name, f"host_{name}", size) for name, _, size in self._others(rank))):
                 if name in away:
                     found[column] = found.get(column, 0) + size
         return found
+
+    def _copied(self, rank: RankBudget) -> int:
+        """Bytes of the host's copy of a rank's parameters."""
+        if not self.job.plan.pinned:
+            return _sum(rank.cells[Phase.FORWARD_BACKWARD], PARAMETERS)
+        return self._pinned[rank.ranks[0] * self.job.spec.mesh.pp // self.job.spec.mesh.world_size]
+
+    @cached_property
+    def _pinned(self) -> tuple[int, ...]:
+        spec, inventory = self.job.spec, self.job.inventory
+        return pinned_bytes(spec, inventory, build_layout(spec, inventory, self.job.spans))
 
     def _fullest_node(self, per_node: int) -> list[RankBudget]:
         """Ranks of the node whose parameters and optimizer are largest."""

@@ -209,7 +209,7 @@ class Host(Section):
         fused_squared_relu: Weighting and squared ReLU of experts in one kernel.
         tp_comm_overlap: User buffers for tensor-parallel communication.
         microbatch_group_size: Consecutive microbatches of a virtual stage; null for pp.
-        transformer_impl: Transformer Engine's modules (Megatron's default), or Megatron-Core's own with attention that is not fused.
+        transformer_impl: Transformer Engine's modules (Megatron's default), or Megatron's own: attention is not fused or, in 2023, flash.
         sequence_parallel: Norms and the residual stream are sharded over tokens if mesh.tp > 1; off, every rank has all tokens.
         moe_router_dtype: Dtype of routing probabilities; null for that of the residual stream.
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.

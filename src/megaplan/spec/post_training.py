@@ -173,11 +173,12 @@ class PostTraining(OptionsSection):
         staleness: Iterations by which responses may be older than the policy; above 0 split pools work at the same time.
         sync: Transfer of parameters to the engine.
         offload: Parts of the trainer in host memory during the rollout; reference, reward and critic whenever they do not run.
+        pinned: The host's copies of the policy's parameters are page-locked tensor by tensor, each rounded up to a power of two by torch.
         host_memory: Bytes of a node's memory; null for no check.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({
-        "policy", "reference", "reward", "critic", "placement", "staleness", "sync", "offload", "host_memory",
+        "policy", "reference", "reward", "critic", "placement", "staleness", "sync", "offload", "pinned", "host_memory",
     })  # fmt: skip
 
     kind: Literal["rl"]
@@ -192,4 +193,5 @@ class PostTraining(OptionsSection):
     staleness: NaturalInt = 0
     sync: Sync = Sync()
     offload: tuple[OffloadedPart, ...] = ()
+    pinned: StrictBool = False
     host_memory: Size | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from runs.run import PAGE, PERCENT, POINTS, PublishedRun, page, rows  # noqa: E402
+from runs.run import PAGE, PERCENT, POINTS, PublishedRun, page, rows, steps  # noqa: E402
 from runs.scaling import series  # noqa: E402
 
 
@@ -43,3 +43,9 @@ def test_published_scaling_is_projected_within_five_per_cent() -> None:
     errors = [abs(error) for each in series() for error in each.errors.values()]
     assert len(errors) >= 20
     assert max(errors) <= 5
+
+
+def test_published_steps_of_megatrons_own_modules_are_within_five_per_cent() -> None:
+    found = steps()
+    assert len(found) == 8
+    assert max(abs(step.error) for step in found) <= 5

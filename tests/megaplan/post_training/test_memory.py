@@ -3,6 +3,7 @@
 import pytest
 
 import megaplan
+from megaplan.budget.pinned import page_locked_bytes
 from megaplan.errors import MegaplanError
 from megaplan.post_training.columns import DEVICE, HOST
 
@@ -112,3 +113,14 @@ def test_bad_input_is_refused_with_a_code(change, code):
     with pytest.raises(MegaplanError) as refused:
         megaplan.rl(SPEC, change)
     assert code in [item.code for item in refused.value.diagnostics]
+
+
+@pytest.mark.parametrize("host", ["megarun", "megatron"])
+def test_page_locked_copies_are_rounded_tensor_by_tensor(host):
+    """A copy takes at least its bytes, less than twice as much, and a tensor of 2^n bytes takes no more."""
+    assert [page_locked_bytes(size) for size in (0, 1, 2, 3, 2**20, 2**20 + 1)] == [0, 1, 2, 4, 2**20, 2**21]
+    given = (f"host={{name: {host}}}", "precision={params: bf16}")
+    exact, pinned = phases(*given)["rollout"].host_columns, phases(*given, "post_training.pinned=true")["rollout"].host_columns
+    name = "host_policy_parameters"
+    assert exact[name] < pinned[name] < 2 * exact[name]
+    assert {key: size for key, size in exact.items() if key != name} == {key: size for key, size in pinned.items() if key != name}

@@ -1,4 +1,4 @@
-"""The attention core: FLOPs of visible pairs at a rate that is lower with few query blocks."""
+"""The attention core: FLOPs of visible pairs at a rate that is lower with few query blocks; or scores of all pairs in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from megakernels.ops.attention.facts import AttentionSizes
 from megaplan.blocks.work import OpWork
-from megaplan.cost.step.ledger import BACKWARD, FORWARD, AttentionCore, Ledger
+from megaplan.cost.step.gemm import quality
+from megaplan.cost.step.ledger import BACKWARD, FORWARD, AttentionCore, Ledger, Product
 from megaplan.cost.step.workload import TimedStep
 
 BLOCK_ROWS = 128
@@ -14,6 +15,8 @@ DOCUMENT_WASTE = BLOCK_ROWS
 """Keys that whole blocks on the diagonal compute in addition to the keys of a document."""
 WINDOW_WASTE = 1.5
 """Ratio of the pairs that whole blocks compute to the pairs inside a window."""
+SCORE_BYTES = 2.0
+"""Bytes of a score that a product reads or writes."""
 NARROW, WIDE_BACKWARD = 0.88, 0.83
 """Shares of the rate with head widths outside 100 to 200, and of backward with keys wider than 160."""
 
@@ -37,8 +40,12 @@ def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: A
 def core(ledger: Ledger, work: TimedStep, op: OpWork, sizes: AttentionSizes, again: float) -> None:
     """Add forward and backward of the core for the heads and queries of a rank; backward runs forward `again` times.
 
-    A query sees the positions of its own packed document only, or those of its window if the window is shorter.
+    A query sees the positions of its own packed document only, or those of its window if the window is shorter. Unfused attention
+    multiplies all pairs.
     """
+    if work.software.unfused_attention:
+        _unfused(ledger, work, sizes, again)
+        return
     document, positions = work.batch.document, sizes.batch * sizes.queries
     waste = WINDOW_WASTE if sizes.window is not None else 1.0
     if document:
@@ -52,3 +59,32 @@ def core(ledger: Ledger, work: TimedStep, op: OpWork, sizes: AttentionSizes, aga
     width *= WIDE_BACKWARD if sizes.width > 160 else 1.0
     flops = op.work.input_grad * positions * waste
     ledger.attention.append(AttentionCore(BACKWARD, 1, flops, blocks, width, work.machine.num_sms, 1.0))
+
+
+def score_bytes(run: int, *, dropped: bool) -> float:
+    """Bytes of a score in softmax and dropout of a pass; the mask has one."""
+    return (6.0 if run == BACKWARD else 4.0) + (5.0 if dropped else 0.0)
+
+
+def _unfused(ledger: Ledger, work: TimedStep, sizes: AttentionSizes, again: float) -> None:
+    """Add products of whole score matrices, and softmax and dropout between them, by the bytes that each moves.
+
+    Source: `CoreAttention` of megatron/model/transformer.py in NVIDIA/Megatron-LM; arXiv:2205.05198, section 4.
+    """
+    rows, keys, value = sizes.batch * sizes.heads * sizes.queries, sizes.keys, sizes.value_width
+    scores, dropped = float(rows) * keys, work.software.attention_dropout
+
+    def product(run: int, columns: int, depth: int, width: int, times: float = 1.0) -> None:
+        shape = quality(rows, columns, work.machine.num_sms)
+        ledger.products.append(Product(run, "bf16", 2 * scores * width, SCORE_BYTES * scores, shape, depth, times))
+
+    for run, times in ((FORWARD, 1.0), (BACKWARD, again)):
+        if times:
+            product(run, keys, sizes.width, sizes.width, times)
+            product(run, value, keys, value, times)
+            ledger.move(run, times * score_bytes(FORWARD, dropped=dropped) * scores, "scores")
+    product(BACKWARD, keys, value, value)
+    product(BACKWARD, value, sizes.queries, value)
+    product(BACKWARD, sizes.width, keys, sizes.width)
+    product(BACKWARD, sizes.width, sizes.queries, sizes.width)
+    ledger.move(BACKWARD, score_bytes(BACKWARD, dropped=dropped) * scores, "scores")

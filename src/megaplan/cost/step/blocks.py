@@ -171,7 +171,7 @@ def _linears(ops: Works, hidden_size: int) -> Iterable[list[OpWork]]:
 
 def _tokens(work: TimedStep, op: OpWork) -> int:
     """Tokens of one call of an operation."""
-    return int(work.tokens) // (work.mesh.tp if op.own_tokens else 1)
+    return int(work.tokens) // (work.mesh.tp if op.own_tokens and work.software.sequence_parallel else 1)
 
 
 def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float, times: float) -> None:

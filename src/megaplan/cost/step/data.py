@@ -99,7 +99,7 @@ def once_of(work: TimedStep) -> Once:
 def _groups(work: TimedStep) -> tuple[tuple[Group, Group, Group, Group], float]:
     """The first four groups of `Once`, in its order, and the number of elements that a rank's optimizer updates."""
     mesh, software, elements, updated = work.mesh, work.software, held(work), trained(work)
-    ranks, domain, grad_bytes = float(mesh.dp * mesh.cp), work.machine.domain, framework(software.name).grad_bytes
+    ranks, domain, grad_bytes = float(mesh.dp * mesh.cp), work.machine.domain, software.reduce_bytes or framework(software.name).grad_bytes
     expert_ranks = max(1.0, mesh.dp * mesh.cp * mesh.tp / (mesh.ep * mesh.etp))
     inside, expert_inside = near(domain, ranks, mesh.tp), near(domain, expert_ranks, mesh.ep * mesh.etp)
     sharded = software.sharded

@@ -36,6 +36,14 @@ FORMULAS: dict[str, Formula] = {
         "the form of MooreThreads/SimuMax's sdp tables" + _FITTED,
         "2 · 32 · 256 · 8192^2 / 2 / (6e14 · 1.0 · 2048/(2048 + 2 · 132)) = 0.0010343",
     ),
+    "step_scores": Formula(
+        "attention that is not fused: all scores go through memory between two products, softmax and dropout",
+        "n = batch · heads · S²; forward products of 2n · d FLOPs and 2n bytes each as step_gemm, and t = (4 + d) n / W of softmax and "
+        "dropout, d = 5 or 0; backward four products and (6 + d) n / W",
+        "seconds",
+        "CoreAttention of megatron/model/transformer.py in NVIDIA/Megatron-LM; arXiv:2205.05198, section 4",
+        "(4 + 5) · 4 · 8 · 2048^2 / 1.45e12 = 0.00083306",
+    ),
     "step_memory": Formula(
         "norms, activations, rotary, casts, permutation and logits, by their bytes",
         "t = f · B / W; f ratio of the bytes that the framework's kernels move to operands and results",

@@ -69,7 +69,7 @@ class AttentionCore(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Bytes of memory-bound kernels of a kind: plain, accumulate, scanned, permute, or a cast to a dtype."""
+    """Bytes of memory-bound kernels of a kind: plain, accumulate, scores, scanned, permute, or a cast to a dtype."""
 
     run: int
     kind: str

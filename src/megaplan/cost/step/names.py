@@ -60,7 +60,7 @@ def _kernels(work: TimedStep, host: Framework) -> dict[str, Factors]:
     found["memory"] = _product("memory.share")
     own = f"memory.{software.name}"
     found["plain"] = _product("memory.te" if host.kernels == "te" else None, own, None if software.compiled else "memory.eager", unfused)
-    found["accumulate"] = found["scanned"] = ()
+    found["accumulate"] = found["scanned"] = found["scores"] = ()
     plain = "permute.padded" if software.token_drop else "permute.alltoall"
     found["permute"] = _product(plain if software.dispatcher == "alltoall" else "permute.fused")
     for dtype in dtypes - {"bf16"}:

@@ -208,7 +208,7 @@ def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], li
     return found
 
 
-_MOVED = {"plain": "memory", "accumulate": "memory", "scanned": "scan", "permute": "permutation"}
+_MOVED = {"plain": "memory", "accumulate": "memory", "scores": "attention", "scanned": "scan", "permute": "permutation"}
 
 
 def stage_terms(work: TimedStep, stage: StageShape, parts: Mapping[str, Passes]) -> StageTerms:

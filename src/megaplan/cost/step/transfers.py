@@ -38,8 +38,9 @@ def tensor(ledger: Ledger, work: TimedStep, again: float = 0.0) -> None:
     """
     moved, gathered = _ring(work), _gathered_share(work)
     if moved:
+        kept = 0 if work.software.sequence_parallel else 1  # the whole input is there for the weight gradient
         ledger.transfer(FORWARD, "tensor", (1 + gathered) * moved, 2)
-        ledger.transfer(BACKWARD, "tensor", (1 + 2 * gathered + (1 + gathered) * again) * moved, 3 + 2 * again)
+        ledger.transfer(BACKWARD, "tensor", (1 + (2 - kept) * gathered + (1 + gathered) * again) * moved, 3 - kept + 2 * again)
 
 
 def _gathered_share(work: TimedStep) -> float:
@@ -51,7 +52,8 @@ def _gathered_share(work: TimedStep) -> float:
 def tensor_head(ledger: Ledger, work: TimedStep) -> None:
     """Add the transfers of the head: it gathers its input; backward scatters the gradient and gathers the input again."""
     moved = _ring(work)
-    ledger.transfer(FORWARD, "tensor", moved, 1)
+    if work.software.sequence_parallel:
+        ledger.transfer(FORWARD, "tensor", moved, 1)
     ledger.transfer(BACKWARD, "tensor", 2 * moved, 2)
 
 

@@ -103,6 +103,10 @@ class Software(NamedTuple):
         data_overlap: True if reductions of gradients and gathers of parameters overlap with computation; None for the framework's default.
         fused_accumulation: True if products of weight gradients accumulate, if the framework can; False for a separate operation.
         optimizer_bytes: Bytes of an element that Adam reads and writes.
+        unfused_attention: True if scores go through memory, between products, softmax and dropout.
+        attention_dropout: True if unfused attention drops probabilities.
+        reduce_bytes: Bytes of an element of the reduced gradients; None for the framework's.
+        sequence_parallel: False if every rank of a tensor group has the norms and the residual stream of all tokens.
     """
 
     name: str
@@ -124,6 +128,10 @@ class Software(NamedTuple):
     data_overlap: bool | None = None
     fused_accumulation: bool = True
     optimizer_bytes: float = OPTIMIZER_BYTES
+    unfused_attention: bool = False
+    attention_dropout: bool = False
+    reduce_bytes: int | None = None
+    sequence_parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ HOST = HostKind(
     describe=lambda host: f"{host.model} model",
     budget=Later("megaplan.budget.megatron:megatron_budget"),
     kept=Later("megaplan.budget.megatron:megatron_kept_bytes"),
+    tensors=Later("megaplan.budget.megatron:tensor_bytes"),
     explain=Later("megaplan.hosts.megatron.explain:explain"),
     limits=Later("megaplan.hosts.megatron.limits:megatron_rules"),
     peaks=Later("megaplan.budget.megatron:MegatronPeaks"),

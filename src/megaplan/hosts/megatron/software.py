@@ -7,6 +7,7 @@ from typing import get_args
 
 from megaplan.cost.step.from_spec import letters_of, low_dtype
 from megaplan.cost.step.workload import OPTIMIZER_BYTES, Recomputed, Sharded, Software
+from megaplan.hosts.megatron.setting import attention_kernel
 from megaplan.spec.host import GraphModule, Host
 from megaplan.spec.models import Spec
 
@@ -26,9 +27,9 @@ def _software(spec: Spec) -> Software:
     Megatron-LM itself the constants are those of MooreThreads/SimuMax's runs.
     """
     host = spec.host
-    flex = host.dispatcher == "flex"
+    flex, unfused = host.dispatcher == "flex", spec.model.attention is not None and attention_kernel(spec) == "unfused"
     return Software(
-        name="megatron-lm-deterministic" if host.deterministic_mode else host.framework,
+        name=_framework(host),
         release=host.release,
         dtype=low_dtype(spec),
         dispatcher=host.moe_flex_backend if flex else "alltoall",
@@ -43,7 +44,18 @@ def _software(spec: Spec) -> Software:
         sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
         data_overlap=host.dp_comm_overlap,
         fused_accumulation=host.wgrad_fusion,
+        unfused_attention=unfused,
+        attention_dropout=unfused and host.attention_dropout > 0,
+        reduce_bytes=spec.precision.reduce.bytes if host.transformer_impl == "local" else None,
+        sequence_parallel=host.sequence_parallel,
     )
+
+
+def _framework(host: Host) -> str:
+    """Framework in the step model: Megatron's deterministic kernels and its own modules have constants of their own."""
+    if host.deterministic_mode:
+        return "megatron-lm-deterministic"
+    return "megatron-local" if host.transformer_impl == "local" else host.framework
 
 
 def _graphs(host: Host) -> frozenset[str]:

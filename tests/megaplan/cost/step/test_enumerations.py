@@ -46,6 +46,10 @@ BASES["megatron fsdp"] = BASES["megatron"] | {
     "model": {key: value for key, value in MODEL.items() if key != "moe"} | {"pattern": "AD"},
     "mesh": {"tp": 2, "dp_shard": 4, "vocab_parallel": True},
 }
+BASES["megatron without windows"] = BASES["megatron fsdp"] | {
+    "model": {**BASES["megatron fsdp"]["model"], "attention": {"kind": "gqa", "num_heads": 16, "num_kv_heads": 4, "head_dim": 64}},
+    "host": {**BASES["megatron"]["host"], "moe_dispatcher": "allgather", "release": None},
+}
 BASES["torchtitan"] = BASES["megatron fsdp"] | {
     "model": {**BASES["megatron fsdp"]["model"], "attention": {"kind": "gqa", "num_heads": 16, "num_kv_heads": 4, "head_dim": 64}},
     "precision": {"params": "bf16", "grads": "fp32", "reduce": "fp32"},
@@ -79,10 +83,10 @@ OF_VALUES = {
 }  # fmt: skip
 """Keys of which these hosts have one value, or which change values of tensors alone."""
 NOT_MEASURED = {
-    "host.attention_backend", "host.compile_loss", "host.cross_entropy", "host.delayed_wgrad", "host.foreach_optimizer",
+    "host.compile_loss", "host.cross_entropy", "host.delayed_wgrad", "host.foreach_optimizer",
     "host.fused_squared_relu", "host.moe_grouped_gemm", "host.moe_permute_fusion", "host.moe_router_dtype", "host.moe_shared_overlap",
     "host.moe_flex_backend", "host.repeat_kv",
-    "host.sequence_parallel", "host.transformer_impl", "precision.recipe.head",
+    "precision.recipe.head",
 }  # fmt: skip
 """Choices of kernels that no published pair of steps tells one from the other: the step is that of the fused ones."""
 NOT_OF_THESE_HOSTS = {

@@ -8,6 +8,7 @@ from megaplan.cost.data import DataTimes, host_ns
 from megaplan.cost.rates import PARTS, rates_of, rates_with
 from megaplan.cost.step import attention, data, gemm, grouped, launch, memory, pipeline, scan, transfers
 from megaplan.cost.step.formulas import FORMULAS
+from megaplan.cost.step.ledger import FORWARD
 from megaplan.dtypes import DType
 from megaplan.measured.constants import measured
 from megaplan.spec.load import load_spec
@@ -34,6 +35,7 @@ COMPUTED = {
     "step_quality": gemm.quality(4096, 4096, 132),
     "step_grouped": grouped.grouped_seconds(1e12, 4e8, 1e8, 512, 7168, 1e15, 6e12, 0.98, 60, 70, 0.6),
     "step_attention": attention.attention_seconds(2 * 32 * 256 * 8192**2 / 2, 2048, 1.0, 132, 6e14, 2),
+    "step_scores": memory.moved_seconds(4 * 8 * 2048**2 * attention.score_bytes(FORWARD, dropped=True), 1.45e12, 1),
     "step_memory": memory.moved_seconds(4096 * 4096 * 10, 2.5e12, 1.3),
     "step_scan": scan.scan_seconds(SCAN_FLOPS, 2e9, 5e13, 6e12),
     "step_transfer": transfers.transfer_seconds(2 * 3 * 8e6, 6, 3.6e11, 8e-6, 0.4),

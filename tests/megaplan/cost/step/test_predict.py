@@ -364,3 +364,25 @@ def test_biases_of_experts_move_bytes_unless_they_are_fused():
         for run in (0, 1):
             moved = [sum(each.moved for each in found.moved if each.run == run and each.kind == "plain") for found in (own, more)]
             assert moved[1] - moved[0] == pytest.approx(expected[run] * rows)
+
+
+@pytest.mark.parametrize("seq", [2048, 16384])
+def test_scores_in_memory_take_their_bytes(seq):
+    """Softmax moves 4 and 6 bytes of a score, dropout 5 in each pass; the products are among the others."""
+    scores, attention = 32 * seq * seq, {}
+    for kind, moved in (("fused", 0), ("plain", 10), ("dropped", 20)):
+        timed = step(device="a100-80gb", seq=seq, unfused_attention=kind != "fused", attention_dropout=kind == "dropped")
+        assert sum(each.moved for each in ledger_of(timed, "A").moved if each.kind == "scores") == moved * scores
+        attention[kind] = predict_step(timed).terms["attention"]
+    bandwidth = timed.machine.memory * rates_of(names_of(timed), values())["memory"]
+    assert attention["dropped"] - attention["plain"] == pytest.approx(8 * 32 * 10 * scores / bandwidth)
+    assert seconds(device="a100-80gb", seq=seq, unfused_attention=True) > seconds(device="a100-80gb", seq=seq)
+
+
+def test_without_sequence_parallelism_every_rank_has_all_tokens():
+    with_it, without = step(tp=4, dp=2), step(tp=4, dp=2, sequence_parallel=False)
+    moved = [sum(each.moved for each in ledger_of(timed, "D").moved if each.run == 0) for timed in (with_it, without)]
+    assert moved[0] < moved[1] < 4 * moved[0]
+    sent = [sum(each.moved for each in ledger_of(timed, "D").transfers) for timed in (with_it, without)]
+    assert sent[1] < sent[0]
+    assert predict_step(without).terms["memory"] > predict_step(with_it).terms["memory"]
