@@ -196,11 +196,15 @@ class StoredState:
         self._inventory, self._sizes = inventory, sizes
         self._ahead, self._whole = sizes.gathers_ahead, sizes.whole_state
         self._named = dict(inventory.blocks())
-        self._blocks: dict[int, BlockStorage] = {}
+        self._blocks: dict[int | tuple[int, bool], BlockStorage] = {}
         self._made: dict[int, tuple[TensorState, ...]] = {}
-        for block in self._named.values():
-            if id(block) not in self._blocks:
-                self._blocks[id(block)] = block_storage(sizes, block)
+        packs, self._keys = sizes.packs, dict[str, int | tuple[int, bool]]()
+        for name, block in self._named.items():
+            packed = packs is not None and packs.covers(name, block.family)
+            key: int | tuple[int, bool] = (id(block), True) if packed else id(block)
+            self._keys[name] = key
+            if key not in self._blocks:
+                self._blocks[key] = block_storage(sizes, block, packed=packed)
         ahead = {letter for _, block in inventory.outside if block.family is Outside.MTP for _, letter in block.variant}
         self._has_mtp, self._attends_ahead = bool(ahead), not ahead.isdisjoint(ATTENDING)
         self._slots: dict[tuple[Slot, bool], SlotStorage] = {}
@@ -208,7 +212,7 @@ class StoredState:
 
     def block(self, name: str) -> BlockStorage:
         """Storage of one block, by its name in the inventory."""
-        return self._blocks[id(self._named[name])]
+        return self._blocks[self._keys[name]]
 
     def slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
         """Storage of a slot; `is_last` is true if it ends the model."""

@@ -41,8 +41,9 @@ from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns, sum_ns
 from megaplan.inventory.adapters import packable, packed_tensor
-from megaplan.inventory.tensors import Group, Inventory, Owner
+from megaplan.inventory.tensors import Group, Inventory, Owner, layer_names
 from megaplan.spec.models import Spec
+from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 
 GRAPH_OPERATIONS, UPDATE_GRAPH_OPERATIONS = 3, 2
@@ -93,7 +94,7 @@ class LocalElements(NamedTuple):
         groups: Blocks whose dense parameters are gathered together.
         banks: Blocks with expert banks, which are gathered by themselves.
         matrices: Matrices that Muon updates, tensor by tensor.
-        packed: Elements of packed weights (`lora.base`), and their bytes.
+        packed: Elements of packed weights (`lora.base`, or a recipe's `param_gather`), and their bytes.
     """
 
     dense: int
@@ -149,6 +150,23 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
     return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, (packed, stored))
 
 
+def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
+    """The elements with those of the weights that the recipe gathers packed."""
+    packs = packed_gather(spec)
+    if packs is None:
+        return local
+    elements = stored = 0
+    for name, block in zip(layer_names(len(inventory.layers)), inventory.layers, strict=True):
+        if packs.covers(name, block.family):
+            for tensor in block.tensors:
+                cut = spec.mesh.tp if tensor.owner is Owner.TENSOR_PARALLEL else 1
+                shape = tuple(size // cut if dim == tensor.tp_dim else size for dim, size in enumerate(tensor.shape))
+                size = packs.shard_bytes(block.family, tensor.name, shape) if tensor.owner is not Owner.EXPERT_PARALLEL else None
+                if size is not None:
+                    elements, stored = elements + prod(shape), stored + size * packs.degree
+    return local._replace(packed=(elements, stored))
+
+
 def newton_schulz_flops(rows: int, columns: int, num_steps: int) -> int:
     """Newton-Schulz on a matrix of n ≤ m: in each segment half of X Xᵀ and a product with X, 3 n² m, and halves of products of n × n, n³.
 
@@ -173,8 +191,10 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
     whole = local_elements(inventory, 1, 1, 1, spec.packing)
+    elements, stored = with_packed(spec, inventory, whole).packed if packed_gather(spec) else (0, 0)
     used = precision.params.bytes
-    gathered = (whole.dense_bytes(used, 1) + whole.experts * used) * gathers if mesh.dp_shard > 1 else 0
+    once = whole.dense_bytes(used, 1) + whole.experts * used - mesh.tp * (elements * used - stored)
+    gathered = once * gathers if mesh.dp_shard > 1 else 0
     return inventory.trained_parameters * precision.reduce.bytes * times, gathered
 
 
@@ -327,6 +347,7 @@ def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
         local.trained_tensors,
         local.groups,
         local.matrices,
+        local.packed if packed_gather(spec) else (0, 0),
     )
 
 

@@ -37,6 +37,7 @@ from megarun.model.moe import banks_of
 from megarun.model.norm import used_dtype
 from megarun.model.stage import Stage
 from megarun.parallel.apply.gradients import groups_of
+from megarun.parallel.apply.packed import pack_gathers
 from megarun.parallel.apply.shards import reuse_freed_activations
 from megarun.parallel.apply.whole import WholeState
 from megarun.parallel.groups.mesh import RankMesh
@@ -60,6 +61,7 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     _sum_gradients(fully_shard(stage, mesh=where, mp_policy=_policy(spec, stage), reshard_after_forward=False), where)
     reuse_freed_activations(stage)
     _keep_bytes(stage)
+    pack_gathers(stage, spec)
     depth = spec.sharding.prefetch
     if depth or spec.mesh.experts_travel:
         _gather_ahead(stage, depth or 1)
