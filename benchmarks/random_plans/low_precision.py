@@ -136,7 +136,8 @@ def add_gathers(draw: Draw, sections: dict[str, Any]) -> None:
     """Let a recipe whose weights megarun packs gather them so in half of the plans that have one."""
     recipe = sections.get("precision", {}).get("recipe")
     if recipe is not None:
-        recipe["param_gather"] = recipe["name"] in PACKED and draw.chance(GATHERED)
+        whole = sections.get("sharding", {}).get("wrap") == "stage"
+        recipe["param_gather"] = recipe["name"] in PACKED and not whole and draw.chance(GATHERED)
 
 
 def _round(section: dict[str, Any], multiple: int) -> None:

@@ -182,7 +182,7 @@ class Evaluation:
                     block,
                     sums,
                     storage,
-                    layer=has_groups(name),
+                    layer=has_groups(name) and not sizes.whole_stages,
                     input_bytes=stream_bytes(spec, self.dims, name),
                 )
             self.blocks.update(dict.fromkeys(names, found))

@@ -26,8 +26,21 @@ from megaplan.tuples import new
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on the last slot others use there: a tied head, the depths of multi-token prediction."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
-ORDER = ("vision", "projector", "embedding", "ngram", "structure", "platform", "layer_embeddings", "relation_bias", "final_norm", "head")
-"""Modules outside the layers and the prediction depths, in the order of a stage (`megarun.model.stage`)."""
+ORDER = (
+    "vision",
+    "projector",
+    "embedding",
+    "ngram",
+    "structure",
+    "platform",
+    "layer_embeddings",
+    "relation_bias",
+    "layers",
+    "final_norm",
+    "head",
+    "mtp",
+)
+"""Modules of a stage in its order (`megarun.model.stage`)."""
 
 
 class SlotStorage(NamedTuple):
@@ -236,7 +249,7 @@ class StoredState:
         return found
 
     def _of_slot(self, slot: Slot, *, is_last: bool) -> SlotStorage:
-        blocks = [(name, self.block(name), has_groups(name)) for name in slot.blocks]
+        blocks = [(name, self.block(name), has_groups(name) and not self._sizes.whole_stages) for name in slot.blocks]
         runs = [*slot.blocks, "head"] if is_last and self._inventory.tied else list(slot.blocks)
         idle = {name for name in slot.copies if name in ENDS} | {Outside.TOWERS.value}.intersection(slot.blocks)
         if idle:
@@ -352,7 +365,7 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
 
 
 def fsdp_order(name: str) -> int:
-    """Position of a block outside the layers among those of its slot, in FSDP2's order of their parameters."""
+    """Position of a block's module among those of its slot, in FSDP2's order of their parameters."""
     return ORDER.index(name.partition(".")[0])
 
 

@@ -228,7 +228,7 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
     sent, summed = precision.params.bytes, precision.reduce.bytes
     dense = local.dense_bytes(sent, pp)
     own, banked = trained // dense_degree, trained_experts // bank_degree
-    groups, stacks = max(1, local.groups // pp), -(-local.banks // pp)
+    groups, stacks = (1, 1) if spec.sharding.wraps_stages else (max(1, local.groups // pp), -(-local.banks // pp))
     if spec.sharding.copies:
         replicas = sum_ns(rates, spec, Ranks(mesh.data_ranks, dense_stride), own * summed, groups)
         replicas += sum_ns(rates, spec, Ranks(mesh.efsdp * mesh.dp_replicate, bank_stride), banked * summed, stacks)
@@ -381,9 +381,11 @@ def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) ->
     count = spec.schedule.microbatches_per_update
     if spec.sharding.copies and not mesh.is_pipelined:  # in the last microbatch's backward
         return times.reduce_ns // spec.model.num_layers + max(0, times.reduce_ns - (layers_ns - forward_ns))
+    if not mesh.is_pipelined and spec.sharding.wraps_stages:  # before a forward, and after a backward
+        return count * (times.gather_ns + times.reduce_ns)
     if not mesh.is_pipelined:
         moved = count * (times.gather_ns + times.again_ns * reshard + times.reduce_ns)
         return (times.gather_ns + times.reduce_ns) // spec.model.num_layers + max(0, moved - count * layers_ns)
     if reshard:
         return times.reduce_ns + max(0, times.gather_ns - times.again_ns + count * (2 * times.again_ns - layers_ns // mesh.pp))
-    return times.reduce_ns + max(0, times.gather_ns - forward_ns // mesh.pp)
+    return times.reduce_ns + max(0, times.gather_ns - (0 if spec.sharding.wraps_stages else forward_ns // mesh.pp))

@@ -295,6 +295,7 @@ class Sizes(NamedTuple):
         offload: Fraction of the optimizer's state that is in host memory; 0 for none.
         low: Letters all of whose tensors are gathered in 8 bits, with gradients as if they were not: torchtitan's.
         packs: Weights that megarun gathers packed by their recipe; None for none.
+        whole_stages: True if layers belong to the group of their stage.
     """
 
     tp: int
@@ -323,6 +324,7 @@ class Sizes(NamedTuple):
     offload: float = 0.0
     low: frozenset[str] = frozenset()
     packs: PackedGather | None = None
+    whole_stages: bool = False
 
     def compute(self, family: str) -> DType:
         """Dtype of the gathered parameters of a family's blocks."""
@@ -373,4 +375,5 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         gathers_ahead=spec.sharding.prefetch or int(mesh.experts_travel),
         offload=spec.host.optimizer_offload or 0.0,
         packs=packed_gather(spec),
+        whole_stages=spec.sharding.wraps_stages,
     )
