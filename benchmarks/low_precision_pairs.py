@@ -44,8 +44,8 @@ On a GPU the products are torch's scaled matmul; on a CPU they are fp32 products
 run everywhere. Linears with the same input share its 8-bit copy, which is kept for the weight gradients with its scales, in place of the
 input. If another operation keeps the input in 16 bits anyway (attention its output, the router its tokens), or if two calls read it (the
 down projections of latent attention), the input itself is kept once and quantised again in backward. A weight is gathered in 16 bits, and
-its 8-bit copy exists while one product runs. Under TP tokens are gathered in 16 bits in forward, and as 8-bit copies in backward. Widths
-that are not multiples of 16 are padded inside the products.
+its 8-bit copy exists while one product runs, unless `param_gather` gathers it packed. Under TP tokens are gathered in 16 bits in forward,
+and as 8-bit copies in backward. Widths that are not multiples of 16 are padded inside the products.
 
 The estimate counts all of these tensors, and a trace finds the same bytes: kept copies and scales are in `activations`, gathered copies in
 `communication`, and copies inside a product in `workspace`, together with the scratch of making a copy. That scratch is the maxima of
@@ -69,8 +69,23 @@ With four layers of the demo's model (AMED) and batches of 512 tokens, 200 steps
 in the first 20), 3.541 (-0.45 %) under mxfp8, 3.568 (+0.33 %) under nvfp4 and 3.559 (+0.05 %) in fp16; a slow test requires at most 1 %,
 and 2 % under nvfp4: `pytest tests/megarun/training/test_low_precision.py -k near_that_of_bf16`. MEGAPLAN_LOSS_RUNS=DIR keeps its runs.
 
-Refused by megarun, planned with a note (MP790): the other recipes, `param_gather`, schedules that split the backward, and `--compile`
-(MP625).
+With `param_gather` a rank packs its shard of a weight of these linears, and FSDP2 gathers the rows of bytes: elements, and behind them the
+scales of their blocks, per element 1 byte under fp8_current, 1.03 under mxfp8 and 0.56 under nvfp4. A shard is rounded to `params` first,
+so the gathered weights are bit by bit those that a product would make of a weight gathered in 16 bits, or in fp32 with `params: fp32`.
+There is no copy of the weight with 16 bits. A weight is packed if each shard has whole blocks: rows of a shard are a multiple of 32 under
+mxfp8 and of 16 under nvfp4, with as many columns. The others are gathered as without the key, and so are banks of experts, layers of
+`first_last_bf16`, norms, routers and all that the recipe leaves out; a larger width, or a smaller `dp_shard`, makes the rows of shards
+whole. What no other rank shares is not gathered, and nothing changes.
+
+Under mxfp8 forward and the gradient of the input multiply other elements: blocks along the columns, and along the rows. As in Transformer
+Engine, a gather in forward brings the ones and a gather in backward the others. One gather brings both, 2.06 bytes per element, where it
+serves both products: with `reshard_after_forward: false`, `reshard_size`, recompute of the layer's family, or a pipeline. NVFP4's weights
+share scales among 16 x 16 elements, so one copy serves both. The largest magnitudes of weights, on which scales of fp8_current and nvfp4
+depend, are found once a step, by one all-reduce of a number per weight and stage.
+
+Refused: `param_gather` with fp8_rowwise, whose gradient of the input has a scale for each column of a weight, of which no shard has all
+rows, and with recipes that megarun does not train (MP905). Planned with a note (MP790): the other recipes, and schedules that split the
+backward. `--compile` is refused (MP625).
 """
 
 

@@ -10,7 +10,7 @@ from random_plans.choices import LARGE, Draw, Scope, Size, divisors
 from random_plans.families import later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.lora import add_base, add_lora
-from random_plans.low_precision import add_blocks, add_low_precision
+from random_plans.low_precision import add_blocks, add_gathers, add_low_precision
 from random_plans.maxtext import MAXTEXT_SHARE, maxtext_document
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, limit_experts, model_section
 from random_plans.options import add_megatron_options, add_options, add_scores, add_values, add_windows, with_layer_skew
@@ -79,7 +79,9 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
     _state_resharding(seed, stream("resharding"), document)
     if seed >= FIRST_RUN and document.get("host", {}).get("name") != "megatron":
         add_used_dtypes(stream("used dtypes"), document)
+        _add_whole_stages(stream("units"), document)
         add_blocks(stream("scales of blocks"), document)
+        add_gathers(stream("packed gathers"), document)
         add_base(stream("base"), document)
     elif seed >= FIRST_RUN:
         add_layout(stream("layout"), document)
@@ -208,6 +210,16 @@ def _add_controls(draw: Draw, sections: dict[str, Any]) -> None:
     sizes = [size for size in range(2, shards + 1) if shards % size == banks % size == 0]
     if sizes and draw.chance(0.5) and sharding.get("mode") != "ddp" and sharding.get("reshard_after_forward"):
         sharding["reshard_size"] = draw.choice(sizes)
+
+
+def _add_whole_stages(draw: Draw, document: dict[str, Any]) -> None:
+    """Make stages the units of FSDP2 in some plans whose layers have no mesh or dtype of their own."""
+    mesh, sharding = document["mesh"], document.get("sharding", {})
+    own = "moe" in document["model"] and any(mesh.get(axis, 1) > 1 for axis in ("cp", "tp", "ep", "etp"))
+    own |= "families" in document.get("precision", {}) or "lora" in document or document.get("host", {}).get("name", "megarun") != "megarun"
+    if not own and sharding.get("mode") != "ddp" and draw.chance(0.15):
+        document["sharding"] = {key: value for key, value in sharding.items() if key not in ("prefetch", "reshard_size")}
+        document["sharding"] |= {"reshard_after_forward": False, "wrap": "stage"}
 
 
 def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any], mesh: dict[str, Any], scope: Scope) -> None:

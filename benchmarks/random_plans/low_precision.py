@@ -10,9 +10,8 @@ from pydantic import ValidationError
 
 from megaplan.devices import load_device
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.limits import BLOCKS
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES
-from megaplan.low_precision import EMULATED, FORMATS, GENERATIONS, TRAINED, Recipe
+from megaplan.low_precision import EMULATED, FORMATS, GENERATIONS, PACKED, TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
 from megaplan.spec.models import Spec
@@ -23,6 +22,7 @@ ROUNDED = 0.5
 TRAINED_SHARE = 0.3
 COVERED = 0.5
 BLOCKED = 0.4
+GATHERED = 0.5
 BANKS = "E"
 WIDTHS = (
     "hidden_size",
@@ -132,6 +132,14 @@ def add_blocks(draw: Draw, sections: dict[str, Any]) -> None:
     sections.setdefault("device", {})["name"] = "b200"
 
 
+def add_gathers(draw: Draw, sections: dict[str, Any]) -> None:
+    """Let a recipe whose weights megarun packs gather them so in half of the plans that have one."""
+    recipe = sections.get("precision", {}).get("recipe")
+    if recipe is not None:
+        whole = sections.get("sharding", {}).get("wrap") == "stage"
+        recipe["param_gather"] = recipe["name"] in PACKED and not whole and draw.chance(GATHERED)
+
+
 def _round(section: dict[str, Any], multiple: int) -> None:
     """Round a model's widths up to what scales of blocks divide."""
     for key, value in section.items():
@@ -165,7 +173,7 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
     letters = sorted(set(spec.model.pattern.replace("|", "").upper()))
     draw.maybe(recipe, 0.5, families=lambda: draw.sample(letters, draw.randint(1, len(letters))))
     wide = spec.precision.params is DType.FP32 or bool(spec.precision.families)
-    recipe["param_gather"] &= name not in BLOCKS and "first_last_bf16" not in recipe and not wide
+    recipe["param_gather"] &= name in PACKED and name not in EMULATED and "first_last_bf16" not in recipe and not wide
     return recipe
 
 

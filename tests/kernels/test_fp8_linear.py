@@ -199,11 +199,11 @@ def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: boo
         biases = [None, torch.empty(WIDTHS[1], dtype=torch.bfloat16), None]
         with_x = fp8_quantize(x, kept) if given else (x, None)
         operands: dict[str, tuple[Any, ...]] = {
-            "_fp8_input_gradients": (gradients, weights, scaling, "e4m3"),
+            "_fp8_input_gradients": (gradients, weights, scaling, "e4m3", [None] * len(weights)),
             "_fp8_weight_gradients": (gradients, *with_x, K, scaling, "e4m3", [True, False, True]),
         }
         if not given or scaling == "tensor":
-            operands["_fp8_linears"] = (*with_x, weights, biases, scaling)
+            operands["_fp8_linears"] = (*with_x, weights, biases, scaling, torch.bfloat16, [None] * len(weights))
         if not given:
             operands["_fp8_quantize"] = (x, kept)
         for name, values in operands.items():

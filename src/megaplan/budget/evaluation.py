@@ -117,7 +117,7 @@ class SlotParts(NamedTuple):
     Attributes:
         chunk: Blocks of the slot as units.
         stored: Storage of its parameters.
-        step_sum_bytes: Sums that its layers keep over the microbatches of a step.
+        step_sum_bytes: Sums that its layers keep over the microbatches of a step, and largest magnitudes of its packed weights.
     """
 
     chunk: Chunk
@@ -182,7 +182,7 @@ class Evaluation:
                     block,
                     sums,
                     storage,
-                    layer=has_groups(name),
+                    layer=has_groups(name) and not sizes.whole_stages,
                     input_bytes=stream_bytes(spec, self.dims, name),
                 )
             self.blocks.update(dict.fromkeys(names, found))
@@ -240,6 +240,7 @@ class Evaluation:
         else:
             chunk = Chunk(stored, units, policy)
         step_sums = sum([count * self.step_sum_bytes.get(family, 0) for family, count in stored.families.items()])
+        step_sums += sum([storage.maxima_bytes for storage in stored.blocks])
         return new(SlotParts, (chunk, stored, step_sums))
 
     def of_rank(self, slots: tuple[Slot, ...]) -> RankStorage:

@@ -26,8 +26,21 @@ from megaplan.tuples import new
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on a last slot others use there: a tied head, the depths of multi-token prediction."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
-ORDER = ("vision", "projector", "embedding", "ngram", "structure", "platform", "layer_embeddings", "relation_bias", "final_norm", "head")
-"""Modules outside the layers and the prediction depths, in the order of a stage (`megarun.model.stage`)."""
+ORDER = (
+    "vision",
+    "projector",
+    "embedding",
+    "ngram",
+    "structure",
+    "platform",
+    "layer_embeddings",
+    "relation_bias",
+    "layers",
+    "final_norm",
+    "head",
+    "mtp",
+)
+"""Modules of a stage in its order (`megarun.model.stage`)."""
 
 
 Ends = tuple[bool, bool]
@@ -200,11 +213,15 @@ class StoredState:
         self._inventory, self._sizes = inventory, sizes
         self._ahead, self._whole = sizes.gathers_ahead, sizes.whole_state
         self._named = dict(inventory.blocks())
-        self._blocks: dict[int, BlockStorage] = {}
+        self._blocks: dict[int | tuple[int, bool], BlockStorage] = {}
         self._made: dict[int, tuple[TensorState, ...]] = {}
-        for block in self._named.values():
-            if id(block) not in self._blocks:
-                self._blocks[id(block)] = block_storage(sizes, block)
+        packs, self._keys = sizes.packs, dict[str, int | tuple[int, bool]]()
+        for name, block in self._named.items():
+            packed = packs is not None and packs.covers(name, block.family)
+            key: int | tuple[int, bool] = (id(block), True) if packed else id(block)
+            self._keys[name] = key
+            if key not in self._blocks:
+                self._blocks[key] = block_storage(sizes, block, packed=packed)
         ahead = {letter for _, block in inventory.outside if block.family is Outside.MTP for _, letter in block.variant}
         self._has_mtp, self._attends_ahead = bool(ahead), not ahead.isdisjoint(ATTENDING)
         self._slots: dict[tuple[Slot, Ends], SlotStorage] = {}
@@ -212,7 +229,7 @@ class StoredState:
 
     def block(self, name: str) -> BlockStorage:
         """Storage of one block, by its name in the inventory."""
-        return self._blocks[id(self._named[name])]
+        return self._blocks[self._keys[name]]
 
     def slot(self, slot: Slot, ends: Ends) -> SlotStorage:
         """Storage of a slot."""
@@ -235,7 +252,7 @@ class StoredState:
         return found
 
     def _of_slot(self, slot: Slot, is_first: bool, is_last: bool) -> SlotStorage:
-        blocks = [(name, self.block(name), has_groups(name)) for name in slot.blocks]
+        blocks = [(name, self.block(name), has_groups(name) and not self._sizes.whole_stages) for name in slot.blocks]
         runs = [*slot.blocks, "head"] if is_last and self._inventory.tied else list(slot.blocks)
         idle = {name for name in slot.copies if name in ENDS and not is_first} | {Outside.TOWERS.value}.intersection(slot.blocks)
         if idle:
@@ -351,7 +368,7 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
 
 
 def fsdp_order(name: str) -> int:
-    """Position of a block outside the layers among those of its slot, in FSDP2's order of their parameters."""
+    """Position of a block's module among those of its slot, in FSDP2's order of their parameters."""
     return ORDER.index(name.partition(".")[0])
 
 

@@ -73,6 +73,7 @@ class StoredParameters(NamedTuple):
         trained_tensors: Tensors with gradients.
         groups: Blocks that are gathered and reduced together.
         matrices: That Muon updates.
+        packed: Elements of weights that are packed for the gather, and their bytes.
     """
 
     elements: int
@@ -83,6 +84,7 @@ class StoredParameters(NamedTuple):
     trained_tensors: int
     groups: int
     matrices: tuple[Matrices, ...]
+    packed: tuple[int, int] = (0, 0)
 
 
 def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
@@ -91,10 +93,13 @@ def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
         yield from _whole_casts(spec, held)
         return
     stored, used = spec.precision.master.bytes, spec.precision.params.bytes
-    own = held.elements // spec.mesh.dp_shard
+    (elements, size), degree = held.packed, spec.mesh.dp_shard
+    own = (held.elements - elements) // degree
     if spec.precision.master is not spec.precision.params:
         yield KindWork("cast", own * (stored + used), 0, held.tensors)
-    yield KindWork("shard copy", held.elements * 2 * used, 0, held.tensors)
+    if elements:  # read, rounded to the used dtype, scaled, and rounded once more
+        yield KindWork("cast", elements // degree * (stored + 4 * used) + size // degree, 0, 3 * held.tensors)
+    yield KindWork("shard copy", 2 * ((held.elements - elements) * used + size), 0, held.tensors)
 
 
 def _whole_casts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:

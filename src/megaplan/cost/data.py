@@ -41,8 +41,9 @@ from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns, sum_ns
 from megaplan.inventory.adapters import packable, packed_tensor
-from megaplan.inventory.tensors import Group, Inventory, Owner
+from megaplan.inventory.tensors import Group, Inventory, Owner, layer_names
 from megaplan.spec.models import Spec
+from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 
 GRAPH_OPERATIONS, UPDATE_GRAPH_OPERATIONS = 3, 2
@@ -93,7 +94,7 @@ class LocalElements(NamedTuple):
         groups: Blocks whose dense parameters are gathered together.
         banks: Blocks with expert banks, which are gathered by themselves.
         matrices: Matrices that Muon updates, tensor by tensor.
-        packed: Elements of packed weights (`lora.base`), and their bytes.
+        packed: Elements of packed weights (`lora.base`, or a recipe's `param_gather`), and their bytes.
     """
 
     dense: int
@@ -149,6 +150,23 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
     return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, (packed, stored))
 
 
+def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
+    """The elements with those of the weights that the recipe gathers packed."""
+    packs = packed_gather(spec)
+    if packs is None:
+        return local
+    elements = stored = 0
+    for name, block in zip(layer_names(len(inventory.layers)), inventory.layers, strict=True):
+        if packs.covers(name, block.family):
+            for tensor in block.tensors:
+                cut = spec.mesh.tp if tensor.owner is Owner.TENSOR_PARALLEL else 1
+                shape = tuple(size // cut if dim == tensor.tp_dim else size for dim, size in enumerate(tensor.shape))
+                size = packs.shard_bytes(block.family, tensor.name, shape) if tensor.owner is not Owner.EXPERT_PARALLEL else None
+                if size is not None:
+                    elements, stored = elements + prod(shape), stored + size * packs.degree
+    return local._replace(packed=(elements, stored))
+
+
 def newton_schulz_flops(rows: int, columns: int, num_steps: int) -> int:
     """Newton-Schulz on a matrix of n ≤ m: in each segment half of X Xᵀ and a product with X, 3 n² m, and halves of products of n × n, n³.
 
@@ -174,8 +192,10 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
     whole = local_elements(inventory, 1, 1, 1, spec.packing)
+    elements, stored = with_packed(spec, inventory, whole).packed if packed_gather(spec) else (0, 0)
     used = precision.params.bytes
-    gathered = (whole.dense_bytes(used, 1) + whole.experts * used) * gathers if mesh.dp_shard > 1 else 0
+    once = whole.dense_bytes(used, 1) + whole.experts * used - mesh.tp * (elements * used - stored)
+    gathered = once * gathers if mesh.dp_shard > 1 else 0
     return trained * precision.reduce.bytes * times, gathered * spec.num_copies
 
 
@@ -216,7 +236,7 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
     sent, summed = precision.params.bytes, precision.reduce.bytes
     dense = local.dense_bytes(sent, pp)
     own, banked = trained // dense_degree, trained_experts // bank_degree
-    groups, stacks = max(1, local.groups // pp), -(-local.banks // pp)
+    groups, stacks = (1, 1) if spec.sharding.wraps_stages else (max(1, local.groups // pp), -(-local.banks // pp))
     if spec.sharding.copies:
         replicas = sum_ns(rates, spec, Ranks(mesh.data_ranks, dense_stride), own * summed, groups)
         replicas += sum_ns(rates, spec, Ranks(mesh.efsdp * mesh.dp_replicate, bank_stride), banked * summed, stacks)
@@ -339,6 +359,7 @@ def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
         local.trained_tensors,
         local.groups,
         local.matrices,
+        local.packed if packed_gather(spec) else (0, 0),
     )
 
 
@@ -372,9 +393,11 @@ def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) ->
     count = spec.schedule.microbatches_per_update
     if spec.sharding.copies and not mesh.is_pipelined:  # in the last microbatch's backward
         return times.reduce_ns // spec.model.num_layers + max(0, times.reduce_ns - (layers_ns - forward_ns))
+    if not mesh.is_pipelined and spec.sharding.wraps_stages:  # before a forward, and after a backward
+        return count * (times.gather_ns + times.reduce_ns)
     if not mesh.is_pipelined:
         moved = count * (times.gather_ns + times.again_ns * reshard + times.reduce_ns)
         return (times.gather_ns + times.reduce_ns) // spec.model.num_layers + max(0, moved - count * layers_ns)
     if reshard:
         return times.reduce_ns + max(0, times.gather_ns - times.again_ns + count * (2 * times.again_ns - layers_ns // mesh.pp))
-    return times.reduce_ns + max(0, times.gather_ns - forward_ns // mesh.pp)
+    return times.reduce_ns + max(0, times.gather_ns - (0 if spec.sharding.wraps_stages else forward_ns // mesh.pp))

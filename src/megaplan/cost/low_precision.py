@@ -9,13 +9,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 from megakernels.ops.fp8_experts.facts import ScaledBankCost
-from megakernels.ops.fp8_linear.facts import ScaledPasses, linear_passes
+from megakernels.ops.fp8_linear.facts import ScaledPasses, linear_passes, packs
 from megakernels.ops.moe.facts import ExpertSizes
 from megaplan.blocks.work import OpWork, Works
 from megaplan.dtypes import DType
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
+from megaplan.spec.packed_gather import packed_gather
 
 ATTENTION = "attention"
 """The part of attention's kernels."""
@@ -38,6 +39,7 @@ class EightBits:
         self._travels, self._etp = mesh.ep * mesh.etp > 1, mesh.etp
         self._keeps = self._travels and policy != "selective"
         grouped = spec.precision.params is DType.BF16 and device_of(spec.device).generation == "hopper"
+        self._packs = packed_gather(spec)
         self._products = 1 if moe is None or grouped else moe.num_experts // mesh.ep
 
     def passes(self, op: OpWork, tokens: int, *, shares: bool, keeps: bool = True) -> ScaledPasses | None:
@@ -53,7 +55,9 @@ class EightBits:
             return None
         if in_eight_bits(op):
             setting = {"by_row": self._by_row, "fused": self._fused, "has_weight_gradient": op.work.weight_grad > 0}
-            return linear_passes(op.in_width, op.weights // op.in_width, tokens, self._itemsize, shares=shares, keeps=keeps, **setting)
+            out = op.weights // op.in_width
+            packed = self._packs is not None and packs(self._packs.rows((out,)), op.in_width, self._packs.scaling)
+            return linear_passes(op.in_width, out, tokens, self._itemsize, shares=shares, keeps=keeps, packed=packed, **setting)
         if not isinstance(op.facts, ExpertSizes):
             return None
         rows = tokens * op.facts.slots * self._etp

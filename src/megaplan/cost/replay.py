@@ -23,6 +23,7 @@ from megaplan.cost.data import (
     host_ns,
     local_elements,
     part_ns,
+    with_packed,
 )
 from megaplan.cost.rates import Note, Rates, Seen, rates_of
 from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
@@ -197,7 +198,8 @@ class ReplayTimer:
         return self.seen.kinds | {part.kind for part in self._parts_beside(spec)}
 
     def _parts_beside(self, spec: Spec) -> list[KindWork]:
-        held = held_of(spec, local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp, spec.packing))
+        local = local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp, spec.packing)
+        held = held_of(spec, with_packed(spec, self.inventory, local))
         gathers, reductions = exchanges(spec)
         return [
             *list(gather_parts(spec, held)) * gathers,
@@ -327,7 +329,7 @@ class ReplayTimer:
         if found is None:
             if degrees not in self._elements:
                 self._elements[degrees] = local_elements(self.inventory, *degrees, spec.packing)
-            found = kept(self._data)[key] = data_times(spec, self.rates(spec), self._elements[degrees])
+            found = kept(self._data)[key] = data_times(spec, self.rates(spec), with_packed(spec, self.inventory, self._elements[degrees]))
         return found
 
     def _makespan(self, spec: Spec, sums: Sums, spans: SlotSpans) -> int:

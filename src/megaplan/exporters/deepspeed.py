@@ -14,7 +14,8 @@ from megaplan.exporters.values import Exported, Loss, Source, complete
 from megaplan.spec.training import ConstantRate, CosineRate, StableRate, warm_up_steps
 
 CARRIED = frozenset({
-    "mesh.pp", "mesh.dp_shard", "mesh.dp_replicate", "mesh.vpp", "mesh.tp", "mesh.cp", "mesh.ep", "sharding", "schedule", "batch",
+    "mesh.pp", "mesh.dp_shard", "mesh.dp_replicate", "mesh.vpp", "mesh.tp", "mesh.cp", "mesh.ep",
+    "sharding.mode", "sharding.reshard_after_forward", "schedule", "batch",
     "precision.params", "precision.grads", "precision.master", "precision.moments", "precision.reduce", "optimizer.matrix",
     "optimizer.other", "recompute", "training.steps", "training.learning_rate", "training.weight_decay", "training.gradient_clip",
     "training.seed", "training.rate_schedule",

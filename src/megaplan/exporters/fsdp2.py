@@ -89,6 +89,10 @@ def _wraps(source: Source) -> list[dict[str, Any]]:
         add([module], "experts: dp_replicate, efsdp", dtype)
         found[-1]["parameter_shape"] = "[experts / ep · rows, columns]"
 
+    if sharding.wraps_stages:
+        for modules in stage_modules(source):
+            add(modules, "dense: dp_replicate, dp_shard, cp", spec.precision.params)
+        return found
     for index, letter in enumerate(source.letters):
         dtype = spec.precision.of(letter)
         if letter == "E":

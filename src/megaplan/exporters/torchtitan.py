@@ -23,7 +23,8 @@ from megaplan.spec.pattern import BOUNDARY
 from megaplan.spec.training import ConstantRate, CosineRate, warm_up_steps
 
 CARRIED = frozenset({
-    "mesh.pp", "mesh.vpp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep", "sharding", "schedule", "batch",
+    "mesh.pp", "mesh.vpp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep",
+    "sharding.mode", "sharding.reshard_after_forward", "schedule", "batch",
     "precision.params", "precision.master", "optimizer.matrix", "optimizer.other", "training.steps", "training.seed",
     "training.learning_rate", "training.weight_decay", "training.gradient_clip", "training.rate_schedule", "mesh.vocab_parallel",
     "recompute.default", "recompute.blocks",

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.cost.blocks import rank_workload
-from megaplan.cost.data import data_sends, exchanges, local_elements, mirrors_of
+from megaplan.cost.data import data_sends, exchanges, local_elements, mirrors_of, with_packed
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import (
     RankGroup,
@@ -150,7 +150,8 @@ def _of_data_ranks(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[A
         yield from _of_fitted_host(spec, inventory, spans)
         return
     mesh = spec.mesh
-    once = data_sends(spec, _counted(spec, FABRIC), local_elements(inventory, mesh.tp, mesh.ep, mesh.etp, spec.packing))
+    local = with_packed(spec, inventory, local_elements(inventory, mesh.tp, mesh.ep, mesh.etp, spec.packing))
+    once = data_sends(spec, _counted(spec, FABRIC), local)
     gathers, reductions = exchanges(spec)
     stride = mesh.cp * mesh.tp
     shards, replicas = RankGroup(mesh.dp_shard, stride), RankGroup(mesh.dp_replicate, mesh.dp_shard * stride)

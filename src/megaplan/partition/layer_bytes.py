@@ -132,7 +132,7 @@ def _needs(
     has_mtp, normed = any(block.family is Outside.MTP for _, block in inventory.outside), inventory.normed_ahead
 
     def needs(name: str, block: Block, *, runs: bool) -> BlockNeeds:
-        storage = block_storage(sizes, block)
+        storage = block_storage(sizes, block, packed=sizes.packs is not None and sizes.packs.covers(name, block.family))
         stored = stored_needs(storage, muon=spec.optimizer.uses_muon, offloads=offloads)
         static = stored.static_bytes + rounds * (storage.resident_slack_bytes + (0 if offloads else storage.state_slack_bytes))
         if not runs:

@@ -28,8 +28,10 @@ def code_order(spec: Spec, letters: str) -> tuple[str, ...]:
     return tuple(step for step, needed in steps.items() if needed)
 
 
-def wrap_order(letters: str) -> tuple[str, ...]:
+def wrap_order(spec: Spec, letters: str) -> tuple[str, ...]:
     """The modules that `fully_shard` wraps, bottom up: expert banks on their own shard mesh, then each block, then the stage."""
+    if spec.sharding.wraps_stages:
+        return ("stage",)
     return ("experts", "blocks", "stage") if any(FAMILIES[letter].banks for letter in set(letters)) else ("blocks", "stage")
 
 
@@ -109,6 +111,6 @@ def decisions_record(spec: Spec, letters: str, layout: Layout, split: dict[str, 
         "recompute": recompute_policies(spec, letters),
         "ownership_order": list(OWNERSHIP_ORDER),
         "code_order": list(code_order(spec, letters)),
-        "wrap_order": list(wrap_order(letters)),
+        "wrap_order": list(wrap_order(spec, letters)),
         "host": spec.host.model_dump(mode="json"),
     }

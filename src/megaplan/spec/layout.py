@@ -105,19 +105,26 @@ class Sharding(OptionsSection):
         reshard_after_forward: Free gathered parameters after forward, gather them for backward; FSDP2's default: true if sharded, pp 1.
         reshard_size: Neighbouring ranks that keep parts of a layer's gathered parameters for its backward; null for stored shards alone.
         prefetch: Layers that are gathered before one runs, in forward and in backward; null for one, in forward only with ep or etp.
+        wrap: Parameters that FSDP2 gathers and reduces together: those of a layer, or of a stage with all its layers.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"mode", "reshard_size", "prefetch"})
+    options: ClassVar[frozenset[str]] = frozenset({"mode", "reshard_size", "prefetch", "wrap"})
 
     mode: Literal["fsdp", "ddp"] = "fsdp"
     reshard_after_forward: Annotated[StrictBool, Field(json_schema_extra=_without_default)] = False
     reshard_size: Annotated[int, Field(ge=2)] | None = None
     prefetch: Annotated[int, Field(ge=1, le=64)] | None = None
+    wrap: Literal["block", "stage"] = "block"
 
     @property
     def copies(self) -> bool:
         """True if no data rank shares its state with another one."""
         return self.mode == "ddp"
+
+    @property
+    def wraps_stages(self) -> bool:
+        """True if a stage is one unit of FSDP2."""
+        return self.wrap == "stage"
 
     @property
     def kept_over(self) -> int:

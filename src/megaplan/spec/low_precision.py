@@ -17,7 +17,7 @@ class LowPrecision(Section):
         format: hybrid multiplies gradients as e5m2; null for the recipe's default: hybrid for per-tensor scales, e4m3 for others.
         families: Letters whose linears and expert banks use the recipe; null for all.
         first_last_bf16: Number of layers at each end of the stack that keep 16 bits.
-        param_gather: Weights are stored and gathered in the recipe's type; there is no 16-bit copy.
+        param_gather: Weights are gathered in the recipe's type, and there is no 16-bit copy; Megatron-Core stores them in it, too.
         head: The output projection uses the recipe too.
         prediction: Multi-token prediction uses the recipe too.
         attention: The attention core uses the recipe too.

@@ -18,10 +18,11 @@ MAX_WORLD_SIZE = 2**20
 
 
 def mesh_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP201 … MP211, MP213 and MP214."""
+    """Yields MP201 … MP211, MP213, MP214 and MP215."""
     mesh = checked.spec.mesh
     yield from _tensor(checked)
     yield from _parts(checked)
+    yield from _whole_stages(checked)
     yield from _experts(checked)
     yield from _context(checked)
     if mesh.world_size > MAX_WORLD_SIZE:
@@ -159,6 +160,28 @@ def _parts(checked: Checked) -> Iterator[Diagnostic]:
             else ("remove sharding.reshard_size",)
         )
         yield checked.error("MP214", f"sharding.reshard_size = {size}, and {series(broken, 'and')}", "sharding.reshard_size", *hints)
+
+
+def _whole_stages(checked: Checked) -> Iterator[Diagnostic]:
+    """Refuse stages as units where they have parameters of two meshes or dtypes, or nothing is gathered for a layer."""
+    spec, sharding, precision = checked.spec, checked.spec.sharding, checked.spec.precision
+    if not sharding.wraps_stages:
+        return
+    mesh, experts = spec.mesh, spec.model.moe is not None
+    axes = [f"mesh.{axis} = {getattr(mesh, axis)}" for axis in ("cp", "tp", "ep", "etp") if experts and getattr(mesh, axis) > 1]
+    broken = [f"{axes[0]}, by which banks of experts have another mesh"] if axes else []
+    broken += [f"precision.families of {series(list(precision.families), 'and')}"] if precision.families else []
+    given = {
+        "sharding.reshard_after_forward = true": sharding.reshard_after_forward,
+        f"sharding.prefetch = {sharding.prefetch}": sharding.prefetch is not None,
+        "sharding.mode = ddp": sharding.copies,
+        "precision.recipe.param_gather = true": precision.recipe is not None and precision.recipe.param_gather,
+        "lora": spec.lora is not None,
+        f"host.name = {spec.host.kind.name}": not spec.host.kind.trained,
+    }
+    broken += [name for name, holds in given.items() if holds]
+    if broken:
+        yield checked.error("MP215", f"sharding.wrap = stage, and {series(broken, 'and')}", "sharding.wrap", "wrap: block")
 
 
 def _across_nodes(checked: Checked) -> Iterator[Diagnostic]:

@@ -296,7 +296,9 @@ class Spec(OptionsSection):
     def with_own_resharding(self) -> Self:
         """The spec with `sharding.reshard_after_forward`, if it is not given, as FSDP2 has it: true where one pipeline rank shards."""
         shares = max(self.shard_degrees[: 1 + (self.model.moe is not None)]) > 1
-        sharding = self.sharding.with_own_resharding(frees=shares and not self.mesh.is_pipelined and self.host.kind.reshards)
+        sharding = self.sharding.with_own_resharding(
+            frees=shares and not self.mesh.is_pipelined and self.host.kind.reshards and not self.sharding.wraps_stages
+        )
         return self if sharding is self.sharding else self.model_copy(update={"sharding": sharding})
 
     def policy(self, layer: int, letter: str) -> RecomputePolicy:

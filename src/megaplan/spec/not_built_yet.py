@@ -81,11 +81,6 @@ def _recipe(spec: Spec) -> object | None:
     return recipe.name if recipe is not None and recipe.name not in TRAINED else None
 
 
-def _recipe_gather(spec: Spec) -> object | None:
-    recipe = spec.precision.recipe
-    return "true" if recipe is not None and recipe.param_gather else None
-
-
 def _shared_norm(spec: Spec) -> object | None:
     """Settings that separate a norm from one of the two layers that read it."""
     model = spec.model
@@ -158,7 +153,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("precision.reduce", _other_reduction, "precision.grads"),
     ("precision.families", _families, "fp32, bf16 or fp16, without a recipe or model.parallel_layers"),
     ("precision.recipe.name", _recipe, " or ".join(sorted(TRAINED))),
-    ("precision.recipe.param_gather", _recipe_gather, "false"),
     ("schedule.kind", _recipe_split, "a recipe under a schedule whose backward is whole"),
     ("host.name", _other_host, "megarun"),
 )

@@ -74,6 +74,8 @@ class Stage(nn.Module):
         self.index, self.embeds, self.frozen = slot.index, slot.index % config.mesh.num_slots == 0, config.lora is not None
         self.predicts = "final_norm" in slot.blocks
         self.joins_loss = model.joins_loss(kernels=config.host.uses_triton)
+        self.packed_maxima: Tensor
+        self.num_packed = 0  # weights whose largest magnitudes packing needs
         self.vision, self.projector = build_images(config, slot.blocks, tp)
         self.cuts_streams = config.mesh.cuts_streams
         if "embedding" in slot.blocks:
@@ -146,6 +148,8 @@ class Stage(nn.Module):
         """Create the buffers that are not in checkpoints: rotary tables, sums of a step."""
         if self.looks_ahead:
             self.register_buffer("further_loss", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
+        if self.num_packed:
+            self.register_buffer("packed_maxima", torch.zeros(self.num_packed, device=device), persistent=False)
         if self.relation_bias is not None:
             self.relation_bias.add_gradient_parts(device)
         for module in self.modules():

@@ -8,6 +8,8 @@ import megaplan
 from megaplan.columns import Column
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megarun.ledger import block_ledger, block_variants
+from megaplan.hosts.megarun.sizes import storage_sizes
+from megaplan.hosts.megarun.storage import block_storage
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
 from megaplan.low_precision import GENERATIONS, Recipe, RecipeName, history_bytes
@@ -145,6 +147,30 @@ def test_gathered_weights_of_a_recipe_are_of_one_byte() -> None:
     assert plain == kept > gathered
 
 
+def test_weights_whose_shards_cut_a_block_are_gathered_as_they_are() -> None:
+    """And layers that keep 16 bits; one gather brings the elements of both products where one serves both."""
+    b200, reshard = {"name": "b200"}, {"reshard_after_forward": True}
+
+    def gathered(name: str, degree: int, *, reshard_after_forward: bool = True, **recipe: Any) -> int:
+        sharding = {**reshard, "reshard_after_forward": reshard_after_forward}
+        given = {"name": name, "param_gather": True, **recipe}
+        spec = spec_of(given, mesh={"dp_shard": degree}, sharding=sharding, device=b200)
+        sizes, block = storage_sizes(spec), build_inventory(spec).layers[1]
+        assert sizes.packs is not None
+        return block_storage(sizes, block, packed=sizes.packs.covers("layers.1", block.family)).dense.gathered_bytes
+
+    whole = storage_sizes(spec_of(mesh={"dp_shard": 2}))
+    wide = block_storage(whole, build_inventory(spec_of()).layers[1]).dense.gathered_bytes
+    weights = wide - 2 * 256  # all but the norm
+    assert gathered("fp8_current", 2) == weights // 2 + 2 * 256
+    assert gathered("mxfp8", 2) == weights // 2 * 33 // 32 + 2 * 256
+    assert gathered("mxfp8", 2, reshard_after_forward=False) == weights * 33 // 32 + 2 * 256
+    assert gathered("nvfp4", 2) == weights * 9 // 32 + 2 * 256
+    assert gathered("nvfp4", 2, first_last_bf16=(2, 0)) == wide
+    assert gathered("mxfp8", 32) == wide  # shards of 16 and 8 rows
+    assert gathered("nvfp4", 32) == wide - (gates := 2 * weights // 3) + gates * 9 // 32
+
+
 @pytest.mark.parametrize(
     ("recipe", "more", "code", "key"),
     [
@@ -155,7 +181,8 @@ def test_gathered_weights_of_a_recipe_are_of_one_byte() -> None:
         ({"name": "fp8_delayed", "first_last_bf16": (1, 0)}, {}, "MP724", "precision.recipe.first_last_bf16"),
         ({"name": "fp8_current", "head": True}, {}, "MP905", "precision.recipe.head"),
         ({"name": "fp8_current", "attention": True}, {}, "MP905", "precision.recipe.attention"),
-        ({"name": "nvfp4", "param_gather": True}, {"device": {"name": "b200"}}, "MP905", "precision.recipe.param_gather"),
+        ({"name": "fp8_rowwise", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
+        ({"name": "fp8_delayed", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
     ],
 )
 def test_what_a_recipe_cannot_be_with_is_refused(recipe: dict[str, Any], more: dict[str, Any], code: str, key: str) -> None:

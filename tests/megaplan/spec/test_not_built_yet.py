@@ -32,9 +32,6 @@ NOT_BUILT = {
     "precision.recipe={name: fp8_delayed, families: [A]}": (
         "precision.recipe.name = fp8_delayed; megarun trains with fp8_current or fp8_rowwise or mxfp8 or nvfp4"
     ),
-    "precision.recipe={name: fp8_current, families: [A], param_gather: true}": (
-        "precision.recipe.param_gather = true; megarun trains with false"
-    ),
     "model.mamba={kind: mamba1, inner_norm: plain}": "model.mamba.inner_norm = plain; megarun trains with none or scaled",
 }
 

@@ -5,6 +5,7 @@ from parity_cells import BF16, DENSE, RECOMPUTED, RESHARD, T2, V2, Cell
 PARTS = RESHARD | {"sharding.reshard_size": 2}
 AHEAD = RESHARD | {"sharding.prefetch": 2}
 FOUR = {"dp_shard": 4}
+STAGES = {"sharding.wrap": "stage"}
 
 CONTROLS_CELLS = [
     Cell("parts-2-of-4", FOUR, spec=PARTS, ci=True),
@@ -12,6 +13,10 @@ CONTROLS_CELLS = [
     Cell("parts-tp2-pp2", {"pp": 2, **FOUR} | T2, spec=PARTS, num_microbatches=8),
     Cell("parts-ahead-ep2-of-8", {"dp_shard": 8, "ep": 2}, spec=PARTS | AHEAD, num_microbatches=8),
     Cell("parts-zbv-pp2", V2 | FOUR, "zbv", PARTS, num_microbatches=4),
+    Cell("stages-2", {"dp_shard": 2}, spec=STAGES, ci=True),
+    Cell("stages-tp2-pp2", {"pp": 2, "dp_shard": 2} | T2, spec=STAGES | DENSE, num_microbatches=4),
+    Cell("stages-pp2-bf16", {"pp": 2, "dp_shard": 2}, spec=STAGES | DENSE | BF16, num_microbatches=4),
+    Cell("stages-hsdp-recompute", {"dp_replicate": 2, "dp_shard": 3}, spec=STAGES | DENSE | RECOMPUTED, num_microbatches=12),
     Cell("ahead-2-ep2", {**FOUR, "ep": 2}, spec=AHEAD, ci=True),
     Cell("ahead-2-pp2", {"pp": 2, "dp_shard": 2}, spec=AHEAD, num_microbatches=4),
 ]

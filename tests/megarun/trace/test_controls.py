@@ -22,10 +22,12 @@ CASES: dict[str, dict[str, Any]] = {
     "ahead-experts": {"mesh": {"dp_shard": 4, "ep": 2}, **AHEAD, "schedule.num_microbatches": 2},
     "ahead-kept": {"mesh": {"dp_shard": 4, "ep": 2}, "sharding.prefetch": 3},
     "ahead-pipeline": {"mesh": {"pp": 2, "dp_shard": 4, "ep": 2}, "schedule.num_microbatches": 4, **AHEAD},
+    "stages": {"mesh": {"dp_shard": 2}, "sharding.wrap": "stage", "schedule.num_microbatches": 2},
+    "stages-pipeline": {"mesh": {"pp": 2, "dp_shard": 3}, "sharding.wrap": "stage", "schedule.num_microbatches": 4},
     "both": {"mesh": {"dp_shard": 8, "ep": 2}, **AHEAD, **PARTS},
 }
 
-IN_CI = ("both", "parts-pipeline")
+IN_CI = ("both", "parts-pipeline", "stages-pipeline")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from trace_checks import compare_distinct_ranks
 
+from megaplan.spec.packed_gather import packed_gather
+
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 NARROW = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
@@ -99,3 +101,34 @@ def test_scales_of_blocks_are_counted(
     """Emulated products hold values in fp32; what is kept has the formats' bytes."""
     model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
     compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name}}, **settings}))
+
+
+WIDE = {"model.hidden_size": 64, "model.mlp": {"ffn_hidden_size": 192}}
+RESHARD = {"sharding.reshard_after_forward": True}
+PARTS = RESHARD | {"sharding.reshard_size": 2}
+GATHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "current": ("fp8_current", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, BF16, {}),
+    "current-kept-narrow": ("fp8_current", "AMDA", {"mesh": {"dp_shard": 2, "tp": 2}}, NARROW, {"first_last_bf16": (1, 0)}),
+    "current-uneven": ("fp8_current", "ADDA", {"mesh": {"dp_shard": 5}, **RESHARD}, BF16, {}),
+    "mx-ends": ("mxfp8", "AMDADD", {"mesh": {"dp_shard": 2}, **RESHARD}, BF16, {"first_last_bf16": (1, 2)}),
+    "mx-kept": ("mxfp8", "AMDA", {"mesh": {"dp_shard": 2}}, BF16, {}),
+    "mx-full": ("mxfp8", "ADAD", {"mesh": {"dp_shard": 2}, **RESHARD, **FULL}, BF16, {"families": ("A",)}),
+    "mx-parts": ("mxfp8", "DDAD", {"mesh": {"dp_shard": 4}, **PARTS, "model.mlp": {"ffn_hidden_size": 256}}, BF16, {}),
+    "mx-pp": ("mxfp8", "AMDR", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, **RESHARD}, BF16, {}),
+    "nv": ("nvfp4", "AMDR", {"mesh": {"dp_shard": 2}, **RESHARD, "schedule.num_microbatches": 2}, BF16, {}),
+    "nv-parts": ("nvfp4", "AMDA", {"mesh": {"dp_shard": 4}, **PARTS}, NARROW, {}),
+    "nv-experts": ("nvfp4", "AED", {"mesh": {"dp_shard": 2, "ep": 2}, "model.moe": EXPERTS["model.moe"], **RESHARD}, BF16, {}),
+    "nv-wide": ("nvfp4", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, dict.fromkeys(NARROW, "fp32"), {}),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=() if name in ("mx-ends", "nv-parts") else pytest.mark.slow) for name in GATHERS]
+)
+def test_packed_gathers_are_counted(job_with: Callable[..., Any], case: str) -> None:
+    """Weights of layers that a recipe covers, if shards have whole blocks; the bytes that are packed, and those while they are."""
+    name, pattern, settings, precision, recipe = GATHERS[case]
+    model = {**WIDE, "model.pattern": pattern, "model.num_layers": len(pattern)}
+    job = job_with({**model, "precision": {**precision, "recipe": {"name": name, "param_gather": True, **recipe}}, **settings})
+    assert packed_gather(job.spec) is not None
+    compare_distinct_ranks(job)

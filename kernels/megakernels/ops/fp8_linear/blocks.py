@@ -42,7 +42,7 @@ def rounded(x: Tensor, scaling: str, role: str, *, transposed: bool = False, dty
     found = x.mT if transposed else x
     values, whole = _prepared(found, scaling, spread=transposed and role != WEIGHT)
     for start, part in _parts(values, BLOCKS[scaling]):
-        _, scales = _leveled(part, whole, dtype, square=role == WEIGHT, place=start if role == GRADIENT else None)
+        _, scales = leveled(part, whole, dtype, square=role == WEIGHT, place=start if role == GRADIENT else None)
         part.mul_(scales[..., None])
     if whole is not None:
         values.mul_(whole[1])
@@ -58,12 +58,12 @@ def kept(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
     (rows, columns), width = x.shape, padded(x.shape[1])
     values, whole = _prepared(x.mT, scaling, spread=True)
     table = torch.zeros((width, values.shape[1] // BLOCKS[scaling]), dtype=torch.uint8, device=x.device)
-    table[:columns] = torch.cat([_leveled(part, whole, E4M3)[0] for _, part in _parts(values, BLOCKS[scaling])])
+    table[:columns] = torch.cat([leveled(part, whole, E4M3)[0] for _, part in _parts(values, BLOCKS[scaling])])
     if whole is None:
         low = torch.zeros((rows, width), dtype=E4M3, device=x.device)
         low[:, :columns].copy_(values[:, :rows].mT)
         return low, table.flatten().view(E4M3)
-    _to_codes(values)
+    to_codes(values)
     low = torch.zeros((rows, width), dtype=torch.uint8, device=x.device)
     low[:, :columns].copy_(values[:, :rows].mT)
     del values
@@ -101,8 +101,7 @@ def _prepared(x: Tensor, scaling: str, *, spread: bool) -> tuple[Tensor, tuple[T
         for _, part in _parts(values, BLOCKS[scaling]):
             of_whole = part[:, : columns // 16]
             of_whole.copy_(of_whole @ matrix)
-    largest = torch.linalg.vector_norm(values, float("inf"))
-    return values, (largest, 1 / _encoding(largest))
+    return values, nvfp4_factors(torch.linalg.vector_norm(values, float("inf")))
 
 
 def _parts(values: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
@@ -112,7 +111,7 @@ def _parts(values: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
         yield start, torch.unflatten(values[start : start + step], 1, (-1, size))
 
 
-def _leveled(
+def leveled(
     part: Tensor, whole: tuple[Tensor, Tensor] | None, dtype: torch.dtype, *, square: bool = False, place: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Scale blocks [rows, blocks, size] and round them to the format's numbers in place; returns the scales' bytes and values.
@@ -147,6 +146,11 @@ def _leveled(
     return low.view(torch.uint8), decoded
 
 
+def nvfp4_factors(largest: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest number of a matrix, and the factor of what its elements and scales represent."""
+    return largest, 1 / _encoding(largest)
+
+
 def _encoding(largest: Tensor) -> Tensor:
     """The factor of scales before they are rounded to e4m3; the factor of the matrix is one over it."""
     return (torch.finfo(E4M3).max * LEVELS[-1] / largest).clamp(max=torch.finfo(torch.float32).max)
@@ -175,7 +179,7 @@ def _hadamard(device: torch.device) -> Tensor:
     return found * torch.tensor(SIGNS, dtype=torch.float32, device=device)[:, None] / 4
 
 
-def _to_codes(levels: Tensor) -> None:
+def to_codes(levels: Tensor) -> None:
     """Replace e2m1's numbers by their codes."""
     negative = torch.signbit(levels)
     levels.abs_().mul_(2)

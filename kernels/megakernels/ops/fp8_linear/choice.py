@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from megakernels._common.device import module_for
-from megakernels.ops.fp8_linear import blocks, reference
+from megakernels.ops.fp8_linear import blocks, reference, weights
 from megakernels.ops.fp8_linear.facts import BLOCKS
 from megakernels.ops.fp8_linear.reference import Operand
 from megakernels.ops.fp8_linear.sizes import dense_rows
@@ -41,3 +41,10 @@ def turned(low: Tensor, scale: Tensor, like: Tensor, scaling: str, width: int) -
         return Operand(blocks.restored(low, scale, width, scaling), None)
     found: Operand = chosen(low, like).turned(low, scale)
     return found
+
+
+def weight(matrix: Tensor, scaling: str, largest: Tensor | None, *, transposed: bool = False) -> Operand:
+    """The second operand of a product with a weight, of `weights.unpacked` if the weight is packed."""
+    if matrix.dtype == torch.uint8:
+        return weights.unpacked(matrix, scaling, largest, turned=transposed)
+    return operand(matrix, scaling, blocks.WEIGHT, transposed=transposed, second=True)

@@ -30,6 +30,8 @@ WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
 READS_FUSED, READS_PLAIN = 2, 4
 """Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes; one where `in_one_pass`."""
 LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
+PACKED_ROWS = {"tensor": 1, "mxfp8": 32, "nvfp4": 16}
+"""Rows of a weight that share scales, by the scalings whose weights can be packed."""
 NOTHING = Pass(0, 0, 0)
 ROUND, SCALED_PRODUCT = "fp8.round", "fp8.product"
 """Kinds of the kernels: copies, and products of two copies."""
@@ -61,6 +63,7 @@ class ScaledLinears(NamedTuple):
         itemsize: Bytes of an element of activations, and of the weights.
         by_row: True if rows and columns have scales, and not whole matrices.
         fused: True if Triton kernels make the copies; plain torch scales a slice of the matrix at once.
+        packed: True for each weight that is given packed; of none if empty.
     """
 
     rows: int
@@ -69,6 +72,7 @@ class ScaledLinears(NamedTuple):
     itemsize: int
     by_row: bool
     fused: bool
+    packed: tuple[bool, ...] = ()
 
     @property
     def makes_operand(self) -> bool:
@@ -99,22 +103,22 @@ class ScaledLinears(NamedTuple):
         if not given:
             own = self._copy(self.rows, padded(self.width))
             peak = own + self._making(self.rows, self.width, BY_ROW)
-        for out in self.outs:
-            copy = own + self._copy(padded(out), padded(self.width))
+        for out, packed in each_weight(self.outs, self.packed):
+            copy = own + (SCALE_BYTES if packed and padded(out) == out else self._copy(padded(out), padded(self.width)))
             result = self.rows * padded(out) * self.itemsize if padded(out) != out else 0
-            peak = max(peak, copy + max(self._making(out, self.width, BY_ROW), result))
+            peak = max(peak, copy + max(0 if packed else self._making(out, self.width, BY_ROW), result))
         return peak
 
     @property
     def input_gradient_bytes(self) -> int:
         """Bytes inside the products that make the input's gradient: one gradient and weight at a time, later ones with their product."""
-        return max(self._input_gradient(index, out) for index, out in enumerate(self.outs))
+        return max(self._input_gradient(index, *each) for index, each in enumerate(each_weight(self.outs, self.packed)))
 
-    def _input_gradient(self, index: int, out: int) -> int:
+    def _input_gradient(self, index: int, out: int, packed: bool) -> int:
         first = self._copy(self.rows, padded(out))
         both = first + self._copy(padded(self.width), padded(out))
         widths = (padded(self.width) if padded(self.width) != self.width else 0) + (self.width if index else 0)
-        scaled = self._making(out, self.width, BY_COLUMN)
+        scaled = 0 if packed else self._making(out, self.width, BY_COLUMN)
         return max(first + self._making(self.rows, out, BY_ROW), both + max(scaled, self.rows * widths * self.itemsize))
 
     def weight_gradient_bytes(self, *, given: bool) -> int:
@@ -143,6 +147,7 @@ class BlockLinears(NamedTuple):
         outs: Widths of the outputs.
         itemsize: Bytes of an element of activations.
         scaling: mxfp8 or nvfp4.
+        packed: True for each weight that is given packed; of none if empty.
     """
 
     rows: int
@@ -150,6 +155,7 @@ class BlockLinears(NamedTuple):
     outs: tuple[int, ...]
     itemsize: int
     scaling: str
+    packed: tuple[bool, ...] = ()
 
     @property
     def makes_operand(self) -> bool:
@@ -180,18 +186,20 @@ class BlockLinears(NamedTuple):
         """Bytes inside the products; the input's copy is never given."""
         own = self._values(self.rows, self.width)
         peak = own + self._making(self.rows, self.width)
-        for out in self.outs:
-            peak = max(peak, own + self._values(out, self.width) + max(self._making(out, self.width), VALUE_BYTES * self.rows * out))
+        for out, packed in each_weight(self.outs, self.packed):
+            making = self._restoring(out) if packed else self._making(out, self.width)
+            peak = max(peak, own + self._values(out, self.width) + max(making, VALUE_BYTES * self.rows * out))
         return peak
 
     @property
     def input_gradient_bytes(self) -> int:
         """Bytes inside the products that make the input's gradient: one gradient and weight at a time, later ones with their product."""
-        return max(self._input_gradient(index, out) for index, out in enumerate(self.outs))
+        return max(self._input_gradient(index, *each) for index, each in enumerate(each_weight(self.outs, self.packed)))
 
-    def _input_gradient(self, index: int, out: int) -> int:
+    def _input_gradient(self, index: int, out: int, packed: bool) -> int:
         first, product = self._values(self.rows, out), self.rows * self.width * (VALUE_BYTES + (self.itemsize if index else 0))
-        second = self._values(self.width, out) + max(self._making(self.width, out), product)
+        making = self._restoring(out) if packed else self._making(self.width, out)
+        second = self._values(self.width, out) + max(making, product)
         return first + max(self._making(self.rows, out, random=True), second)
 
     def weight_gradient_bytes(self, *, given: bool) -> int:
@@ -203,6 +211,11 @@ class BlockLinears(NamedTuple):
             inside = max(self._making(out, self.rows, random=True), VALUE_BYTES * out * self.width)
             peak = max(peak, own + self._values(out, self.rows) + inside)
         return peak
+
+    def _restoring(self, out: int) -> int:
+        """Bytes inside the making of values of a packed weight: its scales, or codes and levels of every other element."""
+        scales, elements = out * self.width // BLOCKS[self.scaling], out * self.width if self.scaling == "nvfp4" else 0
+        return VALUE_BYTES * max(scales, elements)
 
     def _values(self, rows: int, columns: int) -> int:
         return VALUE_BYTES * rows * rounded_up(columns, BLOCKS[self.scaling])
@@ -216,9 +229,44 @@ class BlockLinears(NamedTuple):
         return scales + (elements if self.scaling == "mxfp8" else VALUE_BYTES * (elements * (1 + random) + 2))
 
 
+def packs(rows: int, columns: int, scaling: str) -> bool:
+    """True if a shard of a weight with this shape has whole blocks of scales, so that it can be packed."""
+    return rows % PACKED_ROWS[scaling] == 0 and columns % BLOCKS.get(scaling, MULTIPLE) == 0
+
+
+def packed_columns(columns: int, scaling: str) -> int:
+    """Bytes of a packed row of a weight."""
+    return columns * _parts(scaling)[0] // _parts(scaling)[1]
+
+
+def unpacked_columns(num_bytes: int, scaling: str) -> int:
+    """Columns of a weight whose packed rows have this many bytes."""
+    return num_bytes * _parts(scaling)[1] // _parts(scaling)[0]
+
+
+def _parts(scaling: str) -> tuple[int, int]:
+    """Bytes of so many elements of a packed row."""
+    return {"tensor": (1, 1), "mxfp8": (33, 32), "nvfp4": (9, 16)}[scaling]
+
+
+def packing_bytes(rows: int, columns: int, scaling: str, itemsize: int, *, casts: bool) -> int:
+    """Bytes inside the packing of a shard, `itemsize` a rounded element: of one slice, which may be rounded first."""
+    height = min(rows, rounded_up(slice_rows(rows, columns), max(BLOCKS.values())))
+    elements = height * columns
+    if scaling == "tensor":
+        return (elements * (1 + casts) + 1) * itemsize
+    making = BlockLinears(0, 0, (), itemsize, scaling)._making(height, columns)
+    return VALUE_BYTES * elements + max(elements * itemsize * casts, making)
+
+
+def each_weight(outs: tuple[int, ...], packed: tuple[bool, ...]) -> list[tuple[int, bool]]:
+    """The widths of outputs, with true for each whose weight is packed."""
+    return list(zip(outs, packed or (False,) * len(outs), strict=True))
+
+
 def linear_passes(
     width: int, out: int, tokens: int, itemsize: int,
-    *, by_row: bool, fused: bool, shares: bool, keeps: bool = True, has_weight_gradient: bool = True,
+    *, by_row: bool, fused: bool, shares: bool, keeps: bool = True, has_weight_gradient: bool = True, packed: bool = False,
 ) -> ScaledPasses:  # fmt: skip
     """The passes of one linear.
 
@@ -235,6 +283,7 @@ def linear_passes(
         shares: True if the input is that of the linear before, whose copies it shares; the gradients of both are then added.
         keeps: True if the input's copy is kept in place of the input.
         has_weight_gradient: False for a frozen weight.
+        packed: True for a weight that is given packed, which is turned for the input's gradient.
     """
     weight, given, made = width * out, tokens * width, tokens * out
     own = 0 if shares else given
@@ -242,6 +291,7 @@ def linear_passes(
     of_input = copy_pass(own, width, itemsize, rows, fused=fused)
     for_weight = copy_pass(own if by_row or not keeps else 0, width, itemsize, columns, fused=fused)
     of_weight, of_turned_weight = (copy_pass(weight, width, itemsize, scaled, fused=fused) for scaled in (rows, columns))
+    of_weight, of_turned_weight = (NOTHING, Pass(2 * weight, 0, 1)) if packed else (of_weight, of_turned_weight)
     of_gradient, of_turned_gradient = (copy_pass(made, out, itemsize, scaled, fused=fused) for scaled in (rows, columns))
     first, turned = (for_weight, Pass(2 * own, 0, 1 if own else 0)) if keeps else (NOTHING, for_weight)
     added = Pass(3 * given * itemsize, 0, 1) if shares else NOTHING

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from megakernels._common import require
-from megakernels.ops.fp8_linear.facts import BLOCKS
+from megakernels.ops.fp8_linear.facts import BLOCKS, PACKED_ROWS, unpacked_columns
 
 DTYPES = (torch.float32, torch.bfloat16)
 SCALINGS = ("tensor", "rows", *BLOCKS)
@@ -27,25 +27,35 @@ def check_quantize(x: Tensor, scaling: str) -> None:
     )
 
 
-def check_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str) -> None:
+def width_of(weight: Tensor, scaling: str) -> int:
+    """Columns of a weight, packed or not."""
+    return unpacked_columns(weight.shape[1], scaling) if weight.dtype == torch.uint8 else weight.shape[1]
+
+
+def check_linears(
+    x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str,
+    dtype: torch.dtype | None, largest: Sequence[Tensor | None],
+) -> None:  # fmt: skip
     """Refuse what `fp8_linears` does not take."""
-    _check_weights("fp8_linears", weights, scaling)
+    _check_weights("fp8_linears", weights, scaling, dtype, largest)
     fits = len(biases) == len(weights) and all(
         bias is None or bias.shape == weight.shape[:1] for bias, weight in zip(biases, weights, strict=False)
     )
     require(fits, "fp8_linears", "biases must be [N] each or None, one for each weight", weights=len(weights), biases=len(biases))
-    width = weights[0].shape[1]
+    width = width_of(weights[0], scaling)
     if scale is None:
-        fits = x.dim() > 1 and x.dtype == weights[0].dtype and x.shape[-1] == width
+        fits = x.dim() > 1 and x.dtype == dtype and x.shape[-1] == width
     else:
         fits = x.dim() > 1 and x.dtype in FORMATS.values() and x.shape[-1] == -(-width // 16) * 16 and scaling == "tensor"
     expected = "x must be [...,K] in the weights' dtype, or with a scale what fp8_quantize makes with scaling tensor"
     require(fits, "fp8_linears", expected, x=x.shape, dtype=x.dtype, K=width, scaling=scaling)
 
 
-def check_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str) -> None:
+def check_input_gradients(
+    gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str, largest: Sequence[Tensor | None]
+) -> None:
     """Refuse what `fp8_input_gradients` does not take."""
-    _check_weights("fp8_input_gradients", weights, scaling)
+    _check_weights("fp8_input_gradients", weights, scaling, gradients[0].dtype if gradients else None, largest)
     fits = len(gradients) == len(weights) and all(
         gradient.shape == (*gradients[0].shape[:-1], weight.shape[0]) for gradient, weight in zip(gradients, weights, strict=False)
     )
@@ -74,8 +84,16 @@ def check_weight_gradients(gradients: Sequence[Tensor], x: Tensor, scale: Tensor
     )
 
 
-def _check_weights(operation: str, weights: Sequence[Tensor], scaling: str) -> None:
-    fits = bool(weights) and scaling in SCALINGS and all(weight.dim() == 2 and weight.dtype in DTYPES for weight in weights)
-    fits = fits and all(weight.shape[1] == weights[0].shape[1] and weight.dtype == weights[0].dtype for weight in weights)
+def _check_weights(
+    operation: str, weights: Sequence[Tensor], scaling: str, dtype: torch.dtype | None, largest: Sequence[Tensor | None]
+) -> None:
+    fits = bool(weights) and scaling in SCALINGS and dtype in DTYPES and all(weight.dim() == 2 for weight in weights)
+    fits = fits and all(weight.dtype in (dtype, *((torch.uint8,) if scaling in PACKED_ROWS else ())) for weight in weights)
+    fits = fits and all(width_of(weight, scaling) == width_of(weights[0], scaling) for weight in weights)
     found = [tuple(weight.shape) for weight in weights]
-    require(fits, operation, "weights must be fp32 or bf16 [N,K] each, scaling tensor, rows or of blocks", weights=found, scaling=scaling)
+    expected = "weights must be fp32 or bf16 [N,K] each, or packed, scaling tensor, rows or of blocks"
+    require(fits, operation, expected, weights=found, scaling=scaling, dtype=dtype)
+    given = largest or [None] * len(weights)
+    needs = [weight.dtype == torch.uint8 and scaling != "mxfp8" for weight in weights]
+    fits = len(given) == len(weights) and all(each is not None or not needed for each, needed in zip(given, needs, strict=False))
+    require(fits, operation, "packed weights need their largest magnitudes", weights=found, scaling=scaling, largest=len(largest))

@@ -13,8 +13,9 @@ from torch.library import custom_op
 
 from megakernels._common import register_scratch
 from megakernels.ops.fp8_linear import blocks, choice, inputs, reference, sizes
-from megakernels.ops.fp8_linear.blocks import GRADIENT, INPUT, WEIGHT
+from megakernels.ops.fp8_linear.blocks import GRADIENT, INPUT
 from megakernels.ops.fp8_linear.facts import BLOCKS, BlockLinears, padded
+from megakernels.ops.fp8_linear.inputs import width_of
 
 __all__ = ["fp8_input_gradients", "fp8_linears", "fp8_quantize", "fp8_weight_gradients"]
 
@@ -45,15 +46,20 @@ def fp8_quantize(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
     return found
 
 
-def fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str) -> list[Tensor]:
+def fp8_linears(
+    x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str,
+    dtype: torch.dtype | None = None, largest: Sequence[Tensor | None] = (),
+) -> list[Tensor]:  # fmt: skip
     """Products x · weightᵀ + bias of several weights, multiplied in eight bits.
 
     Args:
         x: [..., K] in the weights' dtype; with a scale, what `fp8_quantize` made of it.
         scale: scale of x if it is quantised already, with scaling tensor; None otherwise.
-        weights: [N, K] each, fp32 or bf16.
+        weights: [N, K] each, fp32 or bf16, or packed (`weights.pack_weight`).
         biases: [N] each or None, added before rounding.
         scaling: tensor, rows, mxfp8 or nvfp4.
+        dtype: The results' dtype; None for the weights', of which none is packed then.
+        largest: The largest magnitude of each packed weight with scaling tensor or nvfp4, fp32 [1], None for others; may be empty.
 
     Returns:
         [..., N] each, contiguous, in the weights' dtype.
@@ -69,22 +75,26 @@ def fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], bias
 
     Source: torchao 0.18, `Float8Linear.forward`; the tensor cores may sum in less than fp32 here, and not in the gradients.
     """
-    inputs.check_linears(x, scale, weights, biases, scaling)
-    found: list[Tensor] = _fp8_linears(x, scale, weights, biases, scaling)
+    made = weights[0].dtype if dtype is None and weights else dtype
+    inputs.check_linears(x, scale, weights, biases, scaling, made, largest)
+    found: list[Tensor] = _fp8_linears(x, scale, weights, biases, scaling, made, list(largest) or [None] * len(weights))
     return found
 
 
-def fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str) -> Tensor:
+def fp8_input_gradients(
+    gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str, largest: Sequence[Tensor | None] = ()
+) -> Tensor:
     """The gradient of the input of `fp8_linears`: the sum of gradient · weight.
 
     Args:
         gradients: [..., N] each.
-        weights: [N, K] each.
+        weights: [N, K] each, in the gradients' dtype, or packed for this product.
         scaling: tensor, rows, mxfp8 or nvfp4.
         gradient_format: e4m3 or e5m2, in which the gradients multiply.
+        largest: The largest magnitudes of packed weights, as `fp8_linears` takes them.
 
     Returns:
-        [..., K], contiguous, in the weights' dtype.
+        [..., K], contiguous, in the gradients' dtype.
 
     Scratch:
         Copies of one gradient and its weight at a time, and from the second on their product.
@@ -95,8 +105,8 @@ def fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], 
     Raises:
         ValueError: shapes or dtypes do not fit.
     """
-    inputs.check_input_gradients(gradients, weights, scaling, gradient_format)
-    found: Tensor = _fp8_input_gradients(gradients, weights, scaling, gradient_format)
+    inputs.check_input_gradients(gradients, weights, scaling, gradient_format, largest)
+    found: Tensor = _fp8_input_gradients(gradients, weights, scaling, gradient_format, list(largest) or [None] * len(weights))
     return found
 
 
@@ -151,30 +161,38 @@ def _(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
 
 
 @custom_op("megakernels::fp8_linears", mutates_args=())
-def _fp8_linears(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str) -> list[Tensor]:
+def _fp8_linears(
+    x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str,
+    dtype: torch.dtype, largest: Sequence[Tensor | None],
+) -> list[Tensor]:  # fmt: skip
     rows = x.reshape(-1, x.shape[-1])
-    made = [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=weight.dtype) for weight in weights]
+    made = [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype) for weight in weights]
     first = reference.Operand(rows, scale) if scale is not None else choice.operand(rows, scaling, INPUT)
-    for weight, bias, out in zip(weights, biases, made, strict=True):
-        second = choice.operand(weight, scaling, WEIGHT, second=True)
+    for weight, bias, out, whole in zip(weights, biases, made, largest, strict=True):
+        second = choice.weight(weight, scaling, whole)
         reference.multiply(first, second, out.view(-1, weight.shape[0]), bias, fast=True)
         del second
     return made
 
 
 @_fp8_linears.register_fake
-def _(x: Tensor, _scale: Tensor | None, weights: Sequence[Tensor], _biases: Sequence[Tensor | None], _scaling: str) -> list[Tensor]:
-    return [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=weight.dtype) for weight in weights]
+def _(
+    x: Tensor, _scale: Tensor | None, weights: Sequence[Tensor], _biases: Sequence[Tensor | None], _scaling: str,
+    dtype: torch.dtype, _largest: Sequence[Tensor | None],
+) -> list[Tensor]:  # fmt: skip
+    return [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype) for weight in weights]
 
 
 @custom_op("megakernels::fp8_input_gradients", mutates_args=())
-def _fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str) -> Tensor:
-    shape = (*gradients[0].shape[:-1], weights[0].shape[1])
-    total = weights[0].new_empty(shape)
+def _fp8_input_gradients(
+    gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str, largest: Sequence[Tensor | None]
+) -> Tensor:
+    shape = (*gradients[0].shape[:-1], width_of(weights[0], scaling))
+    total = gradients[0].new_empty(shape)
     rows = total.view(-1, shape[-1])
-    for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+    for index, (gradient, weight, whole) in enumerate(zip(gradients, weights, largest, strict=True)):
         first = choice.operand(gradient.reshape(-1, weight.shape[0]), scaling, GRADIENT, dtype=inputs.FORMATS[gradient_format])
-        second = choice.operand(weight, scaling, WEIGHT, transposed=True, second=True)
+        second = choice.weight(weight, scaling, whole, transposed=True)
         made = torch.empty_like(rows) if index else rows
         reference.multiply(first, second, made)
         if index:
@@ -184,8 +202,10 @@ def _fp8_input_gradients(gradients: Sequence[Tensor], weights: Sequence[Tensor],
 
 
 @_fp8_input_gradients.register_fake
-def _(gradients: Sequence[Tensor], weights: Sequence[Tensor], _scaling: str, _gradient_format: str) -> Tensor:
-    return weights[0].new_empty((*gradients[0].shape[:-1], weights[0].shape[1]))
+def _(
+    gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, _gradient_format: str, _largest: Sequence[Tensor | None]
+) -> Tensor:
+    return gradients[0].new_empty((*gradients[0].shape[:-1], width_of(weights[0], scaling)))
 
 
 @custom_op("megakernels::fp8_weight_gradients", mutates_args=())

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from megakernels._common import chooses_triton
 from megakernels.ops.fp8_linear.facts import BLOCKS, BY_COLUMN, WHOLE, BlockLinears, ScaledLinears, making_bytes
+from megakernels.ops.fp8_linear.inputs import width_of
 
 
 def dense_rows(x: Tensor) -> bool:
@@ -21,18 +23,20 @@ def quantize_scratch(x: Tensor, scaling: str) -> int:
     return making_bytes(rows, columns, BY_COLUMN if scaling == "columns" else WHOLE, x.itemsize, fused=_fused(x))
 
 
-def linears_scratch(x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], _biases: object, scaling: str) -> int:
+def linears_scratch(
+    x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], _biases: object, scaling: str, dtype: torch.dtype, _largest: object
+) -> int:
     """Bytes inside `fp8_linears`."""
-    width, outs = weights[0].shape[1], tuple(weight.shape[0] for weight in weights)
-    rows, fused = x.numel() // x.shape[-1], _fused(*weights, *((x,) if scale is None else ()))
-    return _linears(rows, width, outs, weights[0].itemsize, scaling, fused=fused).forward_bytes(given=scale is not None)
+    rows, fused = x.numel() // x.shape[-1], _fused(*_whole(weights), *((x,) if scale is None else ()))
+    return _linears(rows, weights, dtype.itemsize, scaling, fused=fused).forward_bytes(given=scale is not None)
 
 
-def input_gradients_scratch(gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, _gradient_format: str) -> int:
+def input_gradients_scratch(
+    gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, _gradient_format: str, _largest: object
+) -> int:
     """Bytes inside `fp8_input_gradients`."""
-    width, outs = weights[0].shape[1], tuple(weight.shape[0] for weight in weights)
-    rows, size = gradients[0].numel() // outs[0], weights[0].itemsize
-    return _linears(rows, width, outs, size, scaling, fused=_fused(*gradients, *weights)).input_gradient_bytes
+    rows, size = gradients[0].numel() // weights[0].shape[0], gradients[0].itemsize
+    return _linears(rows, weights, size, scaling, fused=_fused(*gradients, *_whole(weights))).input_gradient_bytes
 
 
 def weight_gradients_scratch(
@@ -41,15 +45,25 @@ def weight_gradients_scratch(
     """Bytes inside `fp8_weight_gradients`."""
     rows, outs = x.numel() // x.shape[-1], tuple(gradient.shape[-1] for gradient in gradients)
     fused = _fused(*gradients, *((x,) if scale is None else ()))
-    return _linears(rows, width, outs, gradients[0].itemsize, scaling, fused=fused).weight_gradient_bytes(given=scale is not None)
-
-
-def _linears(rows: int, width: int, outs: tuple[int, ...], itemsize: int, scaling: str, *, fused: bool) -> ScaledLinears | BlockLinears:
+    size = gradients[0].itemsize
     if scaling in BLOCKS:
-        return BlockLinears(rows, width, outs, itemsize, scaling)
-    return ScaledLinears(rows, width, outs, itemsize, scaling == "rows", fused)
+        return BlockLinears(rows, width, outs, size, scaling).weight_gradient_bytes(given=scale is not None)
+    return ScaledLinears(rows, width, outs, size, scaling == "rows", fused).weight_gradient_bytes(given=scale is not None)
+
+
+def _linears(rows: int, weights: Sequence[Tensor], itemsize: int, scaling: str, *, fused: bool) -> ScaledLinears | BlockLinears:
+    width, outs = width_of(weights[0], scaling), tuple(weight.shape[0] for weight in weights)
+    packed = tuple(weight.dtype == torch.uint8 for weight in weights)
+    if scaling in BLOCKS:
+        return BlockLinears(rows, width, outs, itemsize, scaling, packed)
+    return ScaledLinears(rows, width, outs, itemsize, scaling == "rows", fused, packed)
+
+
+def _whole(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Weights that are not packed, of which copies are made."""
+    return [weight for weight in weights if weight.dtype != torch.uint8]
 
 
 def _fused(*operands: Tensor) -> bool:
     """True if the Triton kernels make the copies of all operands."""
-    return chooses_triton(operands[0]) and all(dense_rows(each) for each in operands)
+    return bool(operands) and chooses_triton(operands[0]) and all(dense_rows(each) for each in operands)

@@ -27,6 +27,7 @@ from megaplan.low_precision import TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host import device_of
 from megaplan.spec.models import SIDES, Spec
+from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.pattern import parse_pattern
 
 
@@ -211,7 +212,11 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
         parameters_by_name = parameter_shapes(spec, dims, f"layers.{index}", block)
         if recipe.name in TRAINED:
             fused = spec.host.uses_triton
-            program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy, fused=fused)
+            packs = packed_gather(spec)
+            packed = frozenset(
+                name for name, shape in parameters_by_name.items() if packs and packs.shard_bytes(block.family, name, shape) is not None
+            )
+            program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy, fused=fused, packed=packed)
         else:
             program, tensors = in_low_precision(program, tensors, recipe, parameters_by_name)
     path = path_in(spec.model.residual_path, block.tensors)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic
+from megaplan.low_precision import PACKED
 from megaplan.spec.context import Checked
 from megaplan.spec.models import GroupedQueryAttention
 from megaplan.spec.settings import given_options
+from megaplan.wording import series
 
-BLOCKS = ("mxfp8", "nvfp4")
-"""Recipes whose gathered weights do not have one byte per element."""
 OF_MEGATRON = frozenset({
     "model.attention.output_bias", "model.attention.latent_norm",
 })  # fmt: skip
@@ -30,18 +29,18 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
     recipe = checked.spec.precision.recipe
     if recipe is None:
         return
-    ends, precision = any(recipe.first_last_bf16), checked.spec.precision
-    wide = precision.params is DType.FP32 or bool(precision.families)
-    for key, given, fix in (
-        ("head", recipe.head, "head: false"),
-        ("attention", recipe.attention, "attention: false"),
-        ("param_gather", recipe.param_gather and (wide or ends or recipe.name in BLOCKS), "param_gather: false"),
+    why = "megarun's estimate has no terms for it"
+    unpacked = f"with name = {recipe.name}: megarun gathers weights of {series(list(PACKED), 'and')} in their own bits"
+    if recipe.name == "fp8_rowwise":
+        unpacked += ", and a scale of a weight's column, for the gradient of its input, needs the rows of all shards"
+    for key, given, reason in (
+        ("head", recipe.head, why),
+        ("attention", recipe.attention, why),
+        ("param_gather", recipe.param_gather and recipe.name not in PACKED, unpacked),
     ):
         if given:
-            context = f", name = {recipe.name}, first_last_bf16 = {list(recipe.first_last_bf16)}" if key == "param_gather" else ""
-            context += f", precision.params = {precision.params}" if wide and key == "param_gather" else ""
-            detail = f"precision.recipe.{key} = true{context}, and megarun's estimate has no terms for it"
-            yield checked.error("MP905", detail, f"precision.recipe.{key}", fix, "host: {name: megatron}")
+            detail = f"precision.recipe.{key} = true, {reason}"
+            yield checked.error("MP905", detail, f"precision.recipe.{key}", f"{key}: false", "host: {name: megatron}")
 
 
 def _offload(checked: Checked) -> Iterator[Diagnostic]:

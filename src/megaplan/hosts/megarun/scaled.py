@@ -74,7 +74,14 @@ def scaled_calls(program: BlockProgram, policy: str) -> tuple[Call, ...]:
 
 
 def in_eight_bits(
-    program: BlockProgram, shapes: Shapes, name: RecipeName, parameters: Mapping[str, tuple[int, ...]], policy: str, *, fused: bool
+    program: BlockProgram,
+    shapes: Shapes,
+    name: RecipeName,
+    parameters: Mapping[str, tuple[int, ...]],
+    policy: str,
+    *,
+    fused: bool,
+    packed: frozenset[str] = frozenset(),
 ) -> tuple[BlockProgram, Shapes]:
     """The program and its storages under one of the recipes that megarun trains.
 
@@ -85,6 +92,7 @@ def in_eight_bits(
         parameters: Shapes of the block's parameters on the rank, by name.
         policy: Recompute policy of the block.
         fused: True if Triton kernels make the copies.
+        packed: Weights that are gathered packed.
     """
     by_row, emulated = name not in PER_TENSOR, name in EMULATED
     changed, calls = _scaled(program, policy, by_row)
@@ -94,7 +102,9 @@ def in_eight_bits(
         width, elements = parameters[call.weights[0]][1], prod(multiplied[2])
         outs = tuple(parameters[weight][0] for weight in call.weights)
         rows, size = elements // width, multiplied[0] // elements
-        product = BlockLinears(rows, width, outs, size, name) if emulated else ScaledLinears(rows, width, outs, size, by_row, fused)
+        given = tuple(weight in packed for weight in call.weights)
+        of_call = rows, width, outs, size
+        product = BlockLinears(*of_call, name, given) if emulated else ScaledLinears(*of_call, by_row, fused, given)
         found |= _storages(call, product, prod(shapes[call.source][2]) // width)
     return changed, found
 

@@ -10,9 +10,9 @@ from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES
 from megakernels.ops.packed_weight.facts import Packing
 from megaplan.blocks.ops import Dims
 from megaplan.dtypes import DType
-from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Group, MatrixRound, Owner, ParamTensor
 from megaplan.spec.models import Spec
+from megaplan.spec.packed_gather import PackedGather, packed_gather
 
 
 class Uneven(NamedTuple):
@@ -275,7 +275,6 @@ class Sizes(NamedTuple):
         replicated: True if shards have replicas.
         params: `precision.params`.
         families: `precision.families`, by letter.
-        low: Letters whose weights are gathered in 8 bits by their recipe; autograd makes their gradients as if they were not.
         degrees: Ranks that share dense tensors, and those that share expert banks.
         whole: True if every rank owns whole tensors: neither TP nor EP divides them.
         masters: `precision.master`.
@@ -294,6 +293,9 @@ class Sizes(NamedTuple):
         kept_over: `sharding.reshard_size`, if it is used; else 0.
         gathers_ahead: Layers that each layer's forward begins by gathering.
         offload: Fraction of the optimizer's state that is in host memory; 0 for none.
+        low: Letters all of whose tensors are gathered in 8 bits, with gradients as if they were not: torchtitan's.
+        packs: Weights that megarun gathers packed by their recipe; None for none.
+        whole_stages: True if layers belong to the group of their stage.
     """
 
     tp: int
@@ -302,7 +304,6 @@ class Sizes(NamedTuple):
     replicated: bool
     params: DType
     families: tuple[tuple[str, DType], ...]
-    low: frozenset[str]
     degrees: tuple[int, int]
     whole: bool
     masters: DType
@@ -321,6 +322,9 @@ class Sizes(NamedTuple):
     kept_over: int = 0
     gathers_ahead: int = 0
     offload: float = 0.0
+    low: frozenset[str] = frozenset()
+    packs: PackedGather | None = None
+    whole_stages: bool = False
 
     def compute(self, family: str) -> DType:
         """Dtype of the gathered parameters of a family's blocks."""
@@ -341,14 +345,6 @@ class Sizes(NamedTuple):
         return next((dtype for letter, dtype in self.families if letter == family), self.params)
 
 
-def _gathered_low(spec: Spec) -> frozenset[str]:
-    """Letters whose weights are gathered in 8 bits by their recipe."""
-    recipe = spec.precision.recipe
-    if recipe is None or not recipe.param_gather:
-        return frozenset()
-    return frozenset(letter for letter in FAMILIES if recipe.families is None or letter in recipe.families)
-
-
 def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
     """The sizes of a spec; without `padded` those of a runtime that could cut between any two elements."""
     mesh, precision = spec.mesh, spec.precision
@@ -360,7 +356,6 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         mesh.dp_replicate > 1,
         params=precision.params,
         families=tuple(precision.families.items()),
-        low=_gathered_low(spec),
         degrees=spec.shard_degrees,
         whole=mesh.tp == mesh.ep == mesh.etp == 1,
         masters=precision.master,
@@ -379,4 +374,6 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         kept_over=spec.sharding.kept_over,
         gathers_ahead=spec.sharding.prefetch or int(mesh.experts_travel),
         offload=spec.host.optimizer_offload or 0.0,
+        packs=packed_gather(spec),
+        whole_stages=spec.sharding.wraps_stages,
     )

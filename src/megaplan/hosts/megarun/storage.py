@@ -15,21 +15,23 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 from operator import itemgetter
 from typing import NamedTuple
 
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.allocator import slack_bytes
+from megaplan.hosts.megarun.filling import casting_bytes, cutting_bytes, local_part
 from megaplan.hosts.megarun.listed import LAST_OWN, listed_key
 from megaplan.hosts.megarun.packed import packed_block
-from megaplan.hosts.megarun.sizes import NOTHING, Cast, GroupBytes, MatrixScratch, Sizes, Uneven, local_shape, together
+from megaplan.hosts.megarun.sizes import NOTHING, Cast, GroupBytes, MatrixScratch, Sizes, Uneven, together
 from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block, matrix_round
 from megaplan.inventory.towers import STATED
 from megaplan.spec.layout import keepers_of
+from megaplan.spec.packed_gather import PackedShards
 from megaplan.tuples import new
 
+UNPACKED = PackedShards()
 EXPERT_PARALLEL, REPLICATED, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Owner.REPLICATED, Group.MATRIX, Group.FROZEN
 OWNER_COLUMNS = {
     Owner.REPLICATED: Column.REPLICATED_PARAMS,
@@ -78,6 +80,7 @@ class BlockStorage(NamedTuple):
         resident_slack_bytes: Bytes that the allocator's rounding adds to the shards.
         state_slack_bytes: Bytes that it adds to the moments.
         parameters: Elements after TP and EP, before state sharding.
+        maxima_bytes: Largest magnitudes of packed weights.
     """
 
     resident_bytes: tuple[int, int, int]
@@ -94,6 +97,7 @@ class BlockStorage(NamedTuple):
     resident_slack_bytes: int
     state_slack_bytes: int
     parameters: int
+    maxima_bytes: int = 0
 
     @property
     def largest_cut_bytes(self) -> int:
@@ -101,13 +105,13 @@ class BlockStorage(NamedTuple):
         return max(self.dense.cutting_bytes, self.experts.cutting_bytes)
 
 
-def block_storage(sizes: Sizes, block: Block) -> BlockStorage:
-    """Storage of one block on a rank that holds it."""
+def block_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> BlockStorage:
+    """Storage of one block on a rank that holds it; `packed` is true if it is one of those that `sizes.packs` covers."""
     if block.family is Outside.TOWERS:
         return _without_copies(_mixed_storage(sizes._replace(frozen=sizes.frozen or sizes.params, padded=False), block))
     if block.family in STATED:
         sizes = sizes._replace(frozen=sizes.frozen or sizes.params)
-    return _trained_storage(sizes, block) if sizes.frozen is None else _mixed_storage(sizes, block)
+    return _trained_storage(sizes, block, packed=packed) if sizes.frozen is None else _mixed_storage(sizes, block)
 
 
 def _without_copies(storage: BlockStorage) -> BlockStorage:
@@ -120,7 +124,7 @@ def _mixed_storage(sizes: Sizes, block: Block) -> BlockStorage:
     """Storage of a block with frozen tensors, of dtype `sizes.frozen` or packed."""
     assert sizes.frozen is not None
     whole, block = block, packed_block(sizes.packing, block, sizes.tp)
-    of_packed = sizes._replace(masters=DType.FP8, master=1, params=DType.FP8, families=(), low=frozenset())
+    of_packed = sizes._replace(masters=DType.FP8, master=1, params=DType.FP8, families=())
     trained, frozen, packed = (
         _trained_storage(each._replace(frozen=None), _only(block, groups))
         for each, groups in (
@@ -129,7 +133,7 @@ def _mixed_storage(sizes: Sizes, block: Block) -> BlockStorage:
             (of_packed, (Group.PACKED,)),
         )
     )
-    casting, cutting = _casting(sizes, block), _cutting(sizes, block)
+    casting, cutting = casting_bytes(sizes, block), cutting_bytes(sizes, block)
     dense, experts = map(_with_frozen, (trained.dense, trained.experts), (frozen.dense, frozen.experts), casting, cutting)
     dense = _with_frozen(dense, packed.dense, casting[0], cutting[0])
     uneven = {tensor.name: short for tensor, short in _uneven_of(sizes, block)}
@@ -143,7 +147,7 @@ def _mixed_storage(sizes: Sizes, block: Block) -> BlockStorage:
         uneven=tuple(uneven.values()),
         shards=_in_order(sizes, block, uneven),
         resident_slack_bytes=sum(part.resident_slack_bytes for part in parts),
-        parameters=sum(_local(tensor, sizes)[1] for tensor in whole.tensors),
+        parameters=sum(local_part(tensor, sizes)[1] for tensor in whole.tensors),
     )
 
 
@@ -171,7 +175,7 @@ def _uneven_of(sizes: Sizes, block: Block) -> Iterator[tuple[ParamTensor, Uneven
         return
     for tensor in block.tensors:
         expert, trained = tensor.owner is EXPERT_PARALLEL, tensor.group not in (FROZEN, Group.PACKED)
-        shape, elements = _local(tensor, sizes)
+        shape, elements = local_part(tensor, sizes)
         rows, degree = (shape[0] * shape[1] if expert else shape[0]), sizes.degrees[expert]
         if rows % degree:
             matrix, stored = tensor.group is MATRIX, sizes.stored(tensor.group).bytes
@@ -179,7 +183,7 @@ def _uneven_of(sizes: Sizes, block: Block) -> Iterator[tuple[ParamTensor, Uneven
             yield tensor, Uneven(rows, -(-rows // degree), degree, width * moments, width * stored, expert, matrix)
 
 
-def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
+def _trained_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> BlockStorage:
     (dense_degree, expert_degree), whole, padded = sizes.degrees, sizes.whole, sizes.padded
     master, moments, iteration, casts_gradients = sizes.master, sizes.moments, sizes.iteration, sizes.casts_gradients
     own, muon_runs, row_moments = LAST_OWN.get(block.family), iteration > 0, 2 * moments
@@ -192,7 +196,7 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
     dense_by_muon = False
     for tensor, unsharded in zip(block.tensors, block.sizes, strict=True):
         name, shape, owner, group, _, _, _, num_matrices = tensor
-        shape, elements = (shape, unsharded) if whole else _local(tensor, sizes)
+        shape, elements = (shape, unsharded) if whole else local_part(tensor, sizes)
         expert, in_matrix_group = owner is EXPERT_PARALLEL, group is MATRIX
         rows, degree = (shape[0] * shape[1], expert_degree) if expert else (shape[0], dense_degree)  # a bank by `stored_shape`
         chunk_rows = -(-rows // degree)
@@ -227,9 +231,16 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
             other_state += even_state + STEP_BYTES
         if casts_gradients:
             casts.append(Cast(nbytes, state + STEP_BYTES, in_matrix_group, short))
-    resident_slack, state_slack = _slacks(adamw_shards, muon_shards, master, moments)
-    (casting, bank_casting), (cutting, bank_cutting), family = _casting(sizes, block), _cutting(sizes, block), block.family
-    dense = _group(sizes, family, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting, cutting))
+    (casting, bank_casting), (cutting, bank_cutting), family = (
+        casting_bytes(sizes, block),
+        cutting_bytes(sizes, block, packed=packed),
+        block.family,
+    )
+    of_dense, low = (
+        (dense_shard, dense_elements, own_last or dense_last, casting, cutting),
+        _packed_shards(sizes, block, packed),
+    )
+    dense = _group(sizes, family, dense_degree, of_dense, low)
     experts = _group(sizes, family, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting, bank_cutting))
     return new(
         BlockStorage,
@@ -245,9 +256,9 @@ def _trained_storage(sizes: Sizes, block: Block) -> BlockStorage:
             scratch,
             tuple(casts),
             sum(adamw_shards) // master * sizes.grads if sizes.whole_state else 0 if dense_by_muon else dense.shard_bytes,
-            resident_slack,
-            state_slack,
+            *_slacks(adamw_shards, muon_shards, master, moments),
             dense_elements + expert_elements,
+            low.maxima_bytes,
         ),
     )
 
@@ -265,18 +276,12 @@ def _in_order(sizes: Sizes, block: Block, uneven: Mapping[str, Uneven]) -> tuple
         name, _, owner, *_ = tensor
         short, expert = uneven.get(name), owner is EXPERT_PARALLEL
         if short is None:
-            local = elements if sizes.whole else _local(tensor, sizes)[1]
+            local = elements if sizes.whole else local_part(tensor, sizes)[1]
             nbytes = local // (expert_degree if expert else dense_degree) * sizes.stored(tensor.group).bytes
         else:
             nbytes = short.chunk_rows * short.shard_row_bytes
         made.append((key(name), new(Shard, (RESIDENT_PLACES[owner], nbytes, expert, short))))
     return tuple([shard for _, shard in sorted(made, key=itemgetter(0))])
-
-
-def _local(tensor: ParamTensor, sizes: Sizes) -> tuple[tuple[int, ...], int]:
-    """The shape of a rank's part, and its number of elements."""
-    shape = local_shape(tensor, sizes.tp, sizes.ep, sizes.etp)
-    return shape, prod(shape)
 
 
 def _slacks(adamw_shards: list[int], muon_shards: list[int], master: int, moments: int) -> tuple[int, int]:
@@ -310,54 +315,16 @@ def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, in
     return count, elements * parts, columns if cut == 0 else elements * parts // count // columns, parts
 
 
-def _casting(sizes: Sizes, block: Block) -> tuple[int, int]:
-    """Bytes in addition to the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh.
-
-    A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage. Without FSDP2 there
-    are none: copies are cast in place.
-
-    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
-    """
-    key, compute = listed_key(block), sizes.compute(block.family)
-    if sizes.whole_state or all(sizes.stored(group) is compute for group in (MATRIX, FROZEN)) or min(sizes.degrees) > 1:
-        return 0, 0
-    tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: key(each[0].name))
-    found = []
-    for expert in (False, True):
-        most = filled = before = 0
-        for tensor, whole in tensors:
-            if (tensor.owner is EXPERT_PARALLEL) is expert:
-                used = sizes.used(tensor.group, block.family)
-                size = (whole if sizes.whole else _local(tensor, sizes)[1]) * used.bytes
-                cast = 0 if sizes.stored(tensor.group) is used else size
-                most = max(most, filled + before + cast, filled + size + cast)
-                filled, before = filled + size, cast
-        found.append(0 if sizes.degrees[expert] > 1 else most - filled)
-    return found[0], found[1]
+def _packed_shards(sizes: Sizes, block: Block, packed: bool) -> PackedShards:
+    """The packed shards of a block's dense group, if the block is a covered one."""
+    if sizes.packs is None or not packed:
+        return UNPACKED
+    key, used = listed_key(block), sizes.made(block.family)
+    shapes = [(tensor.name, local_part(tensor, sizes)[0]) for tensor in sorted(block.tensors, key=lambda each: key(each.name))]
+    return sizes.packs.together(block.family, shapes, used.bytes, casts=used is not sizes.masters)
 
 
-def _cutting(sizes: Sizes, block: Block) -> tuple[int, int]:
-    """Bytes in addition to the gathered tensors, dense and of the bank, while each is replaced by the part that a rank keeps.
-
-    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`to_sharded_post_forward`).
-    """
-    found, key = [0, 0], listed_key(block)
-    for expert in (False, True):
-        degree, keepers = sizes.degrees[expert], keepers_of(sizes.kept_over, sizes.degrees[expert])
-        if keepers == degree or sizes.whole_state:
-            continue
-        left = 0
-        for tensor in sorted(block.tensors, key=lambda each: key(each.name)):
-            if (tensor.owner is EXPERT_PARALLEL) is expert:
-                shape, elements = _local(tensor, sizes)
-                rows = shape[0] * shape[1] if expert else shape[0]
-                chunk = -(-rows // degree) * (elements // rows) if sizes.padded else -(-elements // degree)
-                nbytes = chunk * degree * sizes.used(tensor.group, block.family).bytes
-                found[expert], left = max(found[expert], left + nbytes // keepers), left + nbytes // keepers - nbytes
-    return found[0], found[1]
-
-
-def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int, int, int]) -> GroupBytes:
+def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int, int, int], low: PackedShards = UNPACKED) -> GroupBytes:
     """A group from its elements: a padded shard, all tensors, the last tensor; and bytes beyond the gathered tensors at two points."""
     shard, true, last, casting, cutting = elements
     if not true:
@@ -369,14 +336,17 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
     grads, reduce, recasts = sizes.grads, sizes.reduce, sizes.recasts
     whole, sharded, keepers = shard * degree, degree > 1, keepers_of(sizes.kept_over, degree)
     compute, made = sizes.compute(family).bytes, max(sizes.made(family).bytes, 2)  # fp8 weights get bf16 gradients
+    unpacked = (shard - low.elements) * compute
+    gathered = (unpacked + low.packed_bytes) * degree
+    sent = low.packed_bytes + (unpacked if sharded and sizes.compute(family) is not sizes.masters else 0)
     return new(
         GroupBytes,
         (
-            whole * compute,
-            whole * compute if sharded else 0,
+            gathered,
+            gathered if sharded else 0,
             casting,
-            shard * compute if sharded and sizes.compute(family) is not sizes.masters else 0,
-            whole * compute // keepers if keepers < degree else 0,
+            max(sent, low.making_bytes - gathered),
+            gathered // keepers if keepers < degree else 0,
             cutting,
             true * grads,
             true * made,

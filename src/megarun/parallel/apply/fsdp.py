@@ -3,9 +3,9 @@
 A stage whose parameters one data rank has whole is not wrapped (`megarun.parallel.apply.whole`).
 
 Wrapped bottom up (R-55): a layer's expert bank, then the layer, then the stage, with the parameters outside the layers; a depth of
-multi-token prediction is wrapped as a layer is. The stage's group is never resharded after forward, because its backward follows
-immediately. Dense parameters are sharded over dp_shard, an expert bank over efsdp, the ranks that own the same experts; dp_replicate has
-copies of both. Sharding is along dim 0, a bank's rows (`ParamTensor.stored_shape`).
+multi-token prediction is wrapped as a layer is. With `sharding.wrap: stage` only the stage is wrapped. The stage's group is never
+resharded after forward, because its backward follows immediately. Dense parameters are sharded over dp_shard, an expert bank over efsdp,
+the ranks that own the same experts; dp_replicate has copies of both. Sharding is along dim 0, a bank's rows (`ParamTensor.stored_shape`).
 
 In forward FSDP2 gathers a layer when it runs, which a GPU overlaps with the previous layer only if the host runs ahead. With EP it does
 not: every E block waits for its row counts. So each layer gathers the next layer and its bank before it runs. A backward reads no counts,
@@ -37,6 +37,7 @@ from megarun.model.moe import banks_of
 from megarun.model.norm import used_dtype
 from megarun.model.stage import Stage
 from megarun.parallel.apply.gradients import groups_of
+from megarun.parallel.apply.packed import pack_gathers
 from megarun.parallel.apply.shards import reuse_freed_activations
 from megarun.parallel.apply.whole import WholeState
 from megarun.parallel.groups.mesh import RankMesh
@@ -50,7 +51,7 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     if not all(parameter.is_floating_point() for parameter in stage.parameters()):
         _take_bytes()
     where, reshard, keepers = mesh.state_mesh, spec.sharding.reshard_after_forward, spec.shard_keepers
-    for block in stage.wrapped():
+    for block in () if spec.sharding.wraps_stages else stage.wrapped():
         policy = _policy(spec, block)
         for bank in banks_of(block):
             _sum_gradients(fully_shard(bank, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard), mesh.bank_mesh)
@@ -60,6 +61,7 @@ def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
     _sum_gradients(fully_shard(stage, mesh=where, mp_policy=_policy(spec, stage), reshard_after_forward=False), where)
     reuse_freed_activations(stage)
     _keep_bytes(stage)
+    pack_gathers(stage, spec)
     depth = spec.sharding.prefetch
     if depth or spec.mesh.experts_travel:
         _gather_ahead(stage, depth or 1)

@@ -37,6 +37,44 @@ class Scaling(NamedTuple):
     keeps_low: bool
 
 
+class PackedMatrix:
+    """A weight that FSDP2 gathers packed (`megarun.parallel.apply.packed`), which its placeholder of no elements carries.
+
+    Attributes:
+        largest: The weight's largest magnitude, fp32 [1]; None if no scale depends on it.
+        both: True if a row holds the elements of both products, those of the forward first.
+        has_other: True if the elements of the two products differ.
+        turned: True if what is gathered is for the gradient of the input alone, False if for the forward.
+        rows: Packed rows, uint8.
+    """
+
+    def __init__(self, largest: Tensor | None, *, both: bool, has_other: bool) -> None:
+        """Nothing is gathered yet."""
+        self.largest, self.both, self.has_other, self.turned = largest, both, has_other, False
+        self.rows: Tensor | None = None
+
+    def operand(self, *, turned: bool) -> Tensor:
+        """The packed rows for the forward, or turned for the gradient of the input."""
+        if self.rows is None or (self.has_other and not self.both and turned != self.turned):
+            raise RuntimeError("a packed weight is not gathered for this product, which is a bug")
+        if not self.both:
+            return self.rows
+        half = self.rows.shape[1] // 2
+        return self.rows[:, half:] if turned else self.rows[:, :half]
+
+
+def attach(placeholder: Tensor, packed: PackedMatrix) -> None:
+    """Make a weight's placeholder carry what is gathered for it."""
+    placeholder.packed_matrix = packed  # type: ignore[attr-defined]  # which `_given` reads
+
+
+def _given(weights: Sequence[Tensor], *, turned: bool) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The matrices that a product takes for these weights, and the largest magnitudes of those that are packed."""
+    packed = [getattr(weight, "packed_matrix", None) for weight in weights]
+    given = [weight if each is None else each.operand(turned=turned) for weight, each in zip(weights, packed, strict=True)]
+    return given, [None if each is None else each.largest for each in packed]
+
+
 class _Arriving(Protocol):
     def wait(self) -> Tensor: ...
 
@@ -156,7 +194,8 @@ class _Products(torch.autograd.Function):
             ctx.biased = [bias is not None for bias in biases]
         if multiplied is None:
             multiplied = group.start_gather(x).wait() if group.degree > 1 else x
-        return tuple(fp8_linears(multiplied, scale, weights, biases, scaling.by))
+        given, largest = _given(weights, turned=False)
+        return tuple(fp8_linears(multiplied, scale, given, biases, scaling.by, weights[0].dtype, largest))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -164,12 +203,13 @@ class _Products(torch.autograd.Function):
         group, (by, gradient_format, _), weights = ctx.group, ctx.scaling, ctx.weights
         rows, *scales = ctx.kept.saved_tensors
         scale = scales[0] if scales else None
+        given, largest = _given(weights, turned=True)
         if group.degree == 1:
-            own = fp8_input_gradients(gradients, weights, by, gradient_format)
+            own = fp8_input_gradients(gradients, given, by, gradient_format, largest)
             made = fp8_weight_gradients(gradients, rows, scale, ctx.width, by, gradient_format, ctx.biased)
         else:
             arriving = group.start_gather(rows if scale is None else rows.view(torch.uint8))
-            partial = fp8_input_gradients(gradients, weights, by, gradient_format)
+            partial = fp8_input_gradients(gradients, given, by, gradient_format, largest)
             leaving = group.start_reduce(partial)
             gathered = arriving.wait()
             gathered = gathered if scale is None else gathered.view(KEPT_DTYPE)

@@ -1,0 +1,88 @@
+"""Weights of products as bytes: rows of elements and of the scales of their blocks, of which each is made on one shard of rows.
+
+A shard is packed on its rank, and the rows of all shards are the packed matrix. With scaling tensor a row has its elements in e4m3, with
+mxfp8 elements and a scale for 32 of them, with nvfp4 two codes a byte and a scale for 16. Elements and scales are those of the operand
+that is made of the whole matrix. MXFP8 has other elements for the product that makes the input's gradient, whose blocks are of 32 rows:
+their scales lie behind the elements, too, those of 32 rows together. Blocks of NVFP4 have 16 rows: one matrix serves both products.
+
+Blocks of a shard are those of the matrix if it has whole ones (`facts.packs`). What concerns the whole matrix is given: its largest number.
+"""
+
+import torch
+from torch import Tensor
+
+from megakernels.ops.fp8_linear.blocks import E4M3, LEVELS, leveled, nvfp4_factors, to_codes
+from megakernels.ops.fp8_linear.facts import BLOCKS, padded, rounded_up, slice_rows, unpacked_columns
+from megakernels.ops.fp8_linear.reference import Operand, power_of_two
+
+
+def pack_weight(shard: Tensor, scaling: str, packed: Tensor, largest: Tensor | None, dtype: torch.dtype, *, turned: bool) -> None:
+    """Write the packed rows of a shard.
+
+    Args:
+        shard: Rows of a weight [rows, K], fp32 or bf16.
+        scaling: tensor, mxfp8 or nvfp4.
+        packed: uint8 [rows, facts.packed_columns(K)], rows with dense elements.
+        largest: The largest magnitude of the whole weight in `dtype`, fp32 [1]; None for mxfp8.
+        dtype: The dtype that the weight has where it is gathered as it is; elements are rounded to it first.
+        turned: True for the elements of MXFP8's other product.
+    """
+    step = rounded_up(slice_rows(*shard.shape), max(BLOCKS.values()))
+    for start in range(0, shard.shape[0], step):
+        rows, out = shard[start : start + step], packed[start : start + step]
+        if scaling == "tensor":
+            assert largest is not None
+            out.view(E4M3).copy_(rows.to(dtype) * power_of_two(largest, E4M3).to(dtype))
+        else:
+            _pack_blocks(rows.to(dtype), scaling, out, largest, turned=turned)
+
+
+def _pack_blocks(rows: Tensor, scaling: str, out: Tensor, largest: Tensor | None, *, turned: bool) -> None:
+    size, (height, columns) = BLOCKS[scaling], rows.shape
+    values = torch.empty((columns, height) if turned else (height, columns), dtype=torch.float32, device=rows.device)
+    values.copy_(rows.mT if turned else rows)
+    del rows
+    whole = None if largest is None else nvfp4_factors(largest.view(()))
+    scales, _ = leveled(torch.unflatten(values, 1, (-1, size)), whole, E4M3, square=True)
+    if whole is None:
+        out[:, :columns].view(E4M3).copy_(values.mT if turned else values)
+        out[:, columns:].copy_(scales.mT.reshape(height, -1) if turned else scales)
+        return
+    to_codes(values)
+    low = values.to(torch.uint8)
+    del values
+    out[:, : columns // 2].copy_(low[:, ::2] | low[:, 1::2] << 4)
+    out[:, columns // 2 :].copy_(scales)
+
+
+def unpacked(packed: Tensor, scaling: str, largest: Tensor | None, *, turned: bool) -> Operand:
+    """A packed weight as the second operand of a product: of the forward, or turned of the one that makes the input's gradient."""
+    (rows, _), columns = packed.shape, unpacked_columns(packed.shape[1], scaling)
+    if scaling == "tensor":
+        assert largest is not None
+        scale, found = 1 / power_of_two(largest, E4M3), packed.view(E4M3)
+        height, summed = (columns, padded(rows)) if turned else (padded(rows), columns)
+        if not turned and height == rows:
+            return Operand(found, scale)
+        data = (torch.empty if summed == rows else torch.zeros)((height, summed), dtype=E4M3, device=packed.device)
+        data[:, :rows].copy_(found.mT) if turned else data[:rows].copy_(found)
+        return Operand(data, scale)
+    size, values = BLOCKS[scaling], torch.empty((columns, rows) if turned else (rows, columns), dtype=torch.float32, device=packed.device)
+    placed, table = values.mT if turned else values, packed[:, -(columns // size) :]
+    if scaling == "mxfp8":
+        placed.copy_(packed[:, :columns].view(E4M3))
+        decoded = table.view(torch.float8_e8m0fnu).float()
+        if turned:
+            values.view(columns, -1, size).mul_(decoded.view(-1, columns).mT[..., None])
+        else:
+            values.view(rows, -1, size).mul_(decoded[..., None])
+        return Operand(values, None)
+    assert largest is not None
+    levels = torch.tensor((*LEVELS, *(-level for level in LEVELS)), dtype=torch.float32, device=packed.device)
+    for odd in (0, 1):
+        codes = (packed[:, : columns // 2] >> 4 * odd & 15).int()
+        placed[:, odd::2].copy_(levels.index_select(0, codes.view(-1)).view(codes.shape))
+        del codes
+    decoded = table.view(E4M3).float()
+    torch.unflatten(placed, 1, (-1, size)).mul_(decoded[..., None])
+    return Operand(values.mul_(nvfp4_factors(largest.view(()))[1]), None)

@@ -1,0 +1,137 @@
+"""`precision.recipe.param_gather`: FSDP2 gathers packed weights (`megaplan.spec.packed_gather`), made of each rank's shard.
+
+What FSDP2 calls the unsharded parameter has the weight's shape and no elements of its own: products read the packed rows that it carries.
+torch's extension of the all-gather (`fsdp_pre_all_gather`) would not do: its inputs must have a padded shard's shape where shards are
+uneven, and it knows no parts that are kept between forward and backward.
+
+With scaling tensor and nvfp4, scales depend on the largest magnitude of the whole weight. A stage finds those of all its weights at once,
+in the first gather after they changed, by one all-reduce of maxima; torchao does so once a step, too.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py; torchao 0.18, `precompute_float8_dynamic_scale_for_fsdp`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
+
+from megakernels.ops.fp8_linear.facts import packed_columns
+from megakernels.ops.fp8_linear.weights import pack_weight
+from megaplan.spec.models import Spec
+from megaplan.spec.packed_gather import packed_gather
+from megaplan.spec.pattern import parse_pattern
+from megarun.dtypes import TORCH_DTYPES
+from megarun.model.stage import Stage
+from megarun.parallel.apply.gradients import groups_of
+from megarun.parallel.groups.scaled import PackedMatrix, attach
+
+
+def pack_gathers(stage: Stage, spec: Spec) -> None:
+    """Make a wrapped stage's groups gather the weights packed that the plan says."""
+    packs = packed_gather(spec)
+    if packs is None:
+        return
+    maxima, letters = _Maxima(packs.scaling, stage), parse_pattern(spec.model.pattern, spec.model.num_layers).layers
+    for index, block in stage.layers.items():
+        family = letters[int(index)]
+        if not packs.covers(f"layers.{index}", family):
+            continue
+        names = {module: name for name, module in block.named_modules()}
+        for group in groups_of(block):  # type: ignore[arg-type]  # wrapped before
+            for parameter in group.fsdp_params:
+                info = parameter._module_info
+                if packs.shard_bytes(family, f"{names[info.module]}.{info.param_name}", parameter._orig_size) is not None:
+                    both = family in packs.both
+                    _PackedParameter.of(parameter, group, maxima, TORCH_DTYPES[spec.precision.params], both=both)
+    stage.num_packed = len(maxima.parameters)
+
+
+class _Maxima:
+    """Largest magnitudes of a stage's packed weights, which are in a buffer of the stage."""
+
+    def __init__(self, scaling: str, stage: Stage) -> None:
+        self.scaling, self._stage = scaling, weakref.ref(stage)
+        self.parameters: list[_PackedParameter] = []
+
+    def refresh(self) -> None:
+        """Find them, if a weight changed since they were found. Collective over the ranks that share the weights."""
+        for parameter in self.parameters:
+            parameter.version = parameter._sharded_param_data._version
+        shards = [parameter._sharded_param_data for parameter in self.parameters]
+        largest = torch.stack([torch.linalg.vector_norm(shard, float("inf")) for shard in shards]).float()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.parameters[0].group.mesh_info.shard_process_group)
+        stage = self._stage()
+        assert stage is not None
+        stage.packed_maxima.copy_(largest.to(self.parameters[0].used))  # rounding keeps the order of numbers
+        for index, parameter in enumerate(self.parameters):
+            parameter.matrix.largest = stage.packed_maxima[index : index + 1]
+
+
+class _PackedParameter(FSDPParam):
+    """A parameter of FSDP2 that is packed for its gather."""
+
+    group: Any
+    maxima: _Maxima
+    matrix: PackedMatrix
+    used: torch.dtype
+    width: int
+    version: int
+
+    @staticmethod
+    def of(parameter: Any, group: Any, maxima: _Maxima, used: torch.dtype, *, both: bool) -> None:
+        """Make a parameter of this group one, which is rounded to the dtype `used` before it is packed."""
+        parameter.__class__ = _PackedParameter
+        has_other = maxima.scaling == "mxfp8"
+        parameter.group, parameter.maxima, parameter.used, parameter.version = group, maxima, used, -1
+        parameter.matrix = PackedMatrix(None, both=both, has_other=has_other)
+        parameter.width = packed_columns(parameter._orig_size[1], maxima.scaling) * (1 + both)
+        if not has_other:
+            maxima.parameters.append(parameter)
+        if parameter.post_forward_mesh_info is not None:
+            parameter._init_sharded_post_forward_param_metadata(torch.empty(parameter.gathered_size, device="meta"))
+
+    @property
+    def gathered_size(self) -> torch.Size:
+        """Shape of the rows of all shards."""
+        return torch.Size((self.padded_sharded_param_size[0] * self.group.mesh_info.shard_mesh_size, self.width))
+
+    def init_dtype_attrs(self, mp_policy: Any) -> None:
+        """Settings of dtypes; the packed shard is not cast."""
+        super().init_dtype_attrs(mp_policy)
+        self.param_dtype = None
+
+    @property
+    def all_gather_inputs(self) -> list[Tensor]:
+        """The packed shard, or the part of all packed rows that was kept after forward."""
+        if self.sharded_state == ShardedState.SHARDED_POST_FORWARD:
+            assert self._sharded_post_forward_param_data is not None
+            return [self._sharded_post_forward_param_data]
+        shard, matrix = self._sharded_param_data.view(self.padded_sharded_param_size), self.matrix
+        if self.maxima.parameters and self.version != self._sharded_param_data._version:
+            self.maxima.refresh()
+        matrix.turned = matrix.has_other and self.group._training_state is TrainingState.PRE_BACKWARD
+        packed = torch.empty((shard.shape[0], self.width), dtype=torch.uint8, device=shard.device)
+        parts = (packed[:, : self.width // 2], packed[:, self.width // 2 :]) if matrix.both else (packed,)
+        for index, part in enumerate(parts):
+            pack_weight(shard, self.maxima.scaling, part, matrix.largest, self.used, turned=bool(index) if matrix.both else matrix.turned)
+        return [packed.view(-1)]
+
+    def to_sharded_post_forward_dtensor(self, tensor: Tensor) -> Any:
+        """The part that is kept, as a dtype that may require a gradient."""
+        return super().to_sharded_post_forward_dtensor(tensor.view(torch.float8_e4m3fn))
+
+    def init_unsharded_param(self) -> None:
+        """Hand the gathered rows to products; made once, a placeholder of no elements is the parameter."""
+        if hasattr(self, "_unsharded_param"):
+            return
+        gathered = self.all_gather_outputs[0]
+        nothing = gathered[: self.used.itemsize].view(self.used).expand(self._orig_size)
+        self._unsharded_param = nn.Parameter(nothing, requires_grad=self.sharded_param.requires_grad)
+        self.matrix.rows = gathered.view(self.gathered_size)[: self._orig_size[0]]
+        attach(self._unsharded_param, self.matrix)

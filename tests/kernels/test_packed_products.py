@@ -1,0 +1,110 @@
+"""Weights that shards pack for a gather: the whole is bitwise the operand that a product makes of the whole weight itself."""
+
+import random
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from rounding import Peak
+from test_block_scales import made
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from megakernels import fp8_input_gradients, fp8_linears, scratch_bytes
+from megakernels._common import device
+from megakernels.ops.fp8_linear import choice, facts, reference
+from megakernels.ops.fp8_linear import op as fp8_linear
+from megakernels.ops.fp8_linear.weights import pack_weight
+
+SCALINGS = pytest.mark.parametrize("scaling", ["tensor", "mxfp8", "nvfp4"])
+
+
+def gathered(weight: Tensor, scaling: str, shards: int, dtype: torch.dtype, *, turned: bool) -> tuple[Tensor, Tensor | None]:
+    """A weight whose equal shards were packed by themselves, the last of them filled with zeros, and its largest magnitude."""
+    rows, columns = weight.shape
+    chunk = -(-rows // shards)
+    filled = torch.zeros((chunk * shards, columns), dtype=weight.dtype)
+    filled[:rows] = weight
+    largest = torch.stack([part.to(dtype).abs().max().float() for part in filled.split(chunk)]).max().view(1)
+    packed = torch.zeros((chunk * shards, facts.packed_columns(columns, scaling)), dtype=torch.uint8)
+    for shard, out in zip(filled.split(chunk), packed.split(chunk), strict=True):
+        pack_weight(shard, scaling, out, None if scaling == "mxfp8" else largest, dtype, turned=turned)
+    return packed[:rows], None if scaling == "mxfp8" else largest
+
+
+@SCALINGS
+@pytest.mark.parametrize("seed", range(12))
+def test_shards_make_the_operand_of_the_whole(scaling: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = random.Random(seed)
+    block = facts.PACKED_ROWS[scaling]
+    shards, (dtype, stored) = drawn.choice([2, 3, 5]), drawn.choices([torch.bfloat16, torch.float32], k=2)
+    rows = shards * 32 * drawn.randint(1, 3) - drawn.choice([0, 16 if block <= 16 else 0])
+    columns = 32 * drawn.randint(1, 5)
+    weight = made(rows, columns, seed=seed, dtype=stored)
+    weight[0] = 0
+    assert facts.packs(-(-rows // shards), columns, scaling) == ((-(-rows // shards)) % block == 0)
+    if not facts.packs(-(-rows // shards), columns, scaling):
+        return
+    if drawn.random() < 0.5:
+        monkeypatch.setattr(facts, "SCALED_SLICE_ELEMENTS", 40 * columns)
+    for turned in (False, True):
+        packed, largest = gathered(weight, scaling, shards, dtype, turned=turned and scaling == "mxfp8")
+        found = choice.weight(packed, scaling, largest, transposed=turned)
+        wanted = choice.weight(weight.to(dtype), scaling, None, transposed=turned)
+        assert torch.equal(found.data.float(), wanted.data.float())
+        assert found.data.stride() == wanted.data.stride()
+        assert (found.scale is None) == (wanted.scale is None)
+        assert found.scale is None or torch.equal(found.scale, wanted.scale)
+
+
+@SCALINGS
+def test_products_with_packed_weights_are_those_with_the_weights(scaling: str) -> None:
+    weights = [made(rows, 64, seed=rows, dtype=torch.bfloat16) for rows in (64, 128)]
+    x, bias = made(2, 9, 64, dtype=torch.bfloat16), made(128, seed=3, dtype=torch.bfloat16)
+    gradients = [made(2, 9, rows, seed=rows + 1, dtype=torch.bfloat16) for rows in (64, 128)]
+    forward, back = (
+        [gathered(each, scaling, 2, torch.bfloat16, turned=turned and scaling == "mxfp8") for each in weights] for turned in (False, True)
+    )
+    largest = [each for _, each in forward]
+    found = fp8_linears(x, None, [packed for packed, _ in forward], [None, bias], scaling, torch.bfloat16, largest)
+    assert all(map(torch.equal, found, fp8_linears(x, None, weights, [None, bias], scaling)))
+    mixed = [forward[0][0], weights[1]]
+    assert all(map(torch.equal, fp8_linears(x, None, mixed, [None, bias], scaling, torch.bfloat16, largest), found))
+    made_here = fp8_input_gradients(gradients, [packed for packed, _ in back], scaling, "e4m3", largest)
+    assert torch.equal(made_here, fp8_input_gradients(gradients, weights, scaling, "e4m3"))
+
+
+@pytest.mark.parametrize(("scaling", "casts", "elements"), list(product(["tensor", "mxfp8", "nvfp4"], [False, True], [1 << 22, 64 * 160])))
+def test_packing_allocates_what_the_facts_say(scaling: str, casts: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "SCALED_SLICE_ELEMENTS", elements)
+    shard = made(192, 160, dtype=torch.float32 if casts else torch.bfloat16)
+    packed, largest = torch.empty((192, facts.packed_columns(160, scaling)), dtype=torch.uint8), torch.ones(1)
+    for turned in (False, True):
+        with Peak((shard, packed, largest)) as counted:
+            given = None if scaling == "mxfp8" else largest
+            pack_weight(shard, scaling, packed, given, torch.bfloat16, turned=turned and scaling == "mxfp8")
+        stated = facts.packing_bytes(192, 160, scaling, 2, casts=casts)
+        assert counted.peak <= stated <= 1.01 * counted.peak
+
+
+@SCALINGS
+def test_stated_scratch_is_what_products_with_packed_weights_allocate(scaling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [made(rows, 160, seed=rows, dtype=torch.bfloat16) for rows in (96, 192)]
+    x = made(2, 96, 160, dtype=torch.bfloat16)
+    gradients = [made(2, 96, rows, seed=rows, dtype=torch.bfloat16) for rows in (96, 192)]
+    packed = [gathered(each, scaling, 3, torch.bfloat16, turned=False) for each in weights]
+    given, largest = [each for each, _ in packed], [each for _, each in packed]
+    monkeypatch.setitem(device._chosen, "kernels", "torch")
+    monkeypatch.setattr(reference, "has_tensor_cores", lambda _: True)
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **__: None)
+    operands: list[tuple[str, tuple[Any, ...]]] = [
+        ("fp8_linears", (x, None, given, [None, None], scaling, torch.bfloat16, largest)),
+        ("fp8_input_gradients", (gradients, given, scaling, "e4m3", largest)),
+    ]
+    for name, values in operands:
+        with Peak(values) as counted:
+            results = tree_leaves(getattr(fp8_linear, f"_{name}")._init_fn(*values))
+        inside = counted.peak - sum(tensor.nbytes for tensor in results)
+        stated = scratch_bytes(f"megakernels.{name}.default", values)
+        assert inside <= stated <= 1.01 * inside, name

@@ -1,0 +1,60 @@
+"""Weights that are gathered packed (`precision.recipe.param_gather`) train bit by bit as those that are quantised after a gather."""
+
+from typing import Any
+
+import pytest
+import torch
+from parity_cells import BF16, RECOMPUTED, RESHARD, T2, Cell, pattern
+from parity_world import Worlds
+from torch.utils._pytree import tree_flatten
+
+from megaplan.spec.models import Spec
+from megaplan.spec.packed_gather import packed_gather
+
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
+WIDE = {"model.hidden_size": 64, "model.mlp.ffn_hidden_size": 128}
+PARTS = RESHARD | {"sharding.reshard_size": 2}
+TWO, FOUR, HYBRID = {"dp_shard": 2}, {"dp_shard": 4}, {"dp_shard": 2, "dp_replicate": 2}
+UNEVEN = {"model.mlp.ffn_hidden_size": 176}  # over three ranks in shards of 59 rows, whose last is short
+CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = {
+    "current": ("fp8_current", TWO, pattern("AMDR", 4) | BF16, {}),
+    "current-uneven": ("fp8_current", {"dp_shard": 3}, pattern("AD", 2) | UNEVEN | RESHARD, {}),
+    "current-parts-tp": ("fp8_current", FOUR | T2, pattern("AD", 2) | PARTS | BF16, {}),
+    "mx": ("mxfp8", TWO, pattern("AMDR", 4) | RESHARD, {}),
+    "mx-ends": ("mxfp8", TWO, pattern("AD", 4) | RESHARD | BF16, {"first_last_bf16": (1, 1)}),
+    "mx-kept-pp": ("mxfp8", TWO | {"pp": 2}, pattern("AMDR", 4) | BF16, {}),
+    "mx-pp": ("mxfp8", TWO | {"pp": 2}, pattern("AMDR", 4) | RESHARD, {}),
+    "mx-recomputed": ("mxfp8", HYBRID, pattern("AD", 4) | RESHARD | RECOMPUTED, {}),
+    "mx-parts": ("mxfp8", FOUR, pattern("AD", 2) | PARTS | {"model.mlp.ffn_hidden_size": 256}, {}),
+    "nv": ("nvfp4", TWO, pattern("AMDR", 4) | RESHARD | BF16, {}),
+    "nv-parts": ("nvfp4", FOUR, pattern("AD", 2) | PARTS, {}),
+    "nv-experts": ("nvfp4", TWO | {"ep": 2}, pattern("AE", 2) | {"model.moe.ffn_hidden_size": 48}, {"families": ("A", "E")}),
+}
+IN_CI = ("current-parts-tp", "mx-ends", "nv")
+
+
+COMPARED = ("initial", "gradients", "losses", "norms", "parameters")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])
+def test_packed_weights_train_as_gathered_ones(name: str, worlds: Worlds) -> None:
+    scaling, mesh, spec, recipe = CASES[name]
+    count = 2 * mesh["dp_shard"] * mesh.get("dp_replicate", 1)
+    packed, plain = (
+        Cell(
+            name,
+            mesh,
+            spec={**WIDE, **spec, "precision.recipe": {"name": scaling, "param_gather": packed, **recipe}},
+            num_microbatches=count,
+        )
+        for packed in (True, False)
+    )
+    packs, width = packed_gather(Spec.model_validate(packed.case["spec"])), spec.get("model.mlp.ffn_hidden_size", 128)
+    assert packs is not None
+    assert packs.shard_bytes("D", "up_proj.weight", (width // mesh.get("tp", 1), 64)) is not None
+    for rank, (found, expected) in enumerate(zip(*(worlds.train(cell.case, cell.world_size) for cell in (packed, plain)), strict=True)):
+        for key in COMPARED:
+            (mine, shape), (theirs, other) = tree_flatten(found[key]), tree_flatten(expected[key])
+            assert shape == other
+            wrong = sum(not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(mine, theirs, strict=True))
+            assert wrong == 0, f"rank {rank}: {wrong} of {len(mine)} {key} differ"
