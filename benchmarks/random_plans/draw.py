@@ -231,11 +231,12 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
     _add_post_training(stream("post_training"), sections, mesh)
     if not megatron:
         add_offload(stream("offload"), sections)
-        add_connections(stream("connections"), sections["model"])
     if scope is Scope.RUNTIME:
         add_trained(stream("stated towers"), sections)
+        add_connections(stream("connections"), sections["model"])
     elif sections["host"].get("name") != "megatron":
         add_stated(stream("stated towers"), sections)
+        add_connections(stream("connections"), sections["model"])
         add_streams(stream("streams"), sections["model"])
         add_latents(stream("latents"), sections["model"])
         add_shared(stream("shared"), sections["model"], stages=mesh.get("pp", 1), whole=mesh.get("cp", 1) == 1)
