@@ -114,7 +114,7 @@ def test_each_stage_has_its_own_capacity() -> None:
 
 
 def test_a_plan_of_manual_cuts_on_two_devices_is_read_back(tmp_path: Path) -> None:
-    """Its inputs name the objective that cuts would have, which refuses pools only where cuts are searched."""
+    """A plan names the objective that cuts would have; it refuses pools only where cuts are searched."""
     texts = *sized(), "split={mode: manual, reason: test, spans: [[0, 4], [4, 9]]}", pools({"name": "h100-sxm"})
     (tmp_path / "plan.json").write_text(plan_text(megaplan.split(SPEC, *texts).plan))
     assert megaplan.estimate(str(tmp_path / "plan.json")).budget == megaplan.estimate(SPEC, *texts).budget
