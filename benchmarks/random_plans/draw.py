@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from megaplan.schedules.registry import SPLIT_BACKWARD
 from random_plans.choices import LARGE, Draw, Scope, Size, divisors
 from random_plans.families import later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
@@ -217,6 +218,7 @@ def _add_whole_stages(draw: Draw, document: dict[str, Any]) -> None:
     mesh, sharding = document["mesh"], document.get("sharding", {})
     own = "moe" in document["model"] and any(mesh.get(axis, 1) > 1 for axis in ("cp", "tp", "ep", "etp"))
     own |= "families" in document.get("precision", {}) or "lora" in document or document.get("host", {}).get("name", "megarun") != "megarun"
+    own |= "towers" in document["model"] or document.get("schedule", {}).get("kind") in SPLIT_BACKWARD
     if not own and sharding.get("mode") != "ddp" and draw.chance(0.15):
         document["sharding"] = {key: value for key, value in sharding.items() if key not in ("prefetch", "reshard_size")}
         document["sharding"] |= {"reshard_after_forward": False, "wrap": "stage"}

@@ -8,6 +8,7 @@ from math import gcd, lcm
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import divisors, remainder, use_one_of
 from megaplan.families.registry import families_of
+from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Checked
 from megaplan.spec.host import fabric_size
 from megaplan.spec.models import LatentAttention, Spec
@@ -177,6 +178,8 @@ def _whole_stages(checked: Checked) -> Iterator[Diagnostic]:
         "sharding.mode = ddp": sharding.copies,
         "precision.recipe.param_gather = true": precision.recipe is not None and precision.recipe.param_gather,
         "lora": spec.lora is not None,
+        "model.towers": spec.model.towers is not None,
+        f"schedule.kind = {spec.schedule.kind}": spec.schedule.kind in SPLIT_BACKWARD,
         f"host.name = {spec.host.kind.name}": not spec.host.kind.trained,
     }
     broken += [name for name, holds in given.items() if holds]
