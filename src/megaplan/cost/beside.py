@@ -228,3 +228,13 @@ def _waves(tiles: int, num_sms: int) -> int:
 def _launches(elements: int) -> int:
     """Launches of one operation on a list of tensors."""
     return max(1, -(-elements // (CHUNK_ELEMENTS * CHUNKS_OF_LAUNCH)))
+
+
+def newton_schulz_flops(rows: int, columns: int, num_steps: int) -> int:
+    """Newton-Schulz on a matrix of n ≤ m: in each segment half of X Xᵀ and a product with X, 3 n² m, and halves of products of n × n, n³.
+
+    Source: `megakernels.newton_schulz_`, whose symmetric products are of one triangle.
+    """
+    short, long = sorted((rows, columns))
+    lengths = segments(num_steps, short, long)
+    return 3 * len(lengths) * short**2 * long + num_inner_products(lengths) * short**3

@@ -21,7 +21,6 @@ from math import prod
 from typing import NamedTuple
 
 from megakernels.facts import KindWork
-from megakernels.ops.newton_schulz.facts import num_inner_products, segments
 from megakernels.ops.packed_weight.facts import Packing
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
@@ -34,6 +33,7 @@ from megaplan.cost.beside import (
     gather_parts,
     muon_operations,
     muon_parts,
+    newton_schulz_flops,
     reduce_parts,
     sum_parts,
 )
@@ -165,16 +165,6 @@ def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> Local
                 if size is not None:
                     elements, stored = elements + prod(shape), stored + size * packs.degree
     return local._replace(packed=(elements, stored))
-
-
-def newton_schulz_flops(rows: int, columns: int, num_steps: int) -> int:
-    """Newton-Schulz on a matrix of n ≤ m: in each segment half of X Xᵀ and a product with X, 3 n² m, and halves of products of n × n, n³.
-
-    Source: `megakernels.newton_schulz_`, whose symmetric products are of one triangle.
-    """
-    short, long = sorted((rows, columns))
-    lengths = segments(num_steps, short, long)
-    return 3 * len(lengths) * short**2 * long + num_inner_products(lengths) * short**3
 
 
 def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
