@@ -1,12 +1,19 @@
-"""The order in which FSDP2 lists a block's tensors."""
+"""The order in which FSDP2 lists a block's tensors, and bytes beside them while it fills or cuts them one after another.
+
+It fills gathered tensors from casts on a mesh of one rank, and replaces them by the part that a rank keeps.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from megaplan.families.registry import FAMILIES
-from megaplan.inventory.tensors import Block, Outside
+from megaplan.hosts.megarun.sizes import Sizes, local_shape
+from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor
+from megaplan.spec.layout import keepers_of
 
+EXPERT_PARALLEL, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Group.MATRIX, Group.FROZEN
 LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}
 """Last parameter that FSDP2 lists for a family whose blocks have parameters of their own, which follow those of their children."""
 
@@ -28,3 +35,57 @@ def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
         return len(blocks), name == own or "." not in name
 
     return key
+
+
+def casting_bytes(sizes: Sizes, block: Block) -> tuple[int, int]:
+    """Bytes in addition to the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh.
+
+    A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage. Without FSDP2 there
+    are none: copies are cast in place.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
+    """
+    key, compute = listed_key(block), sizes.compute(block.family)
+    if sizes.whole_state or all(sizes.stored(group) is compute for group in (MATRIX, FROZEN)) or min(sizes.degrees) > 1:
+        return 0, 0
+    tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: key(each[0].name))
+    found = []
+    for expert in (False, True):
+        most = filled = before = 0
+        for tensor, whole in tensors:
+            if (tensor.owner is EXPERT_PARALLEL) is expert:
+                used = sizes.used(tensor.group, block.family)
+                size = (whole if sizes.whole else local_part(tensor, sizes)[1]) * used.bytes
+                cast = 0 if sizes.stored(tensor.group) is used else size
+                most = max(most, filled + before + cast, filled + size + cast)
+                filled, before = filled + size, cast
+        found.append(0 if sizes.degrees[expert] > 1 else most - filled)
+    return found[0], found[1]
+
+
+def cutting_bytes(sizes: Sizes, block: Block, *, packed: bool = False) -> tuple[int, int]:
+    """Bytes in addition to the gathered tensors, dense and of the bank, while each is replaced by the part that a rank keeps.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`to_sharded_post_forward`).
+    """
+    found, key = [0, 0], listed_key(block)
+    for expert in (False, True):
+        degree, keepers = sizes.degrees[expert], keepers_of(sizes.kept_over, sizes.degrees[expert])
+        if keepers == degree or sizes.whole_state:
+            continue
+        left = 0
+        for tensor in sorted(block.tensors, key=lambda each: key(each.name)):
+            if (tensor.owner is EXPERT_PARALLEL) is expert:
+                shape, elements = local_part(tensor, sizes)
+                rows = shape[0] * shape[1] if expert else shape[0]
+                chunk = -(-rows // degree) * (elements // rows) if sizes.padded else -(-elements // degree)
+                low = sizes.packs.shard_bytes(block.family, tensor.name, shape) if packed and sizes.packs and not expert else None
+                nbytes = degree * (chunk * sizes.used(tensor.group, block.family).bytes if low is None else low)
+                found[expert], left = max(found[expert], left + nbytes // keepers), left + nbytes // keepers - nbytes
+    return found[0], found[1]
+
+
+def local_part(tensor: ParamTensor, sizes: Sizes) -> tuple[tuple[int, ...], int]:
+    """The shape of a rank's part, and its number of elements."""
+    shape = local_shape(tensor, sizes.tp, sizes.ep, sizes.etp)
+    return shape, prod(shape)

@@ -21,8 +21,7 @@ from typing import NamedTuple
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.filling import casting_bytes, cutting_bytes, local_part
-from megaplan.hosts.megarun.listed import LAST_OWN, listed_key
+from megaplan.hosts.megarun.listed import LAST_OWN, casting_bytes, cutting_bytes, listed_key, local_part
 from megaplan.hosts.megarun.packed import packed_block
 from megaplan.hosts.megarun.sizes import NOTHING, Cast, GroupBytes, MatrixScratch, Sizes, Uneven, together
 from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block, matrix_round

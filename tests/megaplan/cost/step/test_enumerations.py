@@ -94,7 +94,7 @@ NOT_OF_THESE_HOSTS = {
     "model.attention.values_are_keys", "model.embedding_norm",
     "model.head_bias", "model.mlp.inner_norm", "model.mamba.bias", "model.mamba.conv_bias", "model.mamba.gated_norm",
     "model.mlp.bias", "model.moe.activation", "model.moe.bias", "model.moe.expert_choice", "model.moe.own_norms", "model.moe.router_bias",
-    "model.moe.score_correction", "model.norm_placement", "sharding.mode",
+    "model.moe.score_correction", "model.norm_placement", "sharding.mode", "sharding.wrap",
 }  # fmt: skip
 """Options that a host refuses, or takes for all blocks at once, so that one of them alone has one legal value."""
 NEUTRAL = OF_MEMORY | OF_VALUES | NOT_MEASURED | NOT_OF_THESE_HOSTS
