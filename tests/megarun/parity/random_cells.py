@@ -1,6 +1,7 @@
 """Random layouts of random small models as cells, from a seed."""
 
 import sys
+from itertools import count
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from random_plans.choices import TINY, Scope
 from random_plans.draw import draw
 
+from megaplan.errors import MegaplanError
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import spec_from_document
+from megaplan.spec.models import Spec
 
 MOST_PROCESSES = 8
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
@@ -22,19 +25,22 @@ OWN = ("host", "sharding", "recompute")
 
 
 def random_cell(seed: int) -> Cell:
-    """The first cell of a seed's stream that runs on 2 to 8 processes and has no gradient that is zero analytically."""
-    attempt = 0
-    while True:
+    """The first legal cell of a seed's stream that runs on 2 to 8 processes and has no gradient that is zero analytically."""
+    for attempt in count():
         document = draw(1000 * seed + attempt, Scope.RUNTIME, TINY)
         world = prod(document["mesh"].get(axis, 1) for axis in RANK_AXES)
         if 2 <= world <= MOST_PROCESSES:
-            return _cell(f"random-{seed}", document)
-        attempt += 1
+            try:
+                spec = spec_from_document(document)
+            except MegaplanError:  # libraries of another device, for one
+                continue
+            return _cell(f"random-{seed}", document, spec)
+    raise AssertionError
 
 
-def _cell(name: str, document: dict[str, Any]) -> Cell:
+def _cell(name: str, document: dict[str, Any], loaded: Spec) -> Cell:
     """The document in fp32, at a rate at which three steps change parameters by much."""
-    plan = make_plan(spec_from_document(document))  # bars of the pattern are cuts of its own
+    plan = make_plan(loaded)  # bars of the pattern are cuts of its own
     mesh, schedule, model = document["mesh"], document["schedule"], document["model"]
     model = _with_gradients(model, divides_rows=mesh.get("cp", 1) * mesh.get("tp", 1) > 1)
     spec: dict[str, Any] = {
