@@ -24,7 +24,7 @@ def test_every_published_size_is_near() -> None:
     assert all(abs(each.error) <= NEAR_MEMORY for each in memory())
 
 
-def test_two_of_three_iterations_are_near_and_of_those_that_are_in_no_fit() -> None:
+def test_seven_in_ten_iterations_are_near_and_most_of_those_that_are_in_no_fit() -> None:
     found = iterations()
-    for among in (found, [each for each in found if not each.fitted]):
-        assert sum(abs(each.error) <= NEAR_TIME for each in among) >= 0.6 * len(among)
+    for among, share in ((found, 0.7), ([each for each in found if not each.fitted], 0.5)):
+        assert sum(abs(each.error) <= NEAR_TIME for each in among) >= share * len(among)
