@@ -1,4 +1,6 @@
-"""Hyper-connections. Saved: `collapse_streams` x, parameters, the tokens' numbers and norms; `expand_streams` all of its inputs."""
+"""Hyper-connections, in plain torch on every device, stream by stream. Saved: `collapse_streams` x, parameters, the tokens' numbers and norms; `expand_streams` all
+of its inputs.
+"""
 
 from typing import Any
 
@@ -36,9 +38,6 @@ def collapse_streams(x: Tensor, weight: Tensor, base: Tensor, scale: Tensor, how
     Scratch:
         A sum of one stream's size in fp32, copies of the numbers, and the divisors of each step.
 
-    Triton:
-        None: plain torch, stream by stream, with the products of its libraries.
-
     Raises:
         ValueError: shapes do not fit.
 
@@ -69,9 +68,6 @@ def expand_streams(x: Tensor, made: Tensor, weights: Tensor, count: int, factor:
 
     Scratch:
         A sum of one stream's size in fp32.
-
-    Triton:
-        None, as `collapse_streams`.
 
     Raises:
         ValueError: shapes do not fit.
