@@ -1,5 +1,6 @@
-"""Hyper-connections, in plain torch on every device, stream by stream. Saved: `collapse_streams` x, parameters, the tokens' numbers and norms; `expand_streams` all
-of its inputs.
+"""Hyper-connections, in plain torch on every device, stream by stream.
+
+Saved: `collapse_streams` x, parameters, the tokens' numbers and norms; `expand_streams` all of its inputs.
 """
 
 from typing import Any
