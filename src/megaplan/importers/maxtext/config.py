@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from megaplan.hosts.maxtext.policies import TENSORS
 from megaplan.importers.maxtext.keys import DEFAULTS, IGNORED, REFUSED, SLICE, SLICES
 from megaplan.importers.maxtext.model import DEFAULTS as OF_MODEL
 from megaplan.importers.maxtext.model import models
+from megaplan.importers.program_config import ProgramConfig
 from megaplan.importers.structure import Policy
 from megaplan.spec.comments import SECTION, settings_of_section
 from megaplan.spec.read import display_name, read_text
@@ -33,7 +34,7 @@ WHOLE = 300
 """Keys from which on a file is base.yml as a whole, so that most of its keys are none of this import's."""
 
 
-class MaxTextConfig:
+class MaxTextConfig(ProgramConfig):
     """Keys of files and arguments; every one is read, refused, or reported.
 
     Attributes:
@@ -41,6 +42,8 @@ class MaxTextConfig:
         settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
         name: Name of the first file, or of the arguments.
     """
+
+    defaults = DEFAULTS
 
     def __init__(self, inputs: Sequence[str], policy: Policy | None = None) -> None:
         """Read the inputs in order.
@@ -52,12 +55,8 @@ class MaxTextConfig:
         Raises:
             MegaplanError: MP916, a file is none of MaxText's; errors of reading a file.
         """
-        self.values: dict[str, Any] = {}
+        super().__init__("arguments", policy)
         self.settings: list[str] = []
-        self.name, self._policy = "arguments", policy or Policy()
-        self._errors: list[Diagnostic] = []
-        self._defaulted: list[str] = []
-        self._said: list[str] = []
         self._others: list[str] = []
         given: dict[str, Any] = {}
         files = [text for text in inputs if "=" not in text]
@@ -129,9 +128,6 @@ class MaxTextConfig:
         if unknown:
             self.say(f"not read, for it changes no tensor that is priced: {', '.join(unknown)}")
 
-    def _at(self, key: str) -> Location:
-        return Location(self.name, key=key)
-
     def value(self, key: str) -> Any:
         """The value of a key, or MaxText's default."""
         found = self.values.get(key)
@@ -140,56 +136,18 @@ class MaxTextConfig:
         return DEFAULTS[key] if found is None else found
 
     def whole(self, key: str, least: int = 1) -> int:
-        """An integer from `least` on."""
-        found = self.value(key)
-        if isinstance(found, float) and found.is_integer():
-            found = int(found)
-        if isinstance(found, bool) or not isinstance(found, int) or not least <= found < 1 << 40:
-            self.wrong(key, f"an integer from {least} on")
-            return max(1, least)
-        return found
+        """An integer from `least` on; 4.0 is one, too."""
+        if isinstance(found := self.values.get(key), float) and found.is_integer():
+            self.values[key] = int(found)
+        return super().whole(key, least)
 
-    def number(self, key: str) -> float:
-        """A number that is not negative."""
-        found = self.value(key)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < float("inf"):
-            self.wrong(key, "a number from 0 on")
-            return 1.0
-        return float(found)
-
-    def switch(self, key: str) -> bool:
-        """A truth value."""
-        found = self.value(key)
-        if not isinstance(found, bool):
-            self.wrong(key, "true or false")
-        return bool(found)
-
-    def choice(self, key: str, choices: dict[str, Any]) -> Any:
-        """The value that one of some words means."""
+    def choice(self, key: str, choices: Mapping[str, Any]) -> Any:
+        """The value that one of some words means; a truth value or a number is the word of it."""
         found = str(self.value(key))
         if found not in choices:
             self.wrong(key, " or ".join(each or '""' for each in choices))
             return next(iter(choices.values()))
         return choices[found]
-
-    def wrong(self, key: str, wanted: str, *hints: str) -> None:
-        """Reports a value of another type (MP916)."""
-        self._errors.append(diagnostic("MP916", f"{self._shown(key)}, and it is {wanted}", self._at(key), hints))
-
-    def refuse(self, key: str, why: str, *hints: str) -> None:
-        """Reports a setting that a spec cannot express (MP914)."""
-        self._errors.append(diagnostic("MP914", f"{self._shown(key)}: {why}", self._at(key), hints))
-
-    def _shown(self, key: str) -> str:
-        return f"{key} = {json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)}"
-
-    def say(self, text: str) -> None:
-        """Adds a line to the note about assumptions."""
-        self._said.append(text)
-
-    def refusal(self) -> MegaplanError:
-        """The error of everything that was wrong so far."""
-        return MegaplanError(self._errors)
 
     def stop(self) -> NoReturn:
         """Raises everything that was wrong so far."""
@@ -203,8 +161,7 @@ class MaxTextConfig:
         """
         if self._errors:
             self.stop()
-        absent = ", ".join(f"{key} = {json.dumps(DEFAULTS[key])}" for key in dict.fromkeys(self._defaulted)) or "none"
-        detail = "\n".join([*self._said, f"absent keys have the defaults of base.yml: {absent}"])
+        detail = "\n".join([*self._said, f"absent keys have the defaults of base.yml: {self._absent}"])
         return [diagnostic("MP919", detail, Location(self.name), severity=Severity.NOTE)]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.importers.program_config import ProgramConfig
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
 from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, STATED, Made, read_registry
-from megaplan.scalars import MAX_INT
 from megaplan.spec.comments import SECTION, settings_of_section
 
 FLOAT8_2024 = "float8.enable_float8_linear", "training.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear"
@@ -26,7 +26,7 @@ WHOLE = "sdpa"
 TOKENS, SEQUENCE = "training.num_tokens_per_microbatch_per_dp_rank", "training.max_context_length"
 
 
-class JobConfig:
+class JobConfig(ProgramConfig):
     """Dotted keys of a file; every one is read, listed as irrelevant, or refused.
 
     Attributes:
@@ -37,6 +37,8 @@ class JobConfig:
         settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
         beyond: Reasons for which the estimate of host torchtitan is not that of the job.
     """
+
+    defaults = DEFAULTS
 
     def __init__(self, text: str, name: str, function: str | None = None, policy: Policy | None = None) -> None:
         """Read TOML, JSON as torchtitan saves it, or a configuration in Python.
@@ -50,11 +52,8 @@ class JobConfig:
         Raises:
             MegaplanError: MP916 if it is none of them, or no table; MP932 and MP933 of a Python file.
         """
-        self.name, self._policy = name, policy or Policy()
+        super().__init__(name, policy)
         self._unknown: list[str] = []
-        self._errors: list[Diagnostic] = []
-        self._defaulted: list[str] = []
-        self._said: list[str] = []
         self.beyond: list[str] = []
         is_python = name.endswith(".py")
         self.settings: list[str] = []
@@ -117,41 +116,6 @@ class JobConfig:
                 else:
                     self._unknown.append(key)
 
-    def _shown(self, key: str) -> str:
-        return f"{key} = {json.dumps(self.values[key], default=str)}"
-
-    def _at(self, key: str) -> Location:
-        return Location(self.name, key=key)
-
-    def value(self, key: str) -> Any:
-        """The value of a key, or torchtitan's default."""
-        if key not in self.values:
-            self._defaulted.append(key)
-        return self.values.get(key, DEFAULTS[key])
-
-    def whole(self, key: str, least: int = 1) -> int:
-        """An integer from `least` on."""
-        found = self.value(key)
-        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= MAX_INT:
-            self.wrong(key, f"an integer from {least} on")
-            return max(1, least)
-        return found
-
-    def number(self, key: str) -> float:
-        """A number that is not negative."""
-        found = self.value(key)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < float("inf"):
-            self.wrong(key, "a number from 0 on")
-            return 1.0
-        return float(found)
-
-    def switch(self, key: str) -> bool:
-        """A truth value."""
-        found = self.value(key)
-        if not isinstance(found, bool):
-            self.wrong(key, "true or false")
-        return bool(found)
-
     def names(self, key: str) -> list[str]:
         """A list of texts."""
         found = self.value(key)
@@ -162,35 +126,9 @@ class JobConfig:
             return []
         return found
 
-    def choice(self, key: str, choices: Mapping[str, Any]) -> Any:
-        """The value that one of some words means."""
-        found = self.value(key)
-        if not isinstance(found, str) or found not in choices:
-            self.wrong(key, " or ".join(choices))
-            return next(iter(choices.values()))
-        return choices[found]
-
-    def wrong(self, key: str, wanted: str, *hints: str) -> None:
-        """Reports a value of another type (MP916)."""
-        shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
-        self._errors.append(diagnostic("MP916", f"{key} = {shown}, and it is {wanted}", self._at(key), hints))
-
-    def refuse(self, key: str, why: str, *hints: str) -> None:
-        """Reports a setting that a spec cannot express (MP914)."""
-        shown = json.dumps(self.values.get(key, DEFAULTS.get(key)), default=str)
-        self._errors.append(diagnostic("MP914", f"{key} = {shown}: {why}", self._at(key), hints))
-
-    def say(self, text: str) -> None:
-        """Adds a line to the note about assumptions."""
-        self._said.append(text)
-
     def unread(self, key: str, line: int) -> None:
         """Reports a value that only running the file gives (MP932)."""
         self._errors.append(diagnostic("MP932", f"{key} is made on line {line}", Location(self.name, line=line)))
-
-    def refusal(self) -> MegaplanError:
-        """The error of everything that was wrong so far."""
-        return MegaplanError(self._errors)
 
     def finish(self) -> list[Diagnostic]:
         """The notes about assumptions and about keys that are not known.
@@ -200,7 +138,6 @@ class JobConfig:
         """
         if self._errors:
             raise self.refusal()
-        absent = ", ".join(f"{key} = {json.dumps(DEFAULTS[key])}" for key in dict.fromkeys(self._defaulted)) or "none"
         chunks = "\nthe loss takes logits in chunks, and the estimate has them whole, which is more" if self._chunked else ""
         if (backend := self.values.get(ATTENTION, WHOLE)) != WHOLE:
             chunks += f"\n{backend} masks attention by document; the estimate has whole sequences, the same tensors and no less time"
@@ -209,7 +146,7 @@ class JobConfig:
         if self.values.get("optimizer.early_step_in_backward"):
             chunks += "\nthe optimizer takes each gradient in backward and frees it, and the estimate has them all, which is more"
         chunks += "".join(f"\n{each}" for each in self._said)
-        detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {absent}"
+        detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {self._absent}"
         notes = [diagnostic("MP919", detail, Location(self.name), severity=Severity.NOTE)]
         if self._unknown:
             said = "\n".join(map(self._shown, self._unknown))
