@@ -17,6 +17,7 @@ from megaplan.errors import MegaplanError
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import spec_from_document
 from megaplan.spec.models import Spec
+from megaplan.spec.not_built_yet import megarun_refuses
 
 MOST_PROCESSES = 8
 FP32 = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "fp32")
@@ -33,6 +34,8 @@ def random_cell(seed: int) -> Cell:
             try:
                 spec = spec_from_document(document)
             except MegaplanError:  # libraries of another device, for one
+                continue
+            if any(found.code == "MP790" for found in megarun_refuses(spec)):
                 continue
             return _cell(f"random-{seed}", document, spec)
     raise AssertionError
@@ -81,4 +84,7 @@ def _with_gradients(model: dict[str, Any], *, divides_rows: bool) -> dict[str, A
     structure = model.get("features", {}).get("structure")
     if structure is not None:
         structure["num_categories"] = max(7, structure["num_categories"])  # as many codes as the rows of the cells have
+    relations = model.get("features", {}).get("relation_bias")
+    if relations is not None:
+        relations["num_relations"] = max(7, relations["num_relations"])
     return model
