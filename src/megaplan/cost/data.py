@@ -43,7 +43,7 @@ from megaplan.cost.transfers import gather_ns, sum_ns
 from megaplan.inventory.adapters import packable, packed_tensor
 from megaplan.inventory.tensors import Group, Inventory, Owner, layer_names
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import PackedGather, packed_gather
+from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 
 GRAPH_OPERATIONS, UPDATE_GRAPH_OPERATIONS = 3, 2
@@ -150,13 +150,9 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
     return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, (packed, stored))
 
 
-def _packs(spec: Spec) -> PackedGather | None:
-    return packed_gather(spec) if spec.precision.recipe is not None else None
-
-
 def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
     """The elements with those of the weights that the recipe gathers packed."""
-    packs = _packs(spec)
+    packs = packed_gather(spec)
     if packs is None:
         return local
     elements = stored = 0
@@ -186,7 +182,7 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
     whole = local_elements(inventory, 1, 1, 1, spec.packing)
-    elements, stored = with_packed(spec, inventory, whole).packed if _packs(spec) else (0, 0)
+    elements, stored = with_packed(spec, inventory, whole._replace(packed=(0, 0))).packed
     used = precision.params.bytes
     once = whole.dense_bytes(used, 1) + whole.experts * used - mesh.tp * (elements * used - stored)
     gathered = once * gathers if mesh.dp_shard > 1 else 0
@@ -353,7 +349,7 @@ def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
         local.trained_tensors,
         local.groups,
         local.matrices,
-        local.packed if _packs(spec) else (0, 0),
+        local.packed if packed_gather(spec) else (0, 0),
     )
 
 

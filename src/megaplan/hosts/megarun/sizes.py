@@ -374,6 +374,6 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         kept_over=spec.sharding.kept_over,
         gathers_ahead=spec.sharding.prefetch or int(mesh.experts_travel),
         offload=spec.host.optimizer_offload or 0.0,
-        packs=packed_gather(spec) if spec.precision.recipe is not None else None,
+        packs=packed_gather(spec),
         whole_stages=spec.sharding.wraps_stages,
     )
