@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megaplan.api.estimate import estimate
-from megaplan.importers.hf import ImportedSpec, import_hf
+from megaplan.importers.hf import ImportedConfig, import_hf
 from megaplan.spec.not_built_yet import megarun_refuses
 from megarun.huggingface.names import NAMES
 
@@ -159,7 +159,7 @@ SILENT = {"num_nextn_predict_layers", "attention_dropout", "residual_in_fp32", "
 """Fields that are reported and change no value of what is trained."""
 
 
-def trained(imported: ImportedSpec) -> str:
+def trained(imported: ImportedConfig) -> str:
     """Support of a model in megarun."""
     refused = [line.partition(" = ")[0] for item in megarun_refuses(imported.loaded.spec) for line in item.detail.splitlines()]
     reported = [

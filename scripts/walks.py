@@ -1,13 +1,13 @@
 """Counts the files, functions and moves between files of megaplan in a command: how much code a reader walks through to follow it.
 
-    python scripts/walks.py [WALK ...]      default: every walk
-
-A file counts if one of its named functions is called; lambdas, comprehensions and the statements of a module do not count. A move is a
-call of a named function in another file than that of the last one.
+A file counts if one of its named functions is called; lambdas, comprehensions and the statements of a module or of a class do not count.
+A move is a call of a named function in another file than that of the last one.
 """
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import io
 import sys
 import tempfile
@@ -39,7 +39,8 @@ class Walk:
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
         """Record a call; the function that `sys.setprofile` takes."""
         code = frame.f_code
-        if event != "call" or code.co_name.startswith("<") or not code.co_filename.startswith(str(PACKAGE)):
+        is_named = code.co_flags & inspect.CO_NEWLOCALS and not code.co_name.startswith("<")
+        if event != "call" or not is_named or not code.co_filename.startswith(str(PACKAGE)):
             return
         self.functions.add((code.co_filename, code.co_qualname))
         self.moves += code.co_filename != self.file
@@ -91,15 +92,17 @@ def count(prepare: Callable[[], Callable[[], object]]) -> Walk:
     return walk
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     """Print a line per walk."""
     with tempfile.TemporaryDirectory() as folder:
         known = walks(folder)
-        for name in names or known:
+        parser = argparse.ArgumentParser(description=__doc__)
+        parser.add_argument("walks", metavar="WALK", nargs="*", choices=[[], *known], help=f"{', '.join(known)}; all of them by default")
+        for name in parser.parse_args().walks or known:
             walk = count(known[name])
             print(f"{name}: {len(walk.files)} files, {len(walk.functions)} functions, {walk.moves:,} moves between files")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megaplan.diagnostics import refuse
 from megaplan.terminal import output
+
+if TYPE_CHECKING:
+    from megaplan.importers.imported import Imported
 
 STDOUT = "-"
 
@@ -32,6 +36,21 @@ def write_new(path: str, text: str | bytes, *, force: bool) -> None:
     if path != STDOUT and Path(path).exists() and not Path(path).is_dir() and not force:
         raise refuse("MP482", f"{path} exists", "add --force to replace it", file=path)
     write_whole(path, text)
+
+
+def write_spec(target: str, imported: Imported, title: str, *, force: bool) -> None:
+    """Write an imported spec as `write_new` does, and report what the importer found.
+
+    Args:
+        target: Output file; - for stdout.
+        imported: The spec.
+        title: First comment of the file.
+        force: Replace the file if it exists.
+    """
+    write_new(target, imported.text(title), force=force)
+    if target != STDOUT:
+        output.write(f"wrote {target}\n")
+    output.report(imported.loaded.diagnostics)
 
 
 def check_target(path: str, source: str) -> None:

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from megaplan.cli.examples import epilog_of
-from megaplan.cli.files import STDOUT, write_new
+from megaplan.cli.files import STDOUT, write_spec
 from megaplan.cli.options import Overrides
-from megaplan.terminal import output
 
 group = typer.Typer(name="import", help="Convert other projects' model configs to specs.", no_args_is_help=True)
 
@@ -29,18 +28,12 @@ def import_hf(
     overrides: Overrides = None,
 ) -> int:
     """Convert a Hugging Face config to a spec. Fields that a spec cannot express are errors."""
-    from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
+    from megaplan.importers.hf import import_hf as read_config  # noqa: PLC0415  (help needs no model)
     from megaplan.spec.hub import MAX_CONFIG_BYTES  # noqa: PLC0415
     from megaplan.spec.read import display_name, model_file, read_text  # noqa: PLC0415
 
     config = model_file(config)
     name = display_name(config)
-    imported = hf.import_hf(read_text(config, MAX_CONFIG_BYTES), name, overrides or (), strict=strict)
-    found = imported.loaded.diagnostics
-    comments = [f"Imported from {name}, model_type {imported.family}."]
-    comments += [f"Not imported: {line}" for item in found if item.code == "MP820" for line in item.detail.splitlines()]
-    write_new(target, hf.spec_text(imported.document, comments), force=force)
-    if target != STDOUT:
-        output.write(f"wrote {target}\n")
-    output.report(found)
+    imported = read_config(read_text(config, MAX_CONFIG_BYTES), name, overrides or (), strict=strict)
+    write_spec(target, imported, f"Imported from {name}, model_type {imported.family}.", force=force)
     return 0

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli.files import STDOUT, write_new
+from megaplan.cli.files import STDOUT, write_spec
 from megaplan.cli.options import Overrides
-from megaplan.terminal import output
 
 
 def import_maxtext(
@@ -29,13 +28,9 @@ def import_maxtext(
     overrides: Overrides = None,
 ) -> int:
     """Convert a run of MaxText to a spec. Keys that decide a tensor and that a spec cannot express are errors."""
-    from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
-    from megaplan.importers.maxtext.spec import import_maxtext as read_run  # noqa: PLC0415
+    from megaplan.importers.maxtext.spec import import_maxtext as read_run  # noqa: PLC0415  (help needs no model)
     from megaplan.importers.structure import Policy  # noqa: PLC0415
 
     imported = read_run(inputs, overrides or (), devices, Policy(strict=strict, ignored=frozenset(ignore or ())))
-    write_new(target, hf.spec_text(imported.document, [f"Imported from a run of MaxText: {' '.join(inputs)}"]), force=force)
-    if target != STDOUT:
-        output.write(f"wrote {target}\n")
-    output.report(imported.loaded.diagnostics)
+    write_spec(target, imported, f"Imported from a run of MaxText: {' '.join(inputs)}", force=force)
     return 0

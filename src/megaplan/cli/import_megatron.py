@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megaplan.cli.files import STDOUT, write_new
+from megaplan.cli.files import STDOUT, write_spec
 from megaplan.cli.options import Overrides
 from megaplan.diagnostics import refuse
 from megaplan.terminal import output
@@ -51,8 +51,7 @@ def import_megatron(
     overrides: Overrides = None,
 ) -> int:
     """Convert a Megatron launch to a spec. Arguments that decide a tensor and that a spec cannot express are errors."""
-    from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
-    from megaplan.importers.megatron.arguments import name_of  # noqa: PLC0415
+    from megaplan.importers.megatron.arguments import name_of  # noqa: PLC0415  (help needs no model)
     from megaplan.importers.megatron.spec import import_megatron as read_launch  # noqa: PLC0415
     from megaplan.importers.megatron.spec import import_recording  # noqa: PLC0415
     from megaplan.importers.structure import Policy  # noqa: PLC0415
@@ -69,13 +68,7 @@ def import_megatron(
         name, text = ("arguments", "") if alone else (display_name(launch[0]), read_text(launch[0]))
         words = launch if alone else launch[1:]
         imported = read_launch(text, name, overrides or (), gpus, environment=variables, argv=words, policy=policy, number=number)
-    found = imported.loaded.diagnostics
-    comments = [f"Imported from {name}, launch arguments of Megatron-LM."]
-    comments += [f"Not imported: {line}" for item in found if item.code == "MP915" for line in item.detail.splitlines()]
-    write_new(target, hf.spec_text(imported.document, comments), force=force)
-    if target != STDOUT:
-        output.write(f"wrote {target}\n")
-    output.report(found)
+    write_spec(target, imported, f"Imported from {name}, launch arguments of Megatron-LM.", force=force)
     return 0
 
 

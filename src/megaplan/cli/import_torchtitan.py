@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from megaplan.cli.files import STDOUT, write_new
+from megaplan.cli.files import STDOUT, write_spec
 from megaplan.cli.options import Overrides
-from megaplan.terminal import output
 
 
 def import_torchtitan(
@@ -24,8 +23,7 @@ def import_torchtitan(
     overrides: Overrides = None,
 ) -> int:
     """Convert a torchtitan job to a spec. Keys that decide a tensor and that a spec cannot express are errors."""
-    from megaplan.importers import hf  # noqa: PLC0415  (help needs no model)
-    from megaplan.importers.structure import Policy  # noqa: PLC0415
+    from megaplan.importers.structure import Policy  # noqa: PLC0415  (help needs no model)
     from megaplan.importers.torchtitan.spec import import_torchtitan as read_job  # noqa: PLC0415
     from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
 
@@ -33,8 +31,5 @@ def import_torchtitan(
     imported = read_job(
         read_text(config), name, overrides or (), gpus, model, function, Policy(strict=strict, ignored=frozenset(ignore or ()))
     )
-    write_new(target, hf.spec_text(imported.document, [f"Imported from {name}, a job of torchtitan."]), force=force)
-    if target != STDOUT:
-        output.write(f"wrote {target}\n")
-    output.report(imported.loaded.diagnostics)
+    write_spec(target, imported, f"Imported from {name}, a job of torchtitan.", force=force)
     return 0

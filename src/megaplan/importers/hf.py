@@ -8,17 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import class_facts
+from megaplan.importers.imported import Imported
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.registry import ARCHITECTURES, REFUSED, RENAMED
 from megaplan.importers.towers import MULTIMODAL, split_text, towers_of
-from megaplan.spec.document import MAX_DEPTH, Document, SourceMap, parse_document, resolve_scalar
+from megaplan.spec.document import MAX_DEPTH, Document, SourceMap, parse_document
 from megaplan.spec.hub import is_model_name
-from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
 from megaplan.spec.read import MAX_BYTES
 
@@ -33,21 +31,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedSpec:
-    """A config as a spec.
+class ImportedConfig(Imported):
+    """A Hugging Face config as a spec.
 
     Attributes:
-        loaded: The checked spec, with the import's warnings among its diagnostics.
-        document: Plain values of the spec, as a spec file holds them.
         family: The config's `model_type`.
     """
 
-    loaded: LoadedSpec
-    document: dict[str, Any]
     family: str
 
 
-def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bool = False) -> ImportedSpec:
+def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bool = False) -> ImportedConfig:
     """The spec of a config.
 
     Args:
@@ -83,35 +77,8 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": min(SEQ_LENGTH, model.get("learned_positions", SEQ_LENGTH))},
     }
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
-    loaded = check_document(document)
-    found = (*reader.warnings, *notes, *_batch_note(document, name), *loaded.diagnostics)
-    return ImportedSpec(loaded._replace(diagnostics=found), document.value, family)
-
-
-def spec_text(document: dict[str, Any], comments: Sequence[str] = ()) -> str:
-    """A spec file that holds a document's values.
-
-    Args:
-        document: Plain values of a spec.
-        comments: Lines to put before them.
-    """
-    head = "".join(f"# {line}\n" for comment in comments for line in comment.splitlines())
-    return head + yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140, allow_unicode=True)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes exactly the texts that megaplan's own reader would take for something else, and repeats a list in full instead of an alias."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    plain = resolve_scalar(text) == text
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
-
-
-_Dumper.add_representer(str, _represent_text)
+    imported = Imported.of(document, (*reader.warnings, *notes, *_batch_note(document, name)))
+    return ImportedConfig(imported.loaded, imported.document, family)
 
 
 def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:

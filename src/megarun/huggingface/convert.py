@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from megaplan.errors import Diagnostic, MegaplanError, Severity
-from megaplan.importers.hf import NESTED, ImportedSpec, import_hf, text_fields
+from megaplan.importers.hf import NESTED, ImportedConfig, import_hf, text_fields
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.plan.document import PlanDocument
@@ -226,7 +226,7 @@ def _config(path: Path) -> dict[str, Any]:
     return found
 
 
-def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule], ImportedSpec]:
+def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule], ImportedConfig]:
     """The rules of a plan whose model is the config's."""
     imported = import_hf(json.dumps(config), str(path))
     if imported.family not in NAMES:
@@ -306,5 +306,5 @@ def _most(lines: list[str]) -> list[str]:
     return lines if len(lines) <= MOST_NAMED else [*lines[:MOST_NAMED], f"and {len(lines) - MOST_NAMED} more"]
 
 
-def _not_carried(imported: ImportedSpec) -> tuple[Diagnostic, ...]:
+def _not_carried(imported: ImportedConfig) -> tuple[Diagnostic, ...]:
     return tuple(each for each in imported.loaded.diagnostics if each.severity is Severity.WARNING and each.code == "MP820")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from megaplan.importers.hf import ImportedSpec, text_fields
+from megaplan.importers.hf import ImportedConfig, text_fields
 from megaplan.spec.models import Spec
 from megarun.huggingface.names import NAMES, Names
 
@@ -17,7 +17,7 @@ _OWN = (
 """Keys that a config does not decide, or that change no weight."""
 
 
-def model_differences(imported: ImportedSpec, config: Mapping[str, Any], spec: Spec) -> list[str]:
+def model_differences(imported: ImportedConfig, config: Mapping[str, Any], spec: Spec) -> list[str]:
     """The settings of a config's model that differ from those of a plan's, one a line; the type has names for its tensors."""
     theirs, ours = (each.model.model_dump(mode="json") for each in (imported.loaded.spec, spec))
     found = list(_depths_different(NAMES[imported.family], text_fields(config), ours["features"].pop("mtp", None)))

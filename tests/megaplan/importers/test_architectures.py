@@ -9,7 +9,7 @@ import pytest
 from megaplan import split
 from megaplan.errors import MegaplanError
 from megaplan.importers.defaults import class_facts
-from megaplan.importers.hf import ImportedSpec, import_hf
+from megaplan.importers.hf import ImportedConfig, import_hf
 from megaplan.importers.registry import ARCHITECTURES, REFUSED
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import cuts_of
@@ -20,7 +20,7 @@ SMALL: dict[str, list[tuple[dict[str, Any], int]]] = json.loads((Path(__file__).
 """Two small configs a model type, each with transformers' number of parameters."""
 
 
-def imported(fields: dict[str, Any], *changes: str) -> ImportedSpec:
+def imported(fields: dict[str, Any], *changes: str) -> ImportedConfig:
     return import_hf(json.dumps(fields, indent=1), "config.json", changes)
 
 

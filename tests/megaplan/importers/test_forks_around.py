@@ -6,7 +6,8 @@ import pytest
 from recorded_launches import PLAIN
 
 from megaplan.errors import MegaplanError, Severity
-from megaplan.importers.megatron.spec import ImportedLaunch, import_megatron
+from megaplan.importers.imported import Imported
+from megaplan.importers.megatron.spec import import_megatron
 from megaplan.inventory.build import build_inventory
 
 RUN = f"torchrun --nproc_per_node 1 pretrain_gpt.py {PLAIN} --make-vocab-size-divisible-by 1"
@@ -24,11 +25,11 @@ class Other:
 """
 
 
-def details(found: ImportedLaunch, severity: Severity = Severity.NOTE) -> list[str]:
+def details(found: Imported, severity: Severity = Severity.NOTE) -> list[str]:
     return [each.detail for each in found.loaded.diagnostics if each.severity is severity]
 
 
-def parameters(found: ImportedLaunch) -> int:
+def parameters(found: Imported) -> int:
     return build_inventory(found.loaded.spec).parameters
 
 

@@ -7,11 +7,12 @@ import pytest
 from recorded_launches import BARE, errors, recorded
 
 from megaplan.errors import MegaplanError, Severity
-from megaplan.importers.megatron.spec import ImportedLaunch, import_megatron, import_recording
+from megaplan.importers.imported import Imported
+from megaplan.importers.megatron.spec import import_megatron, import_recording
 from megaplan.importers.structure import Policy
 
 
-def imported(name: str, **more: Any) -> ImportedLaunch:
+def imported(name: str, **more: Any) -> Imported:
     return import_recording(recorded(name, **more), f"{name}.sh")
 
 

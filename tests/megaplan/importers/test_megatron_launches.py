@@ -15,7 +15,8 @@ from megaplan.exporters.megatron import export_megatron
 from megaplan.exporters.values import Source
 from megaplan.hosts.megatron.argument import value_at
 from megaplan.hosts.megatron.chunks import recomputed_groups
-from megaplan.importers.megatron.spec import ImportedLaunch, import_megatron, import_recording
+from megaplan.importers.imported import Imported
+from megaplan.importers.megatron.spec import import_megatron, import_recording
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
@@ -100,7 +101,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 }
 
 
-def imported(name: str, **more: Any) -> ImportedLaunch:
+def imported(name: str, **more: Any) -> Imported:
     return import_recording(recorded(name, **more), f"{name}.sh")
 
 

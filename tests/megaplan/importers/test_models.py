@@ -4,7 +4,8 @@ import pytest
 from hf_samples import DEEPSEEK_V3, GONE, MODELS, config, text
 
 from megaplan.errors import MegaplanError, Severity
-from megaplan.importers.hf import ImportedSpec, import_hf, spec_text
+from megaplan.importers.hf import ImportedConfig, import_hf
+from megaplan.importers.imported import spec_text
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.load import load_spec_text
 from megaplan.spec.pattern import parse_pattern
@@ -16,7 +17,7 @@ ACTIVE = {  # as published, to a tenth of a billion
 }
 
 
-def letters(imported: ImportedSpec) -> str:
+def letters(imported: ImportedConfig) -> str:
     model = imported.loaded.spec.model
     return parse_pattern(model.pattern, model.num_layers).layers
 

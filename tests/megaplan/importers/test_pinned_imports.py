@@ -16,7 +16,8 @@ from recorded_launches import SCRIPTS, plain_script
 from test_architectures import SMALL
 
 from megaplan.errors import MegaplanError
-from megaplan.importers.hf import import_hf, spec_text
+from megaplan.importers.hf import import_hf
+from megaplan.importers.imported import spec_text
 from megaplan.importers.megatron.spec import import_megatron
 
 FIELDS = ("name", "pattern", "layers", "spec", "changed", "refused", "outcomes")

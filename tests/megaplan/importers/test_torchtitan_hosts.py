@@ -3,8 +3,9 @@
 import pytest
 
 from megaplan.errors import MegaplanError, Severity
+from megaplan.importers.imported import Imported
 from megaplan.importers.structure import Policy
-from megaplan.importers.torchtitan.spec import ImportedJob, import_torchtitan
+from megaplan.importers.torchtitan.spec import import_torchtitan
 
 EXPERTS = """
 [model]
@@ -27,7 +28,7 @@ BEYOND = {
 """Jobs with something that torchtitan's own estimate lacks; some have warnings too."""
 
 
-def imported(text: str, *overrides: str, gpus: int = 64) -> ImportedJob:
+def imported(text: str, *overrides: str, gpus: int = 64) -> Imported:
     return import_torchtitan(text, "job.toml", overrides, gpus)
 
 

@@ -10,7 +10,7 @@ from megaplan import estimate
 from megaplan.budget.values import RankBudget
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError
-from megaplan.importers.hf import ImportedSpec, import_hf
+from megaplan.importers.hf import ImportedConfig, import_hf
 from megaplan.importers.towers import MULTIMODAL
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.towers import tower_parameters
@@ -19,7 +19,7 @@ SMALL: dict[str, list[tuple[dict[str, Any], int]]] = json.loads((Path(__file__).
 """A small config a model type, with transformers' number of parameters."""
 
 
-def imported(fields: dict[str, Any], *changes: str) -> ImportedSpec:
+def imported(fields: dict[str, Any], *changes: str) -> ImportedConfig:
     return import_hf(json.dumps(fields, indent=1), "config.json", changes)
 
 

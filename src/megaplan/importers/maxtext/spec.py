@@ -13,13 +13,13 @@ from megaplan.devices import TPU, load_device
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError, Severity
 from megaplan.hosts.maxtext.policies import TENSORS
+from megaplan.importers.imported import Imported
 from megaplan.importers.maxtext.config import MaxTextConfig
 from megaplan.importers.maxtext.keys import AXES, SLICE, SLICES
 from megaplan.importers.maxtext.model import BLOCKS, DEFAULTS, cycle_of, section_of
 from megaplan.importers.structure import Policy
 from megaplan.spec.document import Document, SourceMap
 from megaplan.spec.host import RematPolicy
-from megaplan.spec.load import LoadedSpec, check_document
 from megaplan.spec.overrides import apply_overrides
 
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
@@ -37,19 +37,6 @@ ASSUMED_COUNT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedRun:
-    """A run as a spec.
-
-    Attributes:
-        loaded: The checked spec, with the import's notes among its diagnostics.
-        document: Plain values of the spec.
-    """
-
-    loaded: LoadedSpec
-    document: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Slices:
     """Devices of a run: their type, those of a slice, the number of slices, and true if the inputs say so."""
 
@@ -61,7 +48,7 @@ class Slices:
 
 def import_maxtext(
     inputs: Sequence[str], overrides: Sequence[str] = (), devices: int | None = None, policy: Policy | None = None
-) -> ImportedRun:
+) -> Imported:
     """The spec of a run.
 
     Args:
@@ -82,8 +69,7 @@ def import_maxtext(
         detail = f"{slices.size * slices.count} devices of {slices.device} until set"
         notes.append(diagnostic("MP917", detail, Location(config.name), hints, severity=Severity.NOTE))
     document = apply_overrides(Document(plain, SourceMap(config.name)), (*config.settings, *overrides))
-    loaded = check_document(document)
-    return ImportedRun(loaded._replace(diagnostics=(*notes, *loaded.diagnostics)), document.value)
+    return Imported.of(document, notes)
 
 
 def _slices(config: MaxTextConfig, devices: int | None) -> Slices:

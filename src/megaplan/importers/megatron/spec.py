@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import flag
+from megaplan.importers.imported import Imported
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.front_ends import refuse_front_end, refuse_other_program
 from megaplan.importers.megatron.launch import read_arguments
@@ -36,19 +36,6 @@ BLACKWELL = "b200"
 REASON = "the stages of the Megatron launch"
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedLaunch:
-    """A launch as a spec.
-
-    Attributes:
-        loaded: The checked spec, with the import's warnings among its diagnostics.
-        document: Plain values of the spec.
-    """
-
-    loaded: LoadedSpec
-    document: dict[str, Any]
-
-
 def import_megatron(
     text: str,
     name: str,
@@ -59,7 +46,7 @@ def import_megatron(
     argv: Sequence[str] = (),
     policy: Policy | None = None,
     number: int | None = None,
-) -> ImportedLaunch:
+) -> Imported:
     """The spec of a launch.
 
     Args:
@@ -90,7 +77,7 @@ def import_recording(
     gpus: int | None = None,
     number: int | None = None,
     policy: Policy | None = None,
-) -> ImportedLaunch:
+) -> Imported:
     """The spec of a launch that was recorded.
 
     Args:
@@ -114,7 +101,7 @@ def import_recording(
         raise MegaplanError([*error.diagnostics, *([note] if empty else [])]) from None
 
 
-def _imported(launch: Arguments, name: str, overrides: Sequence[str], gpus: int | None) -> ImportedLaunch:
+def _imported(launch: Arguments, name: str, overrides: Sequence[str], gpus: int | None) -> Imported:
     refuse_other_program(launch)
     if launch.foreign():
         launch.stop()
@@ -127,8 +114,7 @@ def _imported(launch: Arguments, name: str, overrides: Sequence[str], gpus: int 
     launch.finish()
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
     loaded = check_document(document)
-    found = (*launch.warnings, *([] if stated else [_assumed(loaded, name)]), *loaded.diagnostics)
-    return ImportedLaunch(loaded._replace(diagnostics=found), document.value)
+    return Imported.of(document, (*launch.warnings, *([] if stated else [_assumed(loaded, name)])), loaded)
 
 
 def _refuse_adapters(launch: Arguments) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
 
 from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Location, Severity
+from megaplan.importers.imported import Imported
 from megaplan.importers.structure import Policy
 from megaplan.importers.torchtitan.config import ADAM, JobConfig
 from megaplan.importers.torchtitan.fork import fork_flavor, stated_flavor, tokens_of
@@ -31,7 +31,6 @@ from megaplan.importers.torchtitan.models import (
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
 from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.document import Document, SourceMap, parse_document
-from megaplan.spec.load import LoadedSpec
 from megaplan.spec.overrides import apply_overrides
 
 REASON = "the stages of the torchtitan job"
@@ -60,19 +59,6 @@ EXAMPLE = "llama3/8B"
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedJob:
-    """A job as a spec.
-
-    Attributes:
-        loaded: The checked spec, with the import's notes among its diagnostics.
-        document: Plain values of the spec.
-    """
-
-    loaded: LoadedSpec
-    document: dict[str, Any]
-
-
 def import_torchtitan(
     text: str,
     name: str,
@@ -81,7 +67,7 @@ def import_torchtitan(
     model: str | None = None,
     function: str | None = None,
     policy: Policy | None = None,
-) -> ImportedJob:
+) -> Imported:
     """The spec of a job.
 
     Args:
@@ -108,8 +94,7 @@ def import_torchtitan(
     if gpus is not None and size != gpus:
         raise refuse("MP914", f"the degrees make {size} ranks, and --gpus {gpus}", f"--gpus {size}", file=name, key="mesh")
     assumed = diagnostic("MP917", f"{size} GPUs until set", Location(name), (f"--gpus {size}",), severity=Severity.NOTE)
-    found = (*notes, *beyond, *([] if stated else [assumed]), *loaded.diagnostics)
-    return ImportedJob(loaded._replace(diagnostics=found), document.value)
+    return Imported.of(document, (*notes, *beyond, *([] if stated else [assumed])), loaded)
 
 
 def _set_degrees(config: JobConfig, settings: Sequence[str]) -> None:
