@@ -30,12 +30,18 @@ STAGES = HERE.parent.parent / "tests/megaplan/hosts/megatron/simumax.json"
 SIMUMAX = "https://github.com/MooreThreads/SimuMax"
 STUDY = "https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/376a9cbf/skills/nemo-mbridge-perf-activation-recompute/card.yaml"
 GIB = 2**30
+UNITS = {"GB": GB, "GiB": GIB}
 HEAD = """# Public reports: what others measured
 
 `make accuracy-reports` writes this page from runs of Megatron-Core that their authors published with the whole configuration. Each is
 imported by `megaplan import megatron`, and the estimate is compared with what was published: bytes that torch had *allocated* or
 *reserved* at most, or those of the *device* as the driver shows them, its context and NCCL's buffers included. Figures of a device are
 whole GiB, and their launches leave lengths of texts open. Worst first.
+
+Megatron-Bridge's cards call their figures GiB, and they are taken as 10⁹ bytes. They are as its log prints them: `report_memory` of
+`training/utils/train_utils.py` divides by 1.0e9 and keeps five digits, so that all ten figures above 100 end in 0 in their third decimal.
+As GiB the eleven compared here would be 4 to 11 % above the estimate whatever model, tokens, sharding and recompute they have. In their
+container Transformer Engine writes gradients over logits, as before release 2.18: the fp32 gradients of 2.18 would be 12 % above.
 """
 
 
@@ -66,7 +72,7 @@ def _published() -> Iterator[Report]:
         found = _estimate(row)
         worst, outside = found.worst, sum(item.bytes for item in found.budget.device.reserve)
         sizes = {"allocated": worst.allocated_bytes, "reserved": worst.peak_bytes, "device": worst.peak_bytes + outside}
-        yield Report(row["name"], row["source"], row["kind"], row["gib"] * GIB, sizes[row["kind"]], row["cause"])
+        yield Report(row["name"], row["source"], row["kind"], row["size"] * UNITS[row["unit"]], sizes[row["kind"]], row["cause"])
 
 
 def _threads() -> Iterator[str]:
@@ -112,7 +118,7 @@ def _pairs() -> Iterator[str]:
     )
     for row in rows:
         above = 100 * (row["reserved"] / row["allocated"] - 1)
-        sizes = f"{row['allocated']:.2f} | {row['reserved']:.2f} | {above:.1f}"
+        sizes = f"{row['allocated'] * GB / GIB:.2f} | {row['reserved'] * GB / GIB:.2f} | {above:.1f}"
         yield f"| [{row['name']}]({row['source']}) | {'yes' if row['graphs'] else 'no'} | {sizes} |"
 
 
