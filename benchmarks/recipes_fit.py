@@ -3,8 +3,8 @@
 python benchmarks/recipes_fit.py FILE.json [--json OUT] [--page]
 
 FILE.json maps names of recipes to their values by dotted key. OUT is `{"fit": N, "not_fit": [...], "not_expressed": [...],
-"invalid": [...]}`; an entry has the recipe, its peak and usable bytes, and the largest column or why no spec says it. Invalid ones have
-degrees that do not divide their GPUs: Megatron-Core refuses them, too. With --page the rows are kept in
+"invalid": [...]}`; an entry has the recipe, its peak and usable bytes, and the largest column or why no spec says it. Invalid ones
+are refused by Megatron itself. With --page the rows are kept in
 `benchmarks/results/recipes_fit.json` and `docs/reference/recipes-fit.md` is written.
 """
 

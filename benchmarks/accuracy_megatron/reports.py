@@ -40,8 +40,8 @@ whole GiB, and their launches leave lengths of texts open. Worst first.
 
 Megatron-Bridge's cards call their figures GiB, and they are taken as 10⁹ bytes. They are as its log prints them: `report_memory` of
 `training/utils/train_utils.py` divides by 1.0e9 and keeps five digits, so that all ten figures above 100 end in 0 in their third decimal.
-As GiB the eleven compared here would be 4 to 11 % above the estimate whatever model, tokens, sharding and recompute they have. In their
-container Transformer Engine writes gradients over logits, as before release 2.18: the fp32 gradients of 2.18 would be 12 % above.
+As GiB all eleven compared here would be above the estimate by 4 to 12 %, whatever model, sharding, tokens and recompute. In their
+container Transformer Engine writes gradients over logits, as before release 2.18: with 2.18's fp32 gradients two would be 12 % high.
 """
 
 

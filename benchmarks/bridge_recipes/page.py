@@ -24,9 +24,10 @@ estimate of the resulting spec, for Megatron-Core, is compared with what the dev
 architectures come from `benchmarks/bridge_recipes/architectures.json`.
 
 **{fit} of {judged} recipes fit ({share:.1f} %); {missing} of {count} ({missing_share:.1f} %) cannot be expressed as a spec.**
-{invalid} more have degrees that do not divide the GPUs of their name, and `initialize_model_parallel` of Megatron-Core raises at them. The
-tightest that fit have less room than any margin, which says that estimates are not simply low; how far they are from measurements is on
-[another page](accuracy-megatron.md). That a recipe is published does not say that it ran.
+{narrow} of those that fit, {narrow_share:.1f} % of all judged, fit narrowly: as `megaplan estimate` says, they would not if torch reserved
+as much as it has at most in published runs. {invalid} more are refused by Megatron itself: degrees that do not divide the GPUs of their
+name, or lengths of texts that differ. The tightest that fit have less room than any margin, which says that estimates are not simply low;
+how far they are from measurements is on [another page](accuracy-megatron.md). That a recipe is published does not say that it ran.
 
 Peaks include what the allocator reserves above what is allocated: 3 % where the recipe lets its segments grow without graphs of layers,
 else 5 %. CUDA graphs of layers add the scratch of the largest layer, since their pool shares nothing with what runs outside; what the
@@ -42,6 +43,8 @@ def text(rows: Sequence[Row]) -> str:
         "count": len(rows),
         "fit": verdicts["fit"],
         "judged": judged,
+        "narrow": sum(row.narrow for row in rows),
+        "narrow_share": 100 * sum(row.narrow for row in rows) / judged if judged else 0.0,
         "share": 100 * verdicts["fit"] / judged if judged else 0.0,
         "missing": verdicts["not_expressed"],
         "invalid": verdicts["invalid"],
@@ -82,8 +85,12 @@ def _reasons(rows: Sequence[Row], verdict: str) -> list[str]:
 
 def _all(rows: Sequence[Row]) -> str:
     some = sorted((row for row in rows if row.peak is not None and row.usable is not None), key=lambda row: -_share(row))
-    lines = [f"| {row.recipe} | {_gib(row.peak)} | {_gib(row.usable)} | {100 * _share(row):.0f} |" for row in some]
-    return _table("## All, fullest first", "Recipe, Peak GiB, Usable GiB, %", lines)
+    lines = [f"| {row.recipe} | {_gib(row.peak)} | {_gib(row.usable)} | {100 * _share(row):.0f} | {_said(row)} |" for row in some]
+    return _table("## All, fullest first", "Recipe, Peak GiB, Usable GiB, %, Estimate", lines)
+
+
+def _said(row: Row) -> str:
+    return "does not fit" if row.verdict == "not_fit" else "fits narrowly" if row.narrow else "fits"
 
 
 def _share(row: Row) -> float:

@@ -12,8 +12,9 @@ from bridge_recipes.document import DEVICES, PER_NODE, NotExpressedError, bridge
 from megaplan.errors import MegaplanError, Severity
 from megaplan.importers.megatron.spec import import_megatron
 
-INVALID = "MP914 --world-size "
-"""Beginning of the reason where the degrees do not divide the GPUs: `initialize_model_parallel` of Megatron-Core raises at the same."""
+INVALID = ("MP914 --world-size ", "MP916 dataset.seq_length")
+"""Beginnings of the reasons at which Megatron itself raises: degrees that do not divide the GPUs, in `initialize_model_parallel` of
+Megatron-Core, and lengths of texts that differ, in `ConfigContainer.validate` of Megatron-Bridge."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,18 @@ class Row:
         peak: Bytes of its largest rank, reserve of the allocator included; None where no spec says the recipe.
         usable: Bytes that the device has for it; None in the same case.
         reason: The largest column of that rank, or why no spec says the recipe.
+        narrow: True if it fits narrowly, as `megaplan estimate` says it.
     """
 
     recipe: str
     peak: int | None
     usable: int | None
     reason: str
+    narrow: bool = False
 
     @property
     def verdict(self) -> str:
-        """`fit`, `not_fit`, `not_expressed`, or `invalid` where no run can have these degrees."""
+        """`fit`, `not_fit`, `not_expressed`, or `invalid` where no run can have these values."""
         if self.peak is None or self.usable is None:
             return "invalid" if self.reason.startswith(INVALID) else "not_expressed"
         return "fit" if self.peak <= self.usable else "not_fit"
@@ -50,7 +53,7 @@ def judge(name: str, recipe: Mapping[str, Any]) -> Row:
         errors = [item for item in error.diagnostics if item.severity is Severity.ERROR]
         return Row(name, None, None, "; ".join(f"{item.code} {item.detail}" for item in errors).replace("\n", "; "))
     largest = max(found.columns, key=lambda column: found.columns[column])
-    return Row(name, found.peak_bytes, found.worst.usable_bytes, str(largest))
+    return Row(name, found.peak_bytes, found.worst.usable_bytes, str(largest), found.narrow is not None)
 
 
 def estimate_of(name: str, recipe: Mapping[str, Any]) -> megaplan.Estimate:

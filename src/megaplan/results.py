@@ -89,11 +89,11 @@ class Result:
         raise TypeError(f"{type(self).__name__} has no picture; to_frame() has its numbers, and megaplan.report(...) makes a page")
 
 
-def verdict_text(fits: bool, peak_bytes: int, headroom_bytes: int, where: str = "") -> str:
-    """`fits: peak 79.06 GiB on ranks 0-3, headroom 58.40 GiB`; `DOES NOT FIT: …, over by 1.20 GiB`."""
+def verdict_text(fits: bool, peak_bytes: int, headroom_bytes: int, where: str = "", *, narrowly: bool = False) -> str:
+    """`fits: peak 79.06 GiB on ranks 0-3, headroom 58.40 GiB`; `fits narrowly: …`; `DOES NOT FIT: …, over by 1.20 GiB`."""
     peak = f"peak {format_bytes(peak_bytes)}{f' on {where}' if where else ''}"
     free = f"headroom {format_bytes(headroom_bytes)}" if headroom_bytes >= 0 else f"over by {format_bytes(-headroom_bytes)}"
-    return f"{'fits' if fits else 'DOES NOT FIT'}: {peak}, {free}"
+    return f"{'DOES NOT FIT' if not fits else 'fits narrowly' if narrowly else 'fits'}: {peak}, {free}"
 
 
 def html_table(rows: Sequence[Row]) -> str:

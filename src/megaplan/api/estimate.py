@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from megaplan.api.load import FilePath, LoadedJob, Source, load, override_texts
 from megaplan.api.size import JobSize, load_sized
-from megaplan.budget.fit import DOES_NOT_FIT, RoutingRange, largest_micro_batch, low_headroom, padding_diagnostics, routing_range
+from megaplan.budget.fit import (
+    DOES_NOT_FIT,
+    NarrowFit,
+    RoutingRange,
+    Verdict,
+    largest_micro_batch,
+    low_headroom,
+    narrow_fit,
+    padding_diagnostics,
+    routing_range,
+)
 from megaplan.budget.peaks import build_budget
 from megaplan.budget.serving import serving_budget
 from megaplan.budget.values import Budget, Cells, RankBudget, ServingBudget
@@ -45,7 +55,8 @@ class Estimate(Result):
 
     def _summary(self) -> Sequence[str]:
         budget, worst = self.budget, self.worst
-        verdict = verdict_text(budget.fits, worst.peak_bytes, worst.headroom_bytes, runs_label(runs_of(worst.ranks)))
+        label = runs_label(runs_of(worst.ranks))
+        verdict = verdict_text(budget.fits, worst.peak_bytes, worst.headroom_bytes, label, narrowly=self.narrow is not None)
         return (self.job.spec.described(budget.parameters), verdict, time_text(self.step_time))
 
     def _rows(self) -> Sequence[Row]:
@@ -87,6 +98,16 @@ class Estimate(Result):
     def fits(self) -> bool:
         """True if every rank fits its device."""
         return self.budget.fits
+
+    @cached_property
+    def narrow(self) -> NarrowFit | None:
+        """What makes the fit a narrow one: runs of the host have reserved up to so much more. None if it is not."""
+        return narrow_fit(self.budget, self.job.spec)
+
+    @property
+    def verdict(self) -> Verdict:
+        """`fits narrowly` is a fit for exit codes and searches; it says that as much as measured runs have reserved would not fit."""
+        return "does not fit" if not self.fits else "fits" if self.narrow is None else "fits narrowly"
 
     @property
     def ranks(self) -> tuple[RankBudget, ...]:

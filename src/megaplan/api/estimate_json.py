@@ -22,6 +22,8 @@ def estimate_document(found: Any, ranks: Sequence[RankBudget]) -> dict[str, Any]
         "format": FORMAT,
         "totals": {"parameters": budget.parameters, "active_parameters": budget.active_parameters, **_towers(found.job.spec)},
         "fits": budget.fits,
+        "verdict": found.verdict,
+        "most_reserved_bytes": None if found.narrow is None else found.narrow.most_bytes,
         "largest_micro_batch": found.largest_micro_batch,
         "device": device_record(budget),
         "host_bytes_per_node": found.host_bytes_per_node,

@@ -82,6 +82,35 @@ def largest_skew(ep: int, num_experts: int, top_k: int) -> float:
     return min(float(ep), num_experts / top_k)
 
 
+Verdict = Literal["fits", "fits narrowly", "does not fit"]
+
+
+class NarrowFit(NamedTuple):
+    """Ranks that fit by the estimate, and would not if torch reserved as much as it has in runs that were measured.
+
+    Attributes:
+        worst: Of these the ranks that would be over by most.
+        percent: Percent of a peak by which runs of the host have reserved more, at most.
+    """
+
+    worst: RankBudget
+    percent: float
+
+    @property
+    def most_bytes(self) -> int:
+        """The peak of these ranks with as much in addition."""
+        return int(self.worst.peak_bytes * (1 + self.percent / 100))
+
+
+def narrow_fit(budget: Budget, spec: Spec) -> NarrowFit | None:
+    """The ranks of a budget that fit narrowly; None if it does not fit, or fits with all that runs of its host have reserved."""
+    share = spec.host.kind.more_reserved(spec.host)
+    over = [rank for rank in budget.ranks if rank.peak_bytes * (1 + share) > rank.usable_bytes]
+    if not over or not budget.fits:
+        return None
+    return NarrowFit(max(over, key=lambda rank: rank.peak_bytes / rank.usable_bytes), 100 * share)
+
+
 DOES_NOT_FIT = "MP501"
 HEADROOM_PERCENT = 20
 """Headroom below this share of usable memory warns. Source: arXiv:2411.06465: of 454 runs none under 80% of its estimate ran out."""

@@ -37,8 +37,8 @@ def estimate_lines(
         reserve = f"  {where}{device.name}: {capacity} − {format_bytes(device.reserve_bytes)} reserved ({items}) = {usable} usable"
         yield from ((line, "") for line in wrap(reserve, indent="    "))
     yield "", ""
-    style = "bold green" if budget.fits else "bold red"
-    yield from ((line, style) for line in wrap(verdict(budget), indent="  "))
+    style = "bold red" if not budget.fits else "bold green" if found.narrow is None else "bold yellow"
+    yield from ((line, style) for line in wrap(verdict(found), indent="  "))
     yield from ((line, "") for line in time_lines(found.step_time))
     if price is not None:
         yield cost_line(found.step_time, price, job.spec.mesh.world_size), ""
@@ -101,13 +101,17 @@ def _largest(found: Estimate) -> str:
     return f"largest micro-batch that fits: {largest} (now {now})"
 
 
-def verdict(budget: Budget) -> str:
+def verdict(found: Estimate) -> str:
     """`fits: the worst, ranks 0-3, peak at 79.06 GiB and leave 58.40 GiB`."""
-    worst = budget.worst
+    budget, worst, narrow = found.budget, found.worst, found.narrow
     label, peak = runs_label(runs_of(worst.ranks)), format_bytes(worst.peak_bytes)
     what = "the peak with the least room" if budget.pools else "the largest peak"
     if budget.fits:
-        return f"fits: {what} is {peak}, on {label}; headroom {format_bytes(worst.headroom_bytes)}"
+        text = f"{found.verdict}: {what} is {peak}, on {label}; headroom {format_bytes(worst.headroom_bytes)}"
+        if narrow is None:
+            return text
+        most = f"{format_bytes(narrow.most_bytes)} of {format_bytes(narrow.worst.usable_bytes)}"
+        return f"{text}, and measured runs of this host reserved up to {narrow.percent:.0f} % more: {most}"
     over = sum(len(rank.ranks) for rank in budget.ranks if not rank.fits)
     excess = format_bytes(-worst.headroom_bytes)
     return f"DOES NOT FIT: {over} of {_world(budget)} ranks; {what} is {peak}, on {label}, over by {excess}"

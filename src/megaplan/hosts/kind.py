@@ -30,6 +30,11 @@ class Later:
         return self.value(*arguments)
 
 
+def share_above(percent: int, most_percent: int) -> float:
+    """Share of a peak with `percent` above what is allocated that is missing to one with `most_percent`."""
+    return max(0.0, (100 + most_percent) / (100 + percent) - 1)
+
+
 class HostKind(NamedTuple):
     """A host: the memory, execution, limits and texts of its framework. Optional parts are None if the host has none.
 
@@ -64,6 +69,7 @@ class HostKind(NamedTuple):
         empty_slots: A slot may have only the embedding or the head, or nothing.
         few_microbatches: 1F1B runs fewer microbatches than pipeline ranks.
         xla: XLA compiles its program, for GPUs and TPUs; other hosts run torch on GPUs.
+        more_reserved: Function from the section `host` to the share of a peak by which measured runs have reserved more, at most.
         block_layers: Layers of one of its blocks, which no cut separates; with several, all blocks have one recompute policy.
     """
 
@@ -95,4 +101,5 @@ class HostKind(NamedTuple):
     empty_slots: bool = False
     few_microbatches: bool = False
     xla: bool = False
+    more_reserved: Callable[[Any], float] = lambda _: 0.0
     block_layers: int = 1

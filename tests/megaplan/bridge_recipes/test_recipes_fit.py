@@ -37,7 +37,7 @@ def test_the_bars_hold() -> None:
     found = result(rows())
     judged = found["fit"] + len(found["not_fit"])
     assert found["fit"] >= 0.98 * judged
-    assert set(found["not_fit"][0]) == {"recipe", "peak", "usable", "reason"}
+    assert set(found["not_fit"][0]) == {"recipe", "peak", "usable", "reason", "narrow"}
 
 
 def test_a_recipe_takes_its_architecture_from_its_name() -> None:

@@ -40,6 +40,8 @@ def test_estimate(megaplan, name, suffix):
         "format",
         "totals",
         "fits",
+        "verdict",
+        "most_reserved_bytes",
         "largest_micro_batch",
         "device",
         "host_bytes_per_node",

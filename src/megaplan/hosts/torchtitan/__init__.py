@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.columns import Column
-from megaplan.hosts.kind import HostKind, Later
+from megaplan.hosts.kind import HostKind, Later, share_above
+
+MOST_PERCENT = 31
+"""Most that published runs have reserved above live tensors and pools: docs/reference/accuracy-torchtitan.md."""
 
 
 def _compiled(host: Any) -> str:
@@ -47,4 +50,5 @@ HOST = HostKind(
     topic=Later("megaplan.hosts.torchtitan.topic:TOPIC"),
     vocab_with_tp=True,
     block_layers=2,
+    more_reserved=lambda host: share_above(host.reserved_percent, MOST_PERCENT),
 )  # fmt: skip
