@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launches import stage_of_launch
+from accuracy_megatron.launches import stage_of_launch
 
 from megaplan.hosts.megatron.peak import memory
 from megaplan.hosts.megatron.storage import optimizer_state, parameters

@@ -101,7 +101,7 @@ class Estimate(Result):
 
     @cached_property
     def narrow(self) -> NarrowFit | None:
-        """What makes the fit a narrow one: runs of the host have reserved up to so much more. None if it is not."""
+        """The ranks for which the fit is a narrow one, with the most that runs of the host have reserved; None if it is not."""
         return narrow_fit(self.budget, self.job.spec)
 
     @property

@@ -89,7 +89,7 @@ class NarrowFit(NamedTuple):
     """Ranks that fit by the estimate, and would not if torch reserved as much as it has in runs that were measured.
 
     Attributes:
-        worst: Of these the ranks that would be over by most.
+        worst: The ranks that would be over by most.
         percent: Percent of a peak by which runs of the host have reserved more, at most.
     """
 

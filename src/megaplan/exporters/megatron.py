@@ -69,6 +69,9 @@ def export_megatron(source: Source) -> Exported:
         losses.append(
             Loss("host.cross_entropy", "host.cross_entropy = te_fp32: the installed Transformer Engine decides; no argument does")
         )
+    if host.optimizer_offload is not None and not host.precision_aware_optimizer:
+        why = f"host.optimizer_offload = {host.optimizer_offload:g}: Megatron-LM's parser has it with the precision-aware optimizer alone"
+        losses.append(Loss("host.optimizer_offload", f"{why}, and Megatron-Bridge without it", "precision_aware_optimizer: true"))
     arguments = _arguments(spec, {**(_gpt(source) if gpt else _hybrid(source)), **_joint(spec, source)})
     own = {f"host.{key}" for key in HOST.keys} if source.is_of(HOST.name) else set()
     text = _script(spec, arguments, "pretrain_gpt.py" if gpt else "pretrain_hybrid.py")
@@ -340,7 +343,7 @@ def _state(spec: Spec) -> Values:
         }
         if precision.recipe is None or precision.recipe.name == "nvfp4":  # the linears' recipe is written where it is fp8
             found["fp8_recipe"] = optimizer_recipe(spec)
-    if host.optimizer_offload is not None:
+    if host.optimizer_offload is not None and host.precision_aware_optimizer:
         found |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": host.optimizer_offload}
     return found
 

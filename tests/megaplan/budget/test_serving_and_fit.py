@@ -1,13 +1,15 @@
 """Serving, routing's two readings, what fits and what to cut."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from routing_bytes import routing_bytes
 
 from megaplan.budget.axes import AXES
-from megaplan.budget.fit import cuts, largest_micro_batch, low_headroom
+from megaplan.budget.fit import cuts, largest_micro_batch, low_headroom, narrow_fit
 from megaplan.budget.formulas import FORMULAS
 from megaplan.budget.peaks import build_budget
 from megaplan.budget.serving import cached_tokens, serving_budget
@@ -19,8 +21,11 @@ from megaplan.errors import MegaplanError
 from megaplan.families.moe.program import ExpertMesh, received_rows
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
+from megaplan.partition.choose import choose_cuts
+from megaplan.spec.load import load_spec
 from megaplan.spec.models import MixtureOfExperts, Serving, Spec
 
+PLANS = Path(__file__).parents[3] / "plans"
 GOLDEN = MixtureOfExperts(num_experts=128, top_k=2, ffn_hidden_size=1, capacity_factor=1.2)
 GQA = {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 8}
 
@@ -173,3 +178,24 @@ def test_every_axis_says_what_it_cannot_fix() -> None:
     assert "Any dense layer" in AXES["ep"].cannot_fix
     assert "no split axis" in AXES["recompute"].title
     assert "no split axis" in AXES["checkpoint"].title
+
+
+@pytest.mark.parametrize("growing", [True, False])
+@pytest.mark.parametrize("percent", [0, 3, 10, 11, 20, 21, 40])
+def test_a_fit_is_narrow_where_as_much_as_published_runs_reserved_would_not_fit(percent: int, *, growing: bool) -> None:
+    most = 11 if growing else 21
+    host = {"name": "megatron", "fragmentation_percent": percent, "expandable_segments": growing}
+    spec = load_spec(str(PLANS / "llama-3.1-8b.yaml"), [f"host={json.dumps(host)}"]).spec
+    inventory = build_inventory(spec)
+    budget = build_budget(spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans))
+    worst = budget.worst
+    for room in (0, percent, most - percent - 1, most - percent + 1, 30):
+        usable = worst.peak_bytes * (100 + max(0, room)) // 100
+        found = narrow_fit(budget._replace(ranks=tuple(rank._replace(usable_bytes=usable) for rank in budget.ranks)), spec)
+        reserved = worst.peak_bytes * max(100 + most, 100 + percent) / (100 + percent)
+        assert (found is not None) is (reserved > usable)
+        if found is not None:
+            assert found.most_bytes == pytest.approx(reserved)
+            assert found.worst.ranks == worst.ranks
+    over = tuple(rank._replace(usable_bytes=rank.peak_bytes - 1) for rank in budget.ranks)
+    assert narrow_fit(budget._replace(ranks=over), spec) is None

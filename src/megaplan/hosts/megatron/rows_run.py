@@ -183,7 +183,7 @@ STATE = (
         "host.optimizer_offload",
         JOINT,
         touches="optimizer state, host memory",
-        note="with --optimizer-offload-fraction; of the precision-aware optimizer alone",
+        note="with --optimizer-offload-fraction; without the precision-aware optimizer Megatron-Bridge alone has it, and masters stay",
     ),
     number(
         "optimizer_offload_fraction", "host.optimizer_offload", 0.0, JOINT, touches="optimizer state, host memory", note="0: nothing is"

@@ -67,7 +67,8 @@ def adam_bytes(spec: Spec) -> StateBytes:
     """
     host, precision = spec.host, spec.precision
     if host.optimizer_offload is not None:
-        return StateBytes(4, 4 * len(state_dtypes(spec)), 0 if precision.grads is DType.FP32 else 4, 0)
+        copy = 0 if precision.grads is DType.FP32 else 4
+        return StateBytes(0 if is_single(spec) else 4, 4 * len(state_dtypes(spec)), copy, 0)
     if is_single(spec):  # the optimizer steps views of the parameters
         return StateBytes(0, sum(each.bytes for each in state_dtypes(spec)), 0, 0)
     if not adam_holds_masters(spec):
@@ -77,6 +78,15 @@ def adam_bytes(spec: Spec) -> StateBytes:
     master = 2 if kept_low else precision.master.bytes
     unscaled = _unscaled_bytes(spec) + (4 if precision.master is DType.FP16 else 0)
     return StateBytes(master, sum(each.bytes for each in state_dtypes(spec)), 0, unscaled)
+
+
+def masters_stay(spec: Spec) -> bool:
+    """True if masters and gradients' copies are on the device whatever is offloaded: the optimizer on the host steps copies of masters.
+
+    The precision-aware optimizer has none of its own on the device. Source: `HybridDeviceOptimizer` of
+    `megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py`, which clones what `DistributedOptimizer` gives it to step.
+    """
+    return not spec.host.precision_aware_optimizer
 
 
 def muon_bytes(spec: Spec) -> StateBytes:
@@ -119,9 +129,9 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
         yield "host.precision_aware_optimizer", detail, "distributed_optimizer: true"
     if host.layer_wise_layout:
         yield from _layout_problems(spec)
-    if host.optimizer_offload is not None and not aware:
-        detail = f"host.optimizer_offload = {host.optimizer_offload:g}: of the precision-aware optimizer alone"
-        yield "host.optimizer_offload", detail, "precision_aware_optimizer: true"
+    if host.optimizer_offload is not None and spec.optimizer.matrix == "muon":
+        detail = f"host.optimizer_offload = {host.optimizer_offload:g}, optimizer.matrix = muon: of Adam alone"
+        yield "host.optimizer_offload", detail, "optimizer_offload: null"
     recipe, given = precision.recipe, host.optimizer_recipe
     if given is not None and recipe is not None and recipe.name != "nvfp4" and given != MEGATRON_RECIPES.get(recipe.name):
         detail = f"host.optimizer_recipe = {given}, precision.recipe.name = {recipe.name}: Megatron has one recipe for both"
@@ -148,6 +158,7 @@ def _one_moment_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
     for given, key, fix in (
         (spec.optimizer.matrix == "muon", "optimizer.matrix = muon", "optimizer: {matrix: adamw}"),
         (spec.host.precision_aware_optimizer, "host.precision_aware_optimizer = true", "precision_aware_optimizer: false"),
+        (spec.host.optimizer_offload is not None, "host.optimizer_offload", "optimizer_offload: null"),
     ):
         if given:
             yield "host.optimizer", f"host.optimizer = {spec.host.optimizer}, {key}: Megatron has it with adam alone", fix

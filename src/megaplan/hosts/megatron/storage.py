@@ -12,7 +12,7 @@ from megaplan.hosts.megatron.layer_wise import Layout, Matrix, bucket_elements, 
 from megaplan.hosts.megatron.pattern import EMBEDDING, LOSS, MTP, operators
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage
 from megaplan.hosts.megatron.setting import num_statistics
-from megaplan.hosts.megatron.state import adam_bytes, muon_bytes
+from megaplan.hosts.megatron.state import adam_bytes, masters_stay, muon_bytes
 from megaplan.hosts.megatron.tensors import Parameters, Rule, Tensor
 from megaplan.hosts.values import HostBytes
 from megaplan.low_precision import history_bytes
@@ -191,7 +191,7 @@ def gradient_copies_bytes(stage: MegatronStage, found: Parameters) -> int:
     Source: `_copy_model_grads_to_main_grads` and `zero_grad` of `megatron/core/optimizer/optimizer.py`.
     """
     each = adam_bytes(stage.spec).gradient
-    return sum(_here(stage, each * found.elements(experts=experts) // ranks) for experts, ranks in _kinds(stage))
+    return sum(_copied(stage, each * found.elements(experts=experts) // ranks) for experts, ranks in _kinds(stage))
 
 
 def unscaled_bytes(stage: MegatronStage, found: Parameters) -> int:
@@ -228,8 +228,8 @@ def optimizer_state(stage: MegatronStage, found: Parameters) -> State:
             sizes = [
                 (sum(number * one.elements for one, number in some if one.rule.is_expert is experts), ranks) for experts, ranks in kinds
             ]
-            for each in (adam.master, adam.moments):
-                found_bytes.append(sum(_here(stage, each * elements // ranks) for elements, ranks in sizes))
+            for each, here in ((adam.master, _copied), (adam.moments, _here)):
+                found_bytes.append(sum(here(stage, each * elements // ranks) for elements, ranks in sizes))
         return State(*found_bytes)
     muon = muon_bytes(stage.spec)
     kept = {True: 0, False: 0}
@@ -314,6 +314,11 @@ def _kinds(stage: MegatronStage) -> tuple[tuple[bool, int], tuple[bool, int]]:
 def _here(stage: MegatronStage, size: int) -> int:
     """Bytes of state that are on the device, where a fraction of it is on the host."""
     return size - int(size * (stage.spec.host.optimizer_offload or 0))
+
+
+def _copied(stage: MegatronStage, size: int) -> int:
+    """Bytes on the device of what the host may have a copy of: masters, and fp32 copies of gradients."""
+    return size if masters_stay(stage.spec) else _here(stage, size)
 
 
 def _data_ranks(stage: MegatronStage) -> int:

@@ -154,6 +154,8 @@ def read_optimizer(launch: Arguments, recipe: str | None) -> dict[str, Any]:
         launch.pass_over("optimizer_offload_fraction")
     elif fraction := launch.number("optimizer_offload_fraction"):
         found["optimizer_offload"] = fraction
+        if not launch.given("use_precision_aware_optimizer") and not launch.parsed:
+            launch.cannot("optimizer_cpu_offload", "Megatron-LM's parser has it with --use-precision-aware-optimizer alone")
     return found
 
 
@@ -295,9 +297,8 @@ def _graphs(launch: Arguments) -> dict[str, Any]:
         return {"cuda_graphs": "iteration"}
     words = [word for word in words if word != "full"]  # whole layers
     known = [word for word in dict.fromkeys(words) if word in get_args(GraphModule)]
-    for word in words:
-        if word not in known:
-            launch.cannot("cuda_graph_modules", f"{word} is not priced; the modules that are priced: {', '.join(get_args(GraphModule))}")
+    for word in (one for one in words if one not in known):
+        launch.cannot("cuda_graph_modules", f"{word} is not priced; the modules that are priced: {', '.join(get_args(GraphModule))}")
     return {"cuda_graphs": "layers", **({"cuda_graph_modules": known} if known else {})}
 
 
@@ -305,9 +306,8 @@ def _offload(launch: Arguments) -> dict[str, Any]:
     """Modules whose inputs are offloaded, and deferred weight gradients of the head."""
     words, found = _words(launch.value("offload_modules")), dict[str, Any]()
     if launch.given("fine_grained_activation_offloading") and words:
-        for word in words:
-            if word not in get_args(OffloadModule):
-                launch.cannot("offload_modules", f"{word} is not priced; the modules that are priced: {', '.join(get_args(OffloadModule))}")
+        for word in (one for one in words if one not in get_args(OffloadModule)):
+            launch.cannot("offload_modules", f"{word} is not priced; the modules that are priced: {', '.join(get_args(OffloadModule))}")
         found["offload_modules"] = words
     layers = launch.value("cpu_offloading_num_layers")
     if launch.given("cpu_offloading") and layers:

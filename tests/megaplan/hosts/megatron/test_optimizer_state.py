@@ -1,5 +1,6 @@
 """Optimizer state by every pair of arguments, against Megatron's conditions written out as they allocate."""
 
+import json
 from collections.abc import Iterator
 from itertools import combinations, product
 from typing import Any
@@ -11,6 +12,7 @@ from megaplan.budget.values import RankBudget
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megatron.state import adam_bytes
+from megaplan.hosts.values import HostBytes
 from megaplan.importers.megatron.spec import import_megatron
 from megaplan.spec.models import Spec
 
@@ -161,6 +163,27 @@ def test_what_is_offloaded_is_in_the_memory_of_the_node() -> None:
     layers = megaplan.estimate(import_megatron(f"{BASE} --bf16 --cpu-offloading --cpu-offloading-num-layers 1", "launch", [], 8).document)
     assert layers.worst.host.pinned > 0
     assert layers.worst.host.pageable == 0
+
+
+@pytest.mark.parametrize("grads", ["fp32", "bf16"])
+@pytest.mark.parametrize("fraction", [0.25, 0.37, 1.0])
+def test_masters_stay_without_the_precision_aware_optimizer(fraction: float, grads: str) -> None:
+    """Megatron-Bridge offloads without it: the optimizer on the host steps copies of the fp32 masters, whose gradients stay as well."""
+    model = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "ffn_hidden_size": 512, "seq_length": 512, "vocab_size": 1024}
+    run: dict[str, Any] = {"model": model, "train": {"global_batch_size": 8, "micro_batch_size": 1}}
+    run["ddp"] = {"grad_reduce_in_fp32": grads == "fp32", "use_distributed_optimizer": True}
+    run["mixed_precision"] = {"bf16": True, "grad_reduce_in_fp32": grads == "fp32"}
+
+    def state(**optimizer: Any) -> tuple[int, HostBytes, int]:
+        text = json.dumps(run | {"optimizer": {"optimizer": "adam", "use_distributed_optimizer": True, **optimizer}})
+        found = megaplan.estimate(import_megatron(text, "run.json", ["device.name=h100-sxm"], 8).document)
+        rank = found.worst
+        return sum(rank.cells[Phase.OPTIMIZER][column] for column in (*STATE, Column.GRADIENTS)), rank.host, found.parameters // 8
+
+    (whole, nothing, elements), (here, there, _) = state(), state(optimizer_cpu_offload=True, optimizer_offload_fraction=fraction)
+    assert nothing == (0, 0)
+    assert whole - here == pytest.approx(8 * fraction * elements, rel=1e-3)
+    assert there == pytest.approx((8 * fraction * elements, 8 * fraction * elements), rel=1e-3)
 
 
 def test_lion_and_sgd_keep_one_moment() -> None:
