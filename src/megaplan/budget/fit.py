@@ -98,7 +98,7 @@ class NarrowFit(NamedTuple):
 
     @property
     def most_bytes(self) -> int:
-        """The peak of these ranks with as much in addition."""
+        """The peak of these ranks if torch reserves `percent` more than the estimate."""
         return int(self.worst.peak_bytes * (1 + self.percent / 100))
 
 

@@ -167,7 +167,7 @@ class Pipeline:
 
 
 class Shortest(NamedTuple):
-    """The result of several climbs.
+    """The best cuts that several local searches found.
 
     Attributes:
         cuts: The best cuts.
