@@ -123,22 +123,6 @@ def interval(found: Array, weights: Array | None = None) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def covered(rows: Sequence[Row], found: Array, key: Callable[[Row], str]) -> dict[str, float]:
-    """Share of each class inside an interval that the other folds' rows of the class give."""
-    folds = np.array([fold_of(row) for row in rows])
-    classes, weights = np.array([key(row) for row in rows]), row_weights(rows)
-    shares = {}
-    for name in sorted(set(classes)):
-        inside: list[bool] = []
-        for fold in sorted(set(folds[classes == name])):
-            here, others = (classes == name) & (folds == fold), (classes == name) & (folds != fold)
-            known = others if others.sum() > 4 else classes == name
-            low, high = interval(found[known], weights[known])
-            inside.extend(low <= 1 / ratio <= high for ratio in found[here])
-        shares[name] = float(np.mean(inside))
-    return shares
-
-
 def ranking(rows: Sequence[Row], found: Array) -> Ranking:
     """Order of layouts: same framework, release, model, device, dtype, devices, sequence and batch; other layouts."""
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -232,12 +216,35 @@ def without_tuple(rows: Sequence[Row], fitted: Fit) -> Array:
 
 
 class Interval(NamedTuple):
-    """The middle 80 % of a class of rows: measured over predicted, and the share of its rows inside."""
+    """The middle 80 % of a class of rows: measured over predicted.
+
+    Attributes:
+        low: Lower end.
+        high: Upper end.
+        rows: Rows of the class.
+        combinations: Their combinations.
+        covered: Share of the rows inside the interval that the rows of other combinations give.
+        borrowed: Class whose rows give the interval, because this one has few; empty for its own.
+    """
 
     low: float
     high: float
     rows: int
+    combinations: int
     covered: float
+    borrowed: str = ""
+
+
+class Residual(NamedTuple):
+    """A row in a class: predicted over measured time, its weight, and its combination."""
+
+    ratio: float
+    weight: float
+    combination: FittedTuple
+
+
+FEW_ROWS = 30
+"""A class with fewer rows takes the interval of its family's `near` rows, which are predicted with less knowledge."""
 
 
 def class_intervals(rows: Sequence[Row], blind: Array, alone: Array, foreign: Array) -> dict[str, Interval]:
@@ -256,20 +263,32 @@ def class_intervals(rows: Sequence[Row], blind: Array, alone: Array, foreign: Ar
     tuples, folds = tuples_of(rows), [fold_of(row) for row in rows]
     known = {fold: {own for own, other in zip(tuples, folds, strict=True) if other != fold} for fold in set(folds)}
     fitted, weights = frozenset(tuples), row_weights(rows)
-    parts: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    parts: dict[str, list[Residual]] = defaultdict(list)
     for number, own in enumerate(tuples):
         if own in known[folds[number]]:
-            parts[own.family].append((blind[number], weights[number]))
+            parts[own.family].append(Residual(blind[number], weights[number], own))
         near = is_near(own, fitted - {own})
-        parts[f"{NEAR if near else FAR} {own.family}"].append((alone[number], weights[number]))
+        parts[f"{NEAR if near else FAR} {own.family}"].append(Residual(alone[number], weights[number], own))
         if near:
-            parts[f"{FAR} {own.family}"].append((foreign[number], weights[number]))
-    found = {}
-    for name, pairs in sorted(parts.items()):
-        ratio, own_weights = (np.array(column) for column in zip(*pairs, strict=True))
-        low, high = interval(ratio, own_weights)
-        found[name] = Interval(low, high, len(pairs), float(np.mean((low <= 1 / ratio) & (1 / ratio <= high))))
-    return found
+            parts[f"{FAR} {own.family}"].append(Residual(foreign[number], weights[number], own))
+    return {name: _class_interval(name, parts) for name in sorted(parts)}
+
+
+def _class_interval(name: str, parts: dict[str, list[Residual]]) -> Interval:
+    own = parts[name]
+    lender = f"{NEAR} {name}"
+    borrowed = lender if len(own) < FEW_ROWS and lender in parts else ""
+    known = parts[borrowed or name]
+    combinations = {each.combination for each in own}
+    inside = []
+    for combination in combinations:
+        low, high = _middle([each for each in known if each.combination != combination])
+        inside += [low <= 1 / each.ratio <= high for each in own if each.combination == combination]
+    return Interval(*_middle(known), len(own), len(combinations), float(np.mean(inside)), borrowed)
+
+
+def _middle(found: Sequence[Residual]) -> tuple[float, float]:
+    return interval(np.array([each.ratio for each in found]), np.array([each.weight for each in found]))
 
 
 def replayed(rows: Sequence[Row]) -> Array:

@@ -57,6 +57,7 @@ def text(
         "nulls": _nulls(rows, blind),
         "noise": _noise(rows),
         "foreign": _table("", {"all": folds.errors(foreign), **folds.by(rows, foreign, lambda row: row["family"])}),
+        "few_rows": folds.FEW_ROWS,
         "intervals": _intervals(classes, megarun),
         "num_replayed": len(megarun),
         "ranking": _ranking(rows, blind),
@@ -119,9 +120,12 @@ def _noise(rows: Sequence[Row]) -> str:
 
 
 def _intervals(classes: dict[str, Interval], megarun: Array) -> str:
-    lines = [[name, each.rows, *map(_bound, (each.low, each.high)), f"{100 * each.covered:.0f}"] for name, each in classes.items()]
-    lines.append(["replayed", len(megarun), *map(_bound, folds.interval(megarun)), ""])
-    return markdown(["class", "rows", "from", "to", "covered %"], lines)
+    lines = [
+        [name, each.rows, each.combinations, *map(_bound, (each.low, each.high)), f"{100 * each.covered:.0f}", each.borrowed]
+        for name, each in classes.items()
+    ]
+    lines.append(["replayed", len(megarun), "", *map(_bound, folds.interval(megarun)), "", ""])
+    return markdown(["class", "rows", "combinations", "from", "to", "covered %", "rows of"], lines)
 
 
 def _bound(value: float) -> str:
