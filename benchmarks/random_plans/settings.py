@@ -127,7 +127,8 @@ def run_section(draw: Draw) -> dict[str, Any]:
         "tokens": ["2T", 10**9], "mtbf": ["30000h", 5000], "price": [2.5], "power": ["700W", 1.2], "pue": [1.2], "carbon": [0.1, 0.0],
         "step": ["1.5s", 20], "storage": ["local", "parallel", "s3"], "node_bandwidth": ["5GB/s", 10**9], "total_bandwidth": ["1TB/s"],
         "save": ["async", "sync", "memory"], "interval": ["30min"], "detection": ["1min", 5], "restart": [90], "replacement": ["10min"],
-        "repair": ["2d"], "spares": [0, 1, 4], "hangs": [0.2],
+        "repair": ["2d"], "spares": [0, 1, 4], "hangs": [0.2], "eval_every": [1000],
+        "eval_tokens": ["8M", 10**6], "ramp_tokens": ["10M"], "ramp_from": [4096, 10**5], "sustained": [0.9, 1.0],
     }  # fmt: skip
     return {key: draw.choice(values[key]) for key in draw.sample(list(values), draw.randint(1, 8))}
 

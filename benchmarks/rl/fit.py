@@ -1,8 +1,9 @@
-"""The three fitted constants of a post-training loop: time of the host in a decoding step, and of training over the modelled step.
+"""The three fitted constants of a post-training loop: time of the host in a decoding step, of training over the step, and of MoE layers.
 
 python benchmarks/rl/fit.py     prints the constants, and those without each model in turn; `engines.json` has them
 
-An iteration is linear in the constants: the rollout's other time + host · steps, and factor · time of training and log-probabilities.
+An iteration is linear in the constants: the rollout's other time + host · steps, and factor · time of training and log-probabilities + the
+host's time of an MoE layer · passes of such layers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -21,11 +23,13 @@ from megaplan.post_training.engines import engine_figures
 if TYPE_CHECKING:
     from rl.run import Iteration
 
-NAMES = ("host_step_seconds", "dense_loop", "moe_loop")
-PRIOR = np.log([0.003, 1.2, 1.5])
-WIDTHS = np.array([2.0, 0.5, 0.5])
+NAMES = ("host_step_seconds", "loop", "expert_layer_seconds")
+PRIOR = np.log([0.003, 1.2, 0.001])
+WIDTHS = np.array([2.0, 0.5, 2.0])
 """Spreads of the priors' logarithms."""
+FORWARDS = ("log_probs", "reference")
 NOISE = 0.1
+SEED, NUM_DRAWN = 40, 16
 ROUNDS = 100
 
 
@@ -34,7 +38,7 @@ class Parts(NamedTuple):
 
     model: str
     published: float
-    moe: bool
+    passes: float
     together: bool
     steps: float
     rollout: float
@@ -43,8 +47,8 @@ class Parts(NamedTuple):
 
     def seconds(self, constants: Sequence[float]) -> float:
         """Seconds of the iteration with these constants."""
-        host, dense, moe = constants
-        rollout, trained = self.rollout + host * self.steps, self.trained * (moe if self.moe else dense)
+        host, loop, layer = constants
+        rollout, trained = self.rollout + host * self.steps, loop * self.trained + layer * self.passes
         return self.others + (max(trained, rollout) if self.together else trained + rollout)
 
 
@@ -55,11 +59,13 @@ class Fit(NamedTuple):
         constants: Values in the order of `NAMES`.
         spread: Least and largest value of each without one of the models.
         left_out: Error of each iteration, by identity, with constants that are fitted without its model, in per cent.
+        drawn: Errors of the iterations of the draw with constants that are fitted without them.
     """
 
     constants: tuple[float, ...]
     spread: tuple[tuple[float, float], ...]
     left_out: dict[int, float]
+    drawn: tuple[float, ...]
 
     def seconds(self, each: Iteration) -> float:
         """Seconds of an iteration with the constants."""
@@ -75,14 +81,14 @@ class Fit(NamedTuple):
 def parts_of(each: Iteration) -> Parts:
     """The parts of a predicted iteration."""
     seconds = {phase.name: phase.seconds.value for phase in each.found.times}
-    known, moe = engine_figures(each.found.engine.name), each.row["model"] not in ("llama8b", "qwen32b")
-    trained = (
-        sum(seconds.get(name, 0.0) for name in ("training", "log_probs", "reference")) / known["moe_loop" if moe else "dense_loop"].value
-    )
+    known, job = engine_figures(each.found.engine.name), each.job()
+    passes = job.expert_layers * (job.training_passes + sum(name in seconds for name in FORWARDS))
+    trained = sum(seconds.get(name, 0.0) for name in ("training", *FORWARDS))
+    trained = (trained - known["expert_layer_seconds"].value * passes) / known["loop"].value
     rollout = seconds["rollout"] - known["host_step_seconds"].value * each.found.engine.steps
     others = seconds["sync"] + seconds.get("offload", 0.0)
     return Parts(
-        each.row["model"], each.row["seconds"], moe, bool(each.row["staleness"]), each.found.engine.steps, rollout, trained, others
+        each.row["model"], each.row["seconds"], passes, bool(each.row["staleness"]), each.found.engine.steps, rollout, trained, others
     )
 
 
@@ -112,7 +118,15 @@ def fitted(times: Sequence[Iteration]) -> Fit:
     }
     spread = tuple((min(values), max(values)) for values in zip(*by_model.values(), strict=True))
     left_out = {key: 100 * (row.seconds(by_model[row.model]) / row.published - 1) for key, row in rows.items()}
-    return Fit(solve(list(rows.values())), spread, left_out)
+    return Fit(solve(list(rows.values())), spread, left_out, _drawn(times))
+
+
+def _drawn(times: Sequence[Iteration]) -> tuple[float, ...]:
+    """Errors of the iterations that a draw holds out, which the terms of decision 40 were chosen without."""
+    order = sorted(times, key=lambda each: each.number)
+    drawn = set(Random(SEED).sample(range(len(order)), NUM_DRAWN))
+    constants = solve([parts_of(each) for each in order if each.fitted and each.number not in drawn])
+    return tuple(100 * (parts_of(order[number]).seconds(constants) / order[number].row["seconds"] - 1) for number in sorted(drawn))
 
 
 def main() -> int:

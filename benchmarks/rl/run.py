@@ -17,6 +17,7 @@ import yaml
 from pages import write_page
 
 import megaplan
+from megaplan.post_training.job import TrainingJob, section_of, training_job
 from megaplan.terminal.table import markdown_table
 
 HERE = Path(__file__).parent
@@ -39,10 +40,22 @@ ENGINE_DEFAULTS = {"sync": (1024, 16384), "async": (128, 2048)}
 
 
 class Iteration(NamedTuple):
-    """A published iteration with its prediction."""
+    """A published iteration with its prediction.
 
+    Attributes:
+        number: Place in `published.yaml`.
+        row: Values of the row there.
+        found: The prediction.
+    """
+
+    number: int
     row: dict[str, Any]
     found: megaplan.RlEstimate
+
+    def job(self) -> TrainingJob:
+        """The job that trains."""
+        loaded = megaplan.load(spec_of(self.row, data()["models"][self.row["model"]]))
+        return training_job(loaded.spec, loaded.inventory, loaded.spans, section_of(loaded.spec))
 
     @property
     def error(self) -> float:
@@ -126,7 +139,9 @@ def spec_of(row: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
 def iterations() -> list[Iteration]:
     """Every published iteration with its prediction, the worst first."""
     found = data()
-    rows = [Iteration(row, megaplan.rl(spec_of(row, found["models"][row["model"]]))) for row in found["iterations"]]
+    rows = [
+        Iteration(number, row, megaplan.rl(spec_of(row, found["models"][row["model"]]))) for number, row in enumerate(found["iterations"])
+    ]
     return sorted(rows, key=lambda each: -abs(each.error))
 
 
@@ -172,6 +187,7 @@ def page(times: list[Iteration], sizes: list[Bytes]) -> str:
             near_times=_near([each.error for each in times], NEAR_TIME),
             held=_near([each.error for each in times if not each.fitted], NEAR_TIME),
             near_sizes=_near([each.error for each in sizes], NEAR_MEMORY),
+            drawn=_near(list(fit.drawn), NEAR_TIME),
             left_out=_near(list(fit.left_out.values()), NEAR_TIME),
             constants=fit.text,
         )

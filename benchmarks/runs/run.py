@@ -65,6 +65,12 @@ class PublishedRun(NamedTuple):
         return min(0.0, error) if self.bound else error
 
     @property
+    def side(self) -> str:
+        """The side of the draw: tuning, held out, or later; a run whose publication gave figures of the planner says so."""
+        side = "later" if self.row.get("later") else "tuning" if self.row.get("tuned") else "held out"
+        return f"{side}, figures" if "source_of" in self.row else side
+
+    @property
     def worst(self) -> float:
         """The larger of both errors, relative to what counts as near."""
         return max(abs(self.days_error or 0) / PERCENT, abs(self.goodput_error or 0) / POINTS)
@@ -111,11 +117,53 @@ def predicted(row: dict[str, Any]) -> PublishedRun:
     """A row with its prediction."""
     spec, published = spec_of(row), row["published"]
     found, time = megaplan.run(spec), megaplan.estimate(spec).step_time
-    days = published.get("days")
-    if days is None and "device_hours" in published:
-        days = published["device_hours"] / found.num_devices / 24
+    days = _days(published, found.num_devices)
     goodput = published.get("goodput", published.get("goodput_above"))
     return PublishedRun(row, found, days, goodput, "goodput_above" in published, None if isinstance(time, str) else time.seconds)
+
+
+def _days(published: dict[str, Any], num_devices: int) -> float | None:
+    hours = published.get("device_hours")
+    found: float | None = published.get("days", None if hours is None else hours / num_devices / 24)
+    return found
+
+
+class Pair(NamedTuple):
+    """A run whose step and days are published: the rate that it sustained.
+
+    Attributes:
+        row: Values of `published.yaml`.
+        devices: Number of devices.
+        rate: Days that the published step gives, with the run's saves and interruptions as they are predicted, over the published days.
+    """
+
+    row: dict[str, Any]
+    devices: int
+    rate: float
+
+
+def pairs() -> list[Pair]:
+    """The pairs, by rate."""
+    found = []
+    for row in yaml.safe_load((HERE / "published.yaml").read_text(encoding="utf-8")):
+        if row.get("pair"):
+            run = megaplan.run(spec_of({**row, "run": {**row["run"], "step": row["published"]["step"], "sustained": 1.0}}))
+            days = _days(row["published"], run.num_devices)
+            assert days is not None
+            found.append(Pair(row, run.num_devices, run.days.value / days))
+    return sorted(found, key=lambda pair: pair.rate)
+
+
+def fitted_rate(rates: list[float]) -> tuple[float, float, float]:
+    """The median, at most 1, and the 10 and 90 % quantiles, linear between the rates."""
+
+    def at(share: float) -> float:
+        place = share * (len(rates) - 1)
+        low = min(int(place), len(rates) - 2)
+        return min(1.0, rates[low] + (place - low) * (rates[low + 1] - rates[low]))
+
+    rates = sorted(rates)
+    return at(0.5), at(0.1), at(0.9)
 
 
 class Step(NamedTuple):
@@ -182,8 +230,7 @@ def page(found: list[PublishedRun]) -> str:
         else:
             sign = "> " if row.bound else ""
             goodput = [f"{100 * run.goodput:.1f} %", f"{sign}{100 * row.goodput:.1f} %", f"{row.goodput_error:+.1f}"]
-        held = "" if "source_of" in row.row else "held out"
-        cells.append([row.row["name"], f"{run.num_devices:,} {run.device}", *step, *days, *goodput, held])
+        cells.append([row.row["name"], f"{run.num_devices:,} {run.device}", *step, *days, *goodput, row.side])
     return (
         (HERE / "page.md")
         .read_text(encoding="utf-8")
@@ -191,6 +238,7 @@ def page(found: list[PublishedRun]) -> str:
             table="\n".join(markdown_table(cells, left=(0, 11))),
             steps="\n".join(markdown_table(_step_cells(), left=(0,))),
             summary=summary(found),
+            pairs="\n".join(markdown_table(_pair_cells(), left=(0, 3))),
             sources="\n".join(_sources(row) for row in found),
         )
     )
@@ -199,18 +247,27 @@ def page(found: list[PublishedRun]) -> str:
 def summary(found: list[PublishedRun]) -> str:
     """Counts of rows that are near, all and held out."""
     parts = []
-    for name, among in (("All", found), ("Held out", [row for row in found if "source_of" not in row.row])):
+    sides = [(name.capitalize(), [row for row in found if row.side.startswith(name)]) for name in ("tuning", "held out", "later")]
+    for name, among in (("All", found), *sides):
         days = [abs(row.days_error) for row in among if row.days_error is not None]
         goodput = [abs(row.goodput_error) for row in among if row.goodput_error is not None]
         near_days, near_goodput = sum(each <= PERCENT for each in days), sum(each <= POINTS for each in goodput)
         steps = [abs(row.step_error) for row in among if row.step_error is not None]
         near_steps = sum(each <= PERCENT for each in steps)
+        of_steps = f"steps of {near_steps} of {len(steps)} runs and " if steps else ""
+        of_goodput = f"; goodput of {near_goodput} of {len(goodput)} within {POINTS:g} points" if goodput else ""
         parts.append(
-            f"{name}: steps of {near_steps} of {len(steps)} runs and days of {near_days} of {len(days)} within {PERCENT:g} %,"
-            f" the median of days off by {sorted(days)[len(days) // 2]:.1f} %; goodput of {near_goodput} of {len(goodput)} within"
-            f" {POINTS:g} points."
+            f"{name}: {of_steps}days of {near_days} of {len(days)} within {PERCENT:g} %,"
+            f" the median of days off by {sorted(days)[len(days) // 2]:.1f} %{of_goodput}."
         )
     return "\n".join(parts)
+
+
+def _pair_cells() -> list[list[str]]:
+    cells = [["run", "devices", "rate", ""]]
+    return cells + [
+        [pair.row["name"], f"{pair.devices:,}", f"{pair.rate:.3f}", "fitted" if pair.row.get("tuned") else "held out"] for pair in pairs()
+    ]
 
 
 def _step_cells() -> list[list[str]]:

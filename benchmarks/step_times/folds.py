@@ -222,7 +222,7 @@ class Interval(NamedTuple):
         low: Lower end.
         high: Upper end.
         rows: Rows of the class.
-        combinations: Their combinations.
+        combinations: Combinations of these rows.
         covered: Share of the rows inside the interval that the rows of other combinations give.
         borrowed: Class whose rows give the interval, because this one has few; empty for its own.
     """

@@ -41,6 +41,11 @@ def run(
     repair: Annotated[str | None, _key("repair", "TIME", "Time until a broken node is a spare again.")] = None,
     spares: Annotated[str | None, _key("spares", "N", "Spare nodes.")] = None,
     hangs: Annotated[str | None, _key("hangs", "SHARE", "Share of interruptions that are hangs.")] = None,
+    eval_every: Annotated[str | None, _key("eval-every", "STEPS", "Steps between two evaluations.")] = None,
+    eval_tokens: Annotated[str | None, _key("eval-tokens", "N", "Tokens of an evaluation; by default those of a step.")] = None,
+    ramp_tokens: Annotated[str | None, _key("ramp-tokens", "N", "Tokens over which the batch grows to its size.")] = None,
+    ramp_from: Annotated[str | None, _key("ramp-from", "N", "Tokens of the first step's batch; by default a microbatch a rank.")] = None,
+    sustained: Annotated[str | None, _key("sustained", "SHARE", "Rate of the whole run's steps over the rate of the step.")] = None,
     figures: Annotated[bool, typer.Option("--figures", help="Print every figure with its basis and source.")] = False,
     costs: CostsFile = None,
     device_file: DeviceFile = None,
@@ -54,6 +59,7 @@ def run(
         "tokens": tokens, "mtbf": mtbf, "price": price, "power": power, "pue": pue, "carbon": carbon, "step": step, "storage": storage,
         "node_bandwidth": node_bandwidth, "total_bandwidth": total_bandwidth, "save": save, "interval": interval, "detection": detection,
         "restart": restart, "replacement": replacement, "repair": repair, "spares": spares, "hangs": hangs,
+        "eval_every": eval_every, "eval_tokens": eval_tokens, "ramp_tokens": ramp_tokens, "ramp_from": ramp_from, "sustained": sustained,
     }  # fmt: skip
     named = [f"run.{key}={value}" for key, value in given.items() if value is not None]
     found = run_of(subject, *(overrides or ()), *named, costs=costs, device_file=device_file)

@@ -28,6 +28,8 @@ def run_lines(found: RunEstimate) -> Iterator[StyledLine]:
     yield "", ""
     yield from ((line, "") for line in table(list(_totals(found)), indent="  "))
     yield "", ""
+    yield from ((line, "") for line in table(list(_causes(found)), indent="  "))
+    yield "", ""
     yield f"goodput {percent(found.goodput)}", "bold green"
     yield from ((line, "") for line in wrap(_interruptions(found), indent="  "))
     yield from ((line, "") for line in table(list(_losses(found)), indent="  "))
@@ -88,6 +90,23 @@ def _row(name: str, spread: Spread, factor: float = 1.0) -> list[str]:
     return [name, value, f"{low} to {high}" if low != high else "-"]
 
 
+def _causes(found: RunEstimate) -> Iterator[list[str]]:
+    causes, days = found.days_by_cause, found.days.value
+    named = {
+        "steps at the step's time": causes.steps,
+        "a growing batch": causes.ramp,
+        "slower steps of a long run": causes.sustained,
+        "evaluations": causes.evaluations,
+        "save stalls": causes.saves,
+        "interruptions": causes.interruptions,
+        "first start": causes.start,
+    }
+    yield ["time of", "days", "share"]
+    for name, each in named.items():
+        if each >= LEAST_SHOWN * days:
+            yield [name, format_figure(each), f"{100 * each / days:.2f} %"]
+
+
 def _interruptions(found: RunEstimate) -> str:
     every = format_seconds(found.mtbf_hours * 3600)
     return (
@@ -100,6 +119,7 @@ def _losses(found: RunEstimate) -> Iterator[list[str]]:
     named = {
         "repeated steps": found.losses.repeated,
         "save stalls": found.losses.stalls,
+        "evaluations": found.losses.evaluations,
         "detection": found.losses.detection,
         "waiting for a node": found.losses.replacement,
         "restart": found.losses.restart,

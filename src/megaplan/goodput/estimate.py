@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import ceil
 
 from megaplan.budget.values import Budget
+from megaplan.columns import Basis
 from megaplan.diagnostics import refuse
 from megaplan.goodput.checkpoints import CLASSES, STATES_IN_MEMORY, CheckpointSizes, StorageTime, checkpoint_sizes, storage_times
 from megaplan.goodput.figures import RunFigure, figures, given
-from megaplan.goodput.job import Job, saving_to, saving_to_peers
+from megaplan.goodput.job import Job, Saving, saving_to, saving_to_peers
+from megaplan.goodput.length import StepsOfRun, Sustained, combined, steps_of_run, sustained_rate
 from megaplan.goodput.recovery import Faults, faults_of
-from megaplan.goodput.values import Checkpoints, NamedFigure, RankShare, RunChange, RunEstimate, SaveInterval, Spread, StorageSeconds
+from megaplan.goodput.values import (
+    Checkpoints,
+    NamedFigure,
+    RankShare,
+    RunChange,
+    RunDays,
+    RunEstimate,
+    SaveInterval,
+    Spread,
+    StorageSeconds,
+)
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout
 from megaplan.layout.step_time import PlannedTime
@@ -61,21 +72,25 @@ def run_estimate(spec: Spec, inventory: Inventory, layout: Layout, budget: Budge
         MegaplanError: MP471, the step has no time; MP472, interruptions come faster than anything is saved.
     """
     step = step_of_run(spec, time)
-    return _Estimate(spec, checkpoint_sizes(spec, inventory, layout, budget), step).result(fits=budget.fits)
+    rate = sustained_rate(spec.run or Run())
+    steps = steps_of_run(spec, inventory, layout.spans, time, step.seconds, rate.figure.value)
+    return _Estimate(spec, checkpoint_sizes(spec, inventory, layout, budget), step, rate, steps).result(fits=budget.fits)
 
 
 class _Estimate:
     """The parts of a run's estimate."""
 
-    def __init__(self, spec: Spec, sizes: CheckpointSizes, step: StepOfRun) -> None:
-        self.spec, self.sizes, self.step = spec, sizes, step
+    def __init__(self, spec: Spec, sizes: CheckpointSizes, step: StepOfRun, rate: Sustained, steps: StepsOfRun) -> None:
+        self.spec, self.sizes, self.step, self.rate, self.steps = spec, sizes, step, rate, steps
         self.run = spec.run or Run()
         self.in_memory = self.run.save == "memory"
-        self.num_steps = spec.training.steps if self.run.tokens is None else ceil(self.run.tokens / spec.global_batch_tokens)
-        self.tokens = self.num_steps * spec.global_batch_tokens if self.run.tokens is None else self.run.tokens
+        self.tokens = self.steps.num_steps * spec.global_batch_tokens if self.run.tokens is None else self.run.tokens
+        value = rate.figure.value
+        self.low = combined(1.0, ((step.seconds, step.low), (value, rate.high)), -1)
+        self.high = combined(1.0, ((step.seconds, step.high), (value, rate.low)), 1)
         self.storages = storage_times(spec, sizes)
         self.faults = faults_of(spec, step.seconds)
-        self.job = self.job_with(step.seconds)
+        self.job = self.job_with(steps.cadence)
         if not self.job.shares.useful:
             raise refuse(
                 "MP472",
@@ -86,26 +101,30 @@ class _Estimate:
             )
 
     def job_with(self, seconds: float, storage: StorageTime | None = None) -> Job:
-        """The job with a step of this length: copies in memory, or its checkpoints in the run's storage or in another one."""
+        """The job with a step every so many seconds: copies in memory, or its checkpoints in the run's storage or in another one."""
         if self.in_memory and storage is None:
             return self.job_in_memory(seconds)
         saving = saving_to(self.spec, self.sizes, storage or self.storages[self.run.storage])
         interval = None if self.run.interval is None else max(1, round(self.run.interval / seconds))
-        return Job(self.faults, saving, seconds, self.num_steps, interval=None if interval is None else min(interval, self.num_steps))
+        return self._job(saving, seconds, None if interval is None else min(interval, self.steps.num_steps))
 
     def job_in_memory(self, seconds: float) -> Job:
         """The job with copies of every step in the memory of a peer, which are made while the next step computes gradients."""
         saving = saving_to_peers(self.spec, self.sizes)
-        return Job(self.faults, saving._replace(stall=max(0.0, saving.write - seconds)), seconds, self.num_steps, interval=1)
+        return self._job(saving._replace(stall=max(0.0, saving.write - seconds)), seconds, 1)
+
+    def _job(self, saving: Saving, seconds: float, interval: int | None) -> Job:
+        evaluations = self.steps.evaluations / (self.steps.cadence * self.steps.num_steps)
+        return Job(self.faults, saving, seconds, self.steps.num_steps, interval=interval, evaluations=evaluations)
 
     def spread(self, of: Callable[[Job], float]) -> Spread:
-        """A number of the job at the step and at the ends of its interval."""
+        """A number of the job at the expected steps and at the ends of their interval."""
         low, high = self._ends
         return Spread(of(self.job), of(low), of(high))
 
     @property
     def _ends(self) -> tuple[Job, Job]:
-        return self.job_with(self.step.low), self.job_with(self.step.high)
+        return self.job_with(self.steps.cadence * self.low), self.job_with(self.steps.cadence * self.high)
 
     def hours(self, job: Job, num_spares: int) -> float:
         """Device hours, spare nodes included."""
@@ -128,11 +147,13 @@ class _Estimate:
             num_spare_devices=run.spares * spec.device.per_node,
             fits=fits,
             tokens=self.tokens,
-            steps=self.num_steps,
+            steps=self.steps.num_steps,
             tokens_of_step=spec.global_batch_tokens,
             step_seconds=Spread(self.step.seconds, self.step.low, self.step.high),
             step_basis=self.step.basis,
+            mean_step_seconds=Spread(*(end * self.steps.mean for end in (1.0, self.low, self.high))),
             days=self.spread(lambda job: job.wall_seconds / DAY),
+            days_by_cause=self._days_by_cause(),
             device_hours=hours,
             cost=cost,
             cost_per_million_tokens=scaled(cost, MILLION / self.tokens),
@@ -151,6 +172,12 @@ class _Estimate:
             figures=tuple(NamedFigure(each.name, each.value, each.unit, str(each.basis), each.source) for each in self._figures(named)),
         )
 
+    def _days_by_cause(self) -> RunDays:
+        job, steps, losses = self.job, self.steps, self.job.losses
+        stalls, start = losses.stalls * job.wall_seconds, losses.start * job.wall_seconds
+        lost = job.wall_seconds - job.useful_seconds - stalls - start
+        return RunDays(*(each / DAY for each in (steps.plain, steps.ramp, steps.slow, steps.evaluations, stalls, lost, start)))
+
     def _energy(self) -> tuple[RunFigure | None, RunFigure, RunFigure]:
         """Kilowatts of a device, the data centre's overhead, and kilograms of CO2 a kilowatt-hour."""
         run, known, parts = self.run, figures(), parts_of(self.spec)
@@ -167,7 +194,7 @@ class _Estimate:
     def _interval(self) -> SaveInterval:
         job, faults = self.job, self.job.interruptions
         seconds = job.interval * job.step
-        half, same, double = (faults.goodput(factor * seconds) for factor in (0.5, 1.0, 2.0))
+        half, same, double = (faults.goodput(factor * seconds) * (1 - job.evaluations) for factor in (0.5, 1.0, 2.0))
         return SaveInterval(job.interval, seconds, self.run.interval is None and not self.in_memory, faults.young, half, same, double)
 
     def _checkpoints(self) -> Checkpoints:
@@ -182,7 +209,7 @@ class _Estimate:
                 write_seconds=each.write_seconds,
                 read_seconds=each.read_seconds,
                 survives_a_node=each.survives,
-                goodput=self.job_with(self.step.seconds, each).goodput if each.survives or each.name == self.run.storage else None,
+                goodput=self.job_with(job.step, each).goodput if each.survives or each.name == self.run.storage else None,
             )
             for each in (self.storages[name] for name in CLASSES)
         )
@@ -205,12 +232,12 @@ class _Estimate:
         for count in dict.fromkeys((spares + 1, enough)):
             if count > spares:
                 recovery = faults.recovery(job.saving.read, num_spares=count)
-                changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery, interval=kept)
+                changed = job.changed(recovery, kept)
                 there = f"there in {100 * faults.has_spare(count):.3g} % of cases"
                 yield self._change(f"{count} spare node{'s' if count > 1 else ''}", changed, count, there)
         if faults.detection > FAST_DETECTION_SECONDS:
             recovery = faults.recovery(job.saving.read, detection=FAST_DETECTION_SECONDS)
-            changed = Job(faults, job.saving, job.step, job.num_steps, recovery=recovery, interval=kept)
+            changed = job.changed(recovery, kept)
             now = f"now {format_figure(faults.detection)} s"
             yield self._change(f"detection within {FAST_DETECTION_SECONDS:g} s", changed, spares, now)
         if self.spec.mesh.world_size > self.spec.device.per_node and not self.in_memory:
@@ -218,7 +245,7 @@ class _Estimate:
             memory = format_bytes(self.sizes.memory_copies_bytes)
             yield self._change("copies in a peer's memory", changed, spares, f"{memory} host a node")
         if self.run.interval is not None and not self.in_memory:
-            changed = Job(faults, job.saving, job.step, job.num_steps)
+            changed = job.changed()
             yield self._change(f"a save every {changed.interval} steps", changed, spares, "the interval with the best goodput")
 
     def _change(self, name: str, job: Job, num_spares: int, note: str) -> RunChange:
@@ -232,6 +259,9 @@ class _Estimate:
         if "detection" in used:
             for name in ("hangs", "crash_detection_seconds", "hang_timeout_seconds", "hang_margin_seconds"):
                 used.pop(name)
+        yield self.rate.figure
+        if self.rate.figure.basis is Basis.FITTED:
+            yield from (known[name] for name in ("sustained_low", "sustained_high"))
         yield from used.values()
         yield from (known[name] for name in ("compile_seconds", "copy_bytes_per_second", "save_seconds"))
         if self.spec.host.kind.trained:

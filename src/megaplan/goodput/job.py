@@ -53,10 +53,11 @@ class Job:
     Args:
         faults: Interruptions and their parts.
         saving: Cost of a save.
-        step: Seconds of a step.
+        step: Seconds from one step to the next.
         num_steps: Steps of the run.
         recovery: Recovery; by default that of `faults`.
         interval: Steps between saves; by default those with the best goodput.
+        evaluations: Share of the time between saves in evaluations, which are no steps.
     """
 
     def __init__(
@@ -68,12 +69,17 @@ class Job:
         *,
         recovery: Recovery | None = None,
         interval: int | None = None,
+        evaluations: float = 0.0,
     ) -> None:
-        self.saving, self.step, self.num_steps = saving, step, num_steps
+        self.faults, self.saving, self.step, self.num_steps, self.evaluations = faults, saving, step, num_steps, evaluations
         self.recovery = faults.recovery(saving.read) if recovery is None else recovery
         self.interruptions = Interruptions(faults.rate, saving.stall, saving.write, self.recovery.seconds)
         self.interval = self.interruptions.best_interval(step, num_steps) if interval is None else interval
         self.start = faults.value("restart") + figures()["compile_seconds"].value
+
+    def changed(self, recovery: Recovery | None = None, interval: int | None = None) -> Job:
+        """The job with another recovery, or with another interval."""
+        return Job(self.faults, self.saving, self.step, self.num_steps, recovery=recovery, interval=interval, evaluations=self.evaluations)
 
     @cached_property
     def shares(self) -> Shares:
@@ -82,7 +88,7 @@ class Job:
 
     @property
     def useful_seconds(self) -> float:
-        """All steps, once."""
+        """All steps and their evaluations, once."""
         return self.num_steps * self.step
 
     @property
@@ -93,7 +99,7 @@ class Job:
     @property
     def goodput(self) -> float:
         """Share of wall-clock time in steps that are kept."""
-        return self.useful_seconds / self.wall_seconds
+        return self.useful_seconds * (1 - self.evaluations) / self.wall_seconds
 
     @property
     def num_interruptions(self) -> float:
@@ -107,6 +113,7 @@ class Job:
         down = self.shares.down * running / self.recovery.seconds
         return Losses(
             self.start / self.wall_seconds,
+            self.evaluations * self.useful_seconds / self.wall_seconds,
             self.shares.stalls * running,
             self.shares.repeated * running,
             *(down * part for part in self.recovery),

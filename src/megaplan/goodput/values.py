@@ -11,12 +11,12 @@ from megaplan.units import format_figure
 
 @dataclass(frozen=True)
 class Spread:
-    """A number with the ends that follow from the 80 % interval of the step.
+    """A number with the ends that follow from the 80 % intervals of the step and of the rate that a run sustains.
 
     Attributes:
         value: Number for the step as it is predicted or measured.
-        low: Number for the lower end of the step's interval.
-        high: Number for its upper end.
+        low: Number for the lower end.
+        high: Number for the upper end.
     """
 
     value: float
@@ -49,6 +49,7 @@ class Losses:
 
     Attributes:
         start: First start of the job, and its first step beyond a later one.
+        evaluations: Training waits for evaluations.
         stalls: Training waits for saves.
         repeated: Steps that are made again after interruptions.
         detection: Time from interruptions to the end of the job.
@@ -59,6 +60,7 @@ class Losses:
     """
 
     start: float
+    evaluations: float
     stalls: float
     repeated: float
     detection: float
@@ -66,6 +68,29 @@ class Losses:
     restart: float
     compile: float
     read: float
+
+
+@dataclass(frozen=True)
+class RunDays:
+    """Days of the run by cause, which sum to its days.
+
+    Attributes:
+        steps: All tokens in whole batches, at the step's time.
+        ramp: Smaller batches at the beginning.
+        sustained: Steps of a long run take longer than the step.
+        evaluations: Training waits for evaluations.
+        saves: Training waits for saves.
+        interruptions: Steps are made again, and the job recovers.
+        start: First start of the job.
+    """
+
+    steps: float
+    ramp: float
+    sustained: float
+    evaluations: float
+    saves: float
+    interruptions: float
+    start: float
 
 
 @dataclass(frozen=True)
@@ -193,7 +218,9 @@ class RunEstimate(Result):
         tokens_of_step: Tokens of one step.
         step_seconds: Seconds of a step.
         step_basis: Basis of the step's time, and where its interval comes from.
+        mean_step_seconds: Mean seconds of the run's steps: the step, at the rate that a long run sustains, and with smaller first batches.
         days: Days from the first start to the last step.
+        days_by_cause: Days by cause.
         device_hours: Device hours, spare nodes included.
         cost: Cost, in the unit of run.price; null without a price.
         cost_per_million_tokens: Cost of a million tokens; null without a price.
@@ -223,7 +250,9 @@ class RunEstimate(Result):
     tokens_of_step: int
     step_seconds: Spread
     step_basis: str
+    mean_step_seconds: Spread
     days: Spread
+    days_by_cause: RunDays
     device_hours: Spread
     cost: Spread | None
     cost_per_million_tokens: Spread | None

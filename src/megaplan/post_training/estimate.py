@@ -142,13 +142,16 @@ class _Estimate:
 
     def _times(self, step: PlannedTime, generation: Generation) -> Iterator[TimePhase]:
         plan, pool = self.plan, "all" if self.colocated else "training"
-        basis = f"{step.basis} step of host {self.job.spec.host.kind.name}, times {self.loop_factor:g}"
+        loop, of_layer = self.known["loop"].value, self.known["expert_layer_seconds"].value
+        basis = f"{step.basis} step of host {self.job.spec.host.kind.name}, times {loop:g}"
+        basis += f", {1000 * of_layer:g} ms of the host for a pass of an MoE layer" if self.job.expert_layers else ""
         yield self._timed("sync", "all", self._sync_seconds(), MODELLED)
         yield self._timed("rollout", "all" if self.colocated else "rollout", generation.seconds, MODELLED)
         if self.colocated and (moved := self._moved_bytes()):
             copied = 2 * moved / figures()["copy_bytes_per_second"].value
             yield self._timed("offload", "all", copied, "bytes over the measured rate of a device's link")
-        forward = self.loop_factor * self.job.forward_seconds(step)
+        launched = of_layer * self.job.expert_layers
+        forward = loop * self.job.forward_seconds(step) + launched
         if plan.reward is not None:
             given = plan.reward.seconds
             seconds = given if given is not None else forward * self._ratio(plan.reward.parameters)
@@ -158,7 +161,7 @@ class _Estimate:
         if plan.reference is not None:
             seconds = plan.reference.seconds or forward * self._ratio(plan.reference.parameters)
             yield self._timed("reference", pool, seconds, basis)
-        training = self.loop_factor * plan.policy.updates * step.seconds
+        training = loop * plan.policy.updates * step.seconds + self.job.training_passes * launched
         if plan.critic is not None:
             yield self._timed("critic", pool, (forward + training) * self._ratio(plan.critic.parameters), basis)
         yield self._timed("training", pool, training, basis)
@@ -166,11 +169,6 @@ class _Estimate:
     def _timed(self, name: str, pool: str, seconds: float, basis: str, spread: tuple[float, float] | None = None) -> TimePhase:
         low, high = spread or (self.known["iteration_low"].value, self.known["iteration_high"].value)
         return TimePhase(name, pool, Spread(seconds, seconds * low, seconds * high), basis)
-
-    @property
-    def loop_factor(self) -> float:
-        """Time of training in a loop over that of the same step by itself."""
-        return self.known["moe_loop" if self.job.spec.model.moe is not None else "dense_loop"].value
 
     def _ratio(self, parameters: int | None) -> float:
         return 1.0 if parameters is None else parameters / self.job.inventory.parameters

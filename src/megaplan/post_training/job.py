@@ -8,7 +8,7 @@ from math import ceil
 
 from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
-from megaplan.cost.model import model_costs
+from megaplan.cost.forward import ONCE, forward_seconds, recomputes_all
 from megaplan.diagnostics import refuse
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans, build_layout
@@ -17,8 +17,6 @@ from megaplan.post_training.lengths import Lengths
 from megaplan.spec.models import Spec
 from megaplan.spec.post_training import PostTraining
 
-ONCE = ("exposed data", "sharding copies", "optimizer", "host", "fixed")
-"""Terms of a step's time that its microbatches do not have."""
 MOST_MICROBATCHES = 2**16
 
 
@@ -116,19 +114,23 @@ class TrainingJob:
         return time._replace(seconds=time.seconds * change, low=time.low * change, high=time.high * change)
 
     def forward_seconds(self, step: PlannedTime) -> float:
-        """Seconds of a forward without gradients over all responses: the forward's share of the FLOPs of the step's microbatches."""
-        once = sum(step.terms.get(name, 0.0) for name in ONCE)
-        costs = model_costs(self.spec, self.inventory)
-        parts = (*costs.layers, costs.head)
-        forward = sum(part.forward_flops for part in parts)
-        everything = sum(part.total_flops for part in parts) + (forward if self.recomputes_all else 0)
-        return self.plan.policy.updates * max(step.seconds - once, 0.0) * forward / everything
+        """Seconds of a forward without gradients over all responses."""
+        return self.plan.policy.updates * forward_seconds(self.spec, self.inventory, step.seconds, step.terms)
 
     @property
-    def recomputes_all(self) -> bool:
-        """True if the host itself recomputes every layer, which the cost model's FLOPs do not have."""
-        host = self.spec.host
-        return not host.kind.trained and host.recompute_num_layers is not None
+    def expert_layers(self) -> float:
+        """MoE layers that the host launches one after another in a forward over all responses.
+
+        They are those of a stage for each microbatch, and for the microbatches that fill the pipeline.
+        """
+        mesh = self.spec.mesh
+        of_stage = sum(block.family == "E" for block in self.inventory.layers) / mesh.pp
+        return self.plan.policy.updates * of_stage * (self.spec.schedule.num_microbatches + (mesh.pp - 1) * mesh.pp / mesh.num_slots)
+
+    @property
+    def training_passes(self) -> int:
+        """Forwards that training takes of the host: a backward launches as much as two, and a recomputed layer runs again."""
+        return 3 + recomputes_all(self.spec)
 
 
 EXAMPLE = "megaplan new llama-3.1-8b-rl -o spec.yaml"

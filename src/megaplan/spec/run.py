@@ -59,6 +59,8 @@ Price = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)]
 Overhead = Annotated[float, Field(ge=1, le=10, allow_inf_nan=False, strict=True)]
 Intensity = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, strict=True)]
 SpareCount = Annotated[int, Field(ge=0, le=MOST_SPARES, strict=True)]
+Rate = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
+StepCount = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 HangShare = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
 
 
@@ -84,11 +86,17 @@ class Run(OptionsSection):
         repair: Seconds until a broken node is a spare again.
         spares: Spare nodes that wait for a broken one.
         hangs: Share of interruptions that are hangs, which a time limit detects.
+        eval_every: Steps between two evaluations, which training waits for; null for none.
+        eval_tokens: Tokens of an evaluation; null for those of a step.
+        ramp_tokens: Tokens over which the batch grows to its size; null for none.
+        ramp_from: Tokens of the first step's batch; null for one microbatch of each rank.
+        sustained: Rate of the whole run's steps over the rate of the step; null: as fitted; 1 if `step` is a long run's mean.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({
         "tokens", "mtbf", "price", "power", "pue", "carbon", "step", "storage", "node_bandwidth", "total_bandwidth", "save", "interval",
         "detection", "restart", "replacement", "repair", "spares", "hangs",
+        "eval_every", "eval_tokens", "ramp_tokens", "ramp_from", "sustained",
     })  # fmt: skip
 
     tokens: Tokens | None = None
@@ -109,3 +117,8 @@ class Run(OptionsSection):
     repair: Seconds | None = None
     spares: SpareCount = 0
     hangs: HangShare | None = None
+    eval_every: StepCount | None = None
+    eval_tokens: Tokens | None = None
+    ramp_tokens: Tokens | None = None
+    ramp_from: Tokens | None = None
+    sustained: Rate | None = None

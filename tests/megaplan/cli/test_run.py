@@ -4,11 +4,15 @@ import json
 
 import pytest
 
+from megaplan.goodput.figures import figures
 from megaplan.plan.make import make_plan
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Run
 
 SPEC = "plans/llama-3.1-8b.yaml"
+
+
+SUSTAINED = figures()["sustained"].value
 
 
 def document(ran):
@@ -24,7 +28,9 @@ def test_numbers_follow_from_each_other(megaplan):
     assert found["steps"] == -(-(10**12) // found["tokens_of_step"])
     days, hours = found["days"]["value"], found["device_hours"]["value"]
     assert hours == pytest.approx(days * 24 * found["num_devices"])
-    assert days * 86400 * found["goodput"] == pytest.approx(found["steps"] * found["step_seconds"]["value"])
+    assert days * 86400 * found["goodput"] == pytest.approx(found["steps"] * found["mean_step_seconds"]["value"])
+    assert found["mean_step_seconds"]["value"] == pytest.approx(found["step_seconds"]["value"] / SUSTAINED)
+    assert sum(found["days_by_cause"].values()) == pytest.approx(days)
     assert found["cost"]["value"] == pytest.approx(2.5 * hours)
     assert found["energy_kwh"]["value"] == pytest.approx(hours * 0.7 * 1.2)
     assert found["joules_per_token"]["value"] == pytest.approx(found["energy_kwh"]["value"] * 3.6e6 / 1e12)
@@ -70,9 +76,14 @@ def test_training_steps_give_the_tokens_by_default(megaplan):
 
 
 def test_a_measured_step_has_no_interval(megaplan):
-    found = document(megaplan("run", SPEC, "--tokens", "1T", "--step", "3.5s", "--json"))
+    words = ("run", SPEC, "--tokens", "1T", "--step", "3.5s")
+    found = document(megaplan(*words, "--sustained", "1", "--json"))
     assert found["step_seconds"] == {"value": 3.5, "low": 3.5, "high": 3.5}
     assert found["days"]["low"] == found["days"]["high"]
+    longer = document(megaplan(*words, "--json"))
+    assert longer["step_seconds"] == found["step_seconds"]
+    assert longer["mean_step_seconds"]["value"] == pytest.approx(3.5 / SUSTAINED)
+    assert longer["days"]["low"] <= longer["days"]["value"] < longer["days"]["high"]
 
 
 def test_the_schema_describes_what_is_printed(megaplan):

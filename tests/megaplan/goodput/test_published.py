@@ -9,8 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from runs.run import PAGE, PERCENT, POINTS, PublishedRun, page, rows, steps  # noqa: E402
+from runs.run import PAGE, PERCENT, POINTS, PublishedRun, fitted_rate, page, pairs, rows, steps  # noqa: E402
 from runs.scaling import series  # noqa: E402
+
+from megaplan.goodput.figures import figures  # noqa: E402
 
 
 @cache
@@ -18,11 +20,26 @@ def found() -> list[PublishedRun]:
     return rows()
 
 
-def test_six_runs_are_near_in_goodput_and_six_in_days() -> None:
+def test_six_runs_are_near_in_goodput_and_ten_in_days() -> None:
     goodput = [abs(row.goodput_error) for row in found() if row.goodput_error is not None]
     days = [abs(row.days_error) for row in found() if row.days_error is not None]
     assert sum(error <= POINTS for error in goodput) >= 6
+    assert sum(error <= PERCENT for error in days) >= 10
+
+
+def test_held_out_runs_are_as_near_as_those_of_the_draw() -> None:
+    days = [abs(row.days_error) for row in found() if row.days_error is not None and row.side.startswith("held out")]
+    assert len(days) == 9
     assert sum(error <= PERCENT for error in days) >= 6
+
+
+def test_the_sustained_rate_is_that_of_the_tuning_pairs() -> None:
+    rates = {pair.row["name"]: pair.rate for pair in pairs()}
+    tuned = [pair.rate for pair in pairs() if pair.row.get("tuned")]
+    assert len(tuned) == 4
+    named = [figures()[name].value for name in ("sustained", "sustained_low", "sustained_high")]
+    assert named == [round(each, 3) for each in fitted_rate(tuned)]
+    assert 0.94 < rates["BLOOM 176B, full batch to the end of 48 nodes"] < 0.96
 
 
 def test_every_run_names_its_sources_and_what_it_was_given() -> None:

@@ -1,0 +1,106 @@
+"""Steps of a run against a count of them one by one, and the terms that a run adds to them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+import megaplan
+from megaplan.cost.forward import forward_seconds
+from megaplan.goodput.length import combined
+from megaplan.layout.step_time import PlannedTime, planned_time
+
+SPEC = "plans/llama-3.1-8b.yaml"
+
+
+def planned(seconds: float, *changes: str) -> tuple[Any, float]:
+    """The job of the spec, and its step with another length."""
+    job = megaplan.load(SPEC, *changes)
+    time = planned_time(job.spec, job.spans, job.inventory)
+    assert isinstance(time, PlannedTime)
+    return job, time.seconds * seconds
+
+
+def counted(tokens: int, ramp: int, first: int, batch: int) -> int:
+    """Steps until the tokens are trained, with a batch that grows linearly with them."""
+    done, steps = 0.0, 0
+    while done < tokens:
+        done += batch if done >= ramp else first + (batch - first) * done / ramp
+        steps += 1
+    return steps
+
+
+def test_a_growing_batch_makes_the_steps_that_a_count_makes() -> None:
+    rng = random.Random(3)
+    batch = megaplan.load(SPEC).spec.global_batch_tokens
+    for _ in range(12):
+        first = rng.randint(batch // 64, batch - 1)
+        ramp = rng.randint(20, 2000) * batch
+        tokens = ramp + rng.randint(0, 3000) * batch
+        found = megaplan.run(SPEC, tokens=tokens, ramp_tokens=ramp, ramp_from=first)
+        assert found.steps == pytest.approx(counted(tokens, ramp, first, batch), rel=0.01, abs=3)
+        assert 0 <= found.days_by_cause.ramp < (found.steps - tokens / batch + 1) * found.step_seconds.value / 86400
+
+
+def test_a_batch_that_begins_whole_adds_nothing() -> None:
+    batch = megaplan.load(SPEC).spec.global_batch_tokens
+    plain = megaplan.run(SPEC, tokens="1T")
+    for first in (batch, 2 * batch):
+        assert megaplan.run(SPEC, tokens="1T", ramp_tokens="100B", ramp_from=first).days == plain.days
+
+
+def test_smaller_batches_take_the_time_of_fewer_microbatches() -> None:
+    """Whole batches of half the microbatches, over the same tokens, add twice what one of their steps has too much."""
+    job = megaplan.load(SPEC)
+    batch, count = job.spec.global_batch_tokens, job.spec.schedule.num_microbatches
+    half = megaplan.estimate(SPEC, f"schedule.num_microbatches={count // 2}").step_time.seconds
+    whole = megaplan.estimate(SPEC).step_time.seconds
+    found = megaplan.run(SPEC, tokens=4000 * batch, ramp_tokens=4000 * batch, ramp_from=batch // 2)
+    added = found.days_by_cause.ramp * 86400
+    most = 4000 * (2 * half - whole)
+    assert 0 < added < most
+    assert added / most == pytest.approx((found.steps - 4000) / 4000, rel=1e-3)
+
+
+def test_an_evaluation_is_a_forward_of_its_tokens() -> None:
+    rng = random.Random(5)
+    job, seconds = planned(1.0)
+    time = planned_time(job.spec, job.spans, job.inventory)
+    assert isinstance(time, PlannedTime)
+    forward = forward_seconds(job.spec, job.inventory, seconds, time.terms)
+    assert 0.2 * seconds < forward < 0.5 * seconds
+    batch = job.spec.global_batch_tokens
+    for _ in range(6):
+        every, tokens = rng.randint(50, 5000), rng.randint(1, 20) * batch
+        found = megaplan.run(SPEC, tokens="1T", eval_every=every, eval_tokens=tokens)
+        times = found.steps // every
+        assert found.days_by_cause.evaluations * 86400 == pytest.approx(times * forward * tokens / batch)
+        assert found.losses.evaluations == pytest.approx(found.days_by_cause.evaluations / found.days.value)
+        assert found.goodput + sum(vars(found.losses).values()) == pytest.approx(1)
+
+
+def test_causes_sum_to_the_days_and_a_slower_rate_lengthens_the_steps_alone() -> None:
+    rng = random.Random(7)
+    for _ in range(8):
+        rate = rng.uniform(0.5, 1)
+        keys = {"tokens": "1T", "eval_every": rng.randint(100, 2000), "mtbf": rng.choice([200, 30000]), "ramp_tokens": "50B"}
+        found, plain = (megaplan.run(SPEC, **keys, sustained=each) for each in (rate, 1.0))
+        assert sum(vars(found.days_by_cause).values()) == pytest.approx(found.days.value)
+        assert found.days_by_cause.steps == plain.days_by_cause.steps
+        assert found.mean_step_seconds.value == pytest.approx(plain.mean_step_seconds.value / rate)
+        assert plain.days_by_cause.sustained == 0
+        assert found.step_seconds == plain.step_seconds
+
+
+def test_estimate_has_no_sustained_rate() -> None:
+    plain, slow = (megaplan.estimate(SPEC, f"run={{sustained: {rate}}}").step_time.seconds for rate in (1.0, 0.5))
+    assert plain == slow
+
+
+def test_ends_of_independent_factors_are_within_those_of_both_together() -> None:
+    assert combined(2.0, ((1.0, 1.1), (1.0, 1.0)), 1) == pytest.approx(2.2)
+    both = combined(1.0, ((1.0, 1.1), (1.0, 1.1)), 1)
+    assert 1.1 < both < 1.21
+    assert combined(1.0, ((1.0, 0.9), (1.0, 1.0)), -1) == pytest.approx(0.9)
