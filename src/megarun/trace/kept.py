@@ -43,7 +43,7 @@ class FirstForward:
         self._running: Stage | None = None
         self._before: set[StorageRecord] = set()
         self._hooks: Any = None
-        self._takers: dict[StorageRecord, str] = {}  # the first layer that reads a choice of keys, which an earlier one has made
+        self._takers: dict[StorageRecord, str] = {}  # blocks that keep what is made outside of them: choices of keys, scaled rows
         self.kept: list[Kept] = []
 
     @contextmanager
@@ -57,6 +57,9 @@ class FirstForward:
                 handle.remove()
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
+        if self._running is not None and self._places.path(module) == "embedding.norm":
+            for record in self._owners.live.records(inputs[0]):  # which the stage may have scaled
+                self._takers.setdefault(record, "embedding")
         if self._running is not None and self._places.path(module).startswith("layers.") and _is_block(self._places.path(module)):
             self._hand_over(inputs[0])  # embeddings that the stage has scaled are in no module's output
             if isinstance(module, Block) and module.takes_choice:
@@ -132,7 +135,7 @@ def block_of(place: str) -> str:
         return images
     if parts[0] in ("layers", "mtp"):
         return ".".join(parts[:2])
-    if parts[0] in (*SIDES, Outside.RELATION_BIAS):
+    if parts[0] in (*SIDES, Outside.EMBEDDING, Outside.RELATION_BIAS):
         return parts[0]
     return place if _is_block(place) else HEAD
 

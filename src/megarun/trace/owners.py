@@ -14,13 +14,12 @@ from megakernels import scratch_bytes
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.products import LIBRARY_OPERATIONS
 from megaplan.inventory.tensors import Group, Inventory, Outside, Owner
-from megaplan.spec.models import SIDES
 from megarun.engine.trainer import Trainer
 from megarun.optim import host_state
 from megarun.parallel.apply.weight_gradients import WeightGradients
 from megarun.parallel.apply.whole import WholeGroup, whole_state
 from megarun.trace.kinds import COLUMNS, Kind
-from megarun.trace.places import Places
+from megarun.trace.places import Places, in_side_embedding, is_stream
 from megarun.trace.replaced import replaced
 from megarun.trace.tracker import LiveBytes, StorageRecord, plain_tensors
 
@@ -56,12 +55,6 @@ ROUTED_OPERANDS = {
     **dict.fromkeys((f"megakernels.{name}.default" for name in _BANKS), slice(2, 4)),
 }
 """Operands that are indices, counts or gradients of dispatched rows, whatever made them."""
-RESIDUAL_OUTPUTS = {
-    "aten.add.Tensor": (0,),
-    "megakernels.gated_add.default": (0,),
-    "megakernels.gated_add_backward.default": (0,),
-}
-"""Outputs of these modules that are the residual stream or its gradient."""
 PARAMETER_GRADIENTS = {
     "aten.embedding_dense_backward.default": (0,),
     "megakernels.linear_cross_entropy_backward.default": (1,),
@@ -193,10 +186,8 @@ class Owners:
     def column(self, record: StorageRecord) -> Column:
         """The one budget column of a storage."""
         if record.kind in COLUMNS:
-            side = record.kind is Kind.WORKING and _in_side_embedding(record.place)
-            is_feature = side and record.output not in RESIDUAL_OUTPUTS.get(record.op, ())
-            is_feature |= record.kind is Kind.WORKING and record.place == Outside.RELATION_BIAS
-            return Column.FEATURE_ACTIVATIONS if is_feature else COLUMNS[record.kind]
+            is_feature = (in_side_embedding(record) and not is_stream(record)) or record.place == Outside.RELATION_BIAS
+            return Column.FEATURE_ACTIVATIONS if is_feature and record.kind is Kind.WORKING else COLUMNS[record.kind]
         tensor = self._tensors[record.name]
         if record.kind is Kind.PARAMETER:
             return OWNER_COLUMNS[tensor.owner]
@@ -300,9 +291,3 @@ class Owners:
 
 def _product(record: StorageRecord) -> tuple[object, ...]:
     return record.op, record.place, record.shape, record.dtype
-
-
-def _in_side_embedding(place: str) -> bool:
-    """True if a place is in a module whose temporary storages are feature activations, of the stage or below a prediction depth."""
-    parts = place.split(".")
-    return (parts[2:] if parts[0] == "mtp" else parts)[:1] in ([name] for name in SIDES)

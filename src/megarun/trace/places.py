@@ -17,6 +17,12 @@ from megarun.trace.kinds import Kind
 from megarun.trace.tracker import StorageRecord
 
 LOSS = "loss"
+RESIDUAL_OUTPUTS = {
+    "aten.add.Tensor": (0,),
+    "megakernels.gated_add.default": (0,),
+    "megakernels.gated_add_backward.default": (0,),
+}
+"""Outputs of side embeddings that are the residual stream or its gradient."""
 
 
 class Places:
@@ -82,7 +88,18 @@ class Places:
         best, place = 3, ""
         for record in operands:
             rank = 0 if record.kind in (Kind.PARAMETER, Kind.GATHERED_PARAMETER) and record.name else 1 if record.forward else 2
-            owner = record.name.rpartition(".")[0] if rank == 0 else record.place
+            owner = record.name.rpartition(".")[0] if rank == 0 else "" if is_stream(record) else record.place
             if rank < best and owner not in ("", Outside.RELATION_BIAS):
                 best, place = rank, owner
         return place, False
+
+
+def in_side_embedding(record: StorageRecord) -> bool:
+    """True if a storage is made in a side embedding of the stage or of a prediction depth."""
+    parts = record.place.split(".")
+    return (parts[2:] if parts[0] == "mtp" else parts)[:1] in ([name] for name in SIDES)
+
+
+def is_stream(record: StorageRecord) -> bool:
+    """True if a storage is what a side embedding makes of the residual stream, or of its gradient."""
+    return record.output in RESIDUAL_OUTPUTS.get(record.op, ()) and in_side_embedding(record)
