@@ -24,7 +24,7 @@ EMULATED = frozenset({"mxfp8", "nvfp4"})
 """Recipes whose products megarun makes in fp32, of the values that their operands represent."""
 TRAINED = frozenset({"fp8_current", "fp8_rowwise", *EMULATED})
 """Recipes that megarun trains."""
-PACKED = {"fp8_current": "tensor", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+PACKED = {"fp8_current": "tensor", "fp8_rowwise": "rows", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 """Recipes whose weights megarun gathers in eight or four bits, with the scaling of their elements (`megakernels`)."""
 GENERATIONS = {
     "fp8_delayed": ("ada", "hopper", "blackwell", "cdna"),

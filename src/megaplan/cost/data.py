@@ -79,6 +79,13 @@ class DataTimes:
     again_ns: int = 0
 
 
+class PackedElements(NamedTuple):
+    """Weights that are gathered as rows of bytes: their elements, and these bytes."""
+
+    elements: int = 0
+    stored: int = 0
+
+
 class LocalElements(NamedTuple):
     """Elements of the whole model on one tensor and expert rank.
 
@@ -94,7 +101,8 @@ class LocalElements(NamedTuple):
         groups: Blocks whose dense parameters are gathered together.
         banks: Blocks with expert banks, which are gathered by themselves.
         matrices: Matrices that Muon updates, tensor by tensor.
-        packed: Elements of packed weights (`lora.base`, or a recipe's `param_gather`), and their bytes.
+        kept_packed: Weights that are stored packed (`lora.base`), and gathered as they are.
+        made_packed: Weights that are packed before they are gathered (a recipe's `param_gather`).
     """
 
     dense: int
@@ -108,11 +116,12 @@ class LocalElements(NamedTuple):
     groups: int
     banks: int
     matrices: tuple[Matrices, ...]
-    packed: tuple[int, int] = (0, 0)
+    kept_packed: PackedElements = PackedElements()
+    made_packed: PackedElements = PackedElements()
 
     def dense_bytes(self, size: int, pp: int) -> int:
         """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes an element."""
-        elements, stored = self.packed
+        elements, stored = map(sum, zip(self.kept_packed, self.made_packed, strict=True))
         return (self.dense - elements) // pp * size + stored // pp
 
 
@@ -147,11 +156,13 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
     groups = layers + sum(name.startswith("mtp.") for name, _ in inventory.outside) + 1
     made = tuple(Matrices(number, *key) for key, number in matrices.items())
     (dense, experts), (own, banked), (whole, stacked) = elements, trained, muon
-    return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, (packed, stored))
+    return LocalElements(
+        dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, PackedElements(packed, stored)
+    )
 
 
 def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
-    """The elements with those of the weights that the recipe gathers packed."""
+    """The elements with those of the weights that the recipe has packed before they are gathered."""
     packs = packed_gather(spec)
     if packs is None:
         return local
@@ -164,7 +175,7 @@ def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> Local
                 size = packs.shard_bytes(block.family, tensor.name, shape) if tensor.owner is not Owner.EXPERT_PARALLEL else None
                 if size is not None:
                     elements, stored = elements + prod(shape), stored + size * packs.degree
-    return local._replace(packed=(elements, stored))
+    return local._replace(made_packed=PackedElements(elements, stored))
 
 
 def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
@@ -182,7 +193,7 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
     whole = local_elements(inventory, 1, 1, 1, spec.packing)
-    elements, stored = with_packed(spec, inventory, whole._replace(packed=(0, 0))).packed
+    elements, stored = with_packed(spec, inventory, whole).made_packed
     used = precision.params.bytes
     once = whole.dense_bytes(used, 1) + whole.experts * used - mesh.tp * (elements * used - stored)
     gathered = once * gathers if mesh.dp_shard > 1 else 0
@@ -349,7 +360,7 @@ def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
         local.trained_tensors,
         local.groups,
         local.matrices,
-        local.packed if packed_gather(spec) else (0, 0),
+        local.made_packed,
     )
 
 

@@ -4,9 +4,10 @@ A rank packs its shard of a weight (`megakernels.ops.fp8_linear.weights`), and F
 that a recipe covers are packed if each shard has whole blocks of scales; the rest is gathered as without the key: banks of experts, gates
 of one row, layers of `first_last_bf16`, head and prediction depths. What FSDP2 does not shard has no gather, and nothing changes.
 
-MXFP8 has other elements for the forward product than for the gradient of the input. As in Transformer Engine, forward gathers those of the
-one and backward those of the other, and both at once where one gather serves both products: where gathered parameters are kept, in whole or
-in part, where backward runs a layer's linears again, and under a pipeline, whose next forward reads what a backward has gathered.
+MXFP8 and rows with a scale each have other elements for the forward product than for the gradient of the input. As in Transformer Engine,
+forward gathers those of the one and backward those of the other, and both at once where one gather serves both products: where gathered
+parameters are kept, in whole or in part, where backward runs a layer's linears again, and under a pipeline, whose next forward reads what a
+backward has gathered.
 
 Source: Transformer Engine, `fsdp_pre_all_gather` of `pytorch/tensor/mxfp8_tensor.py`; torchao 0.18, `float8/fsdp_utils.py`.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from megakernels.ops.fp8_linear.facts import SCALE_BYTES, packed_columns, packing_bytes, packs
+from megakernels.ops.fp8_linear.facts import SCALE_BYTES, TWO_FORMS, num_largest, packed_columns, packing_bytes, packs
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.adapters import linear_of
 from megaplan.low_precision import PACKED
@@ -73,13 +74,14 @@ class PackedGather(NamedTuple):
 
     def together(self, family: str, tensors: Iterable[tuple[str, tuple[int, ...]]], itemsize: int, *, casts: bool) -> PackedShards:
         """Tensors of one group in the order in which FSDP2 lists them; elements of packed ones are rounded from `itemsize` bytes."""
-        count = elements = done = most = 0
+        largest = elements = done = most = 0
         for name, shape in tensors:
             size = self.shard_bytes(family, name, shape)
             if size is not None:
-                count, elements, done = count + 1, elements + self.rows(shape) * shape[1], done + size
+                largest += num_largest(shape[1], self.scaling)
+                elements, done = elements + self.rows(shape) * shape[1], done + size
                 most = max(most, done + packing_bytes(self.rows(shape), shape[1], self.scaling, itemsize, casts=casts))
-        return PackedShards(count * SCALE_BYTES * (self.scaling != "mxfp8"), elements, done, most)
+        return PackedShards(largest * SCALE_BYTES, elements, done, most)
 
 
 def packed_gather(spec: Spec) -> PackedGather | None:
@@ -88,6 +90,6 @@ def packed_gather(spec: Spec) -> PackedGather | None:
     if recipe is None or not recipe.param_gather or recipe.name not in PACKED or degree == 1 or not spec.host.kind.trained:
         return None
     kept = not spec.sharding.reshard_after_forward or spec.sharding.kept_over > 0 or spec.mesh.is_pipelined
-    both = [letter for letter in FAMILIES if recipe.name == "mxfp8" and (kept or spec.recompute.of(letter) != "none")]
+    both = [letter for letter in FAMILIES if PACKED[recipe.name] in TWO_FORMS and (kept or spec.recompute.of(letter) != "none")]
     families, (first, last) = frozenset(FAMILIES if recipe.families is None else recipe.families), recipe.first_last_bf16
     return PackedGather(PACKED[recipe.name], families, (first, spec.model.num_layers - last), frozenset(both), degree)

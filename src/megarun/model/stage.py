@@ -75,7 +75,7 @@ class Stage(nn.Module):
         self.predicts = "final_norm" in slot.blocks
         self.joins_loss = model.joins_loss(kernels=config.host.uses_triton)
         self.packed_maxima: Tensor
-        self.num_packed = 0  # weights whose largest magnitudes packing needs
+        self.num_packed = 0  # largest magnitudes of weights that packing needs
         self.vision, self.projector = build_images(config, slot.blocks, tp)
         self.cuts_streams = config.mesh.cuts_streams
         if "embedding" in slot.blocks:

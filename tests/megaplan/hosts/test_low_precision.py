@@ -163,6 +163,8 @@ def test_weights_whose_shards_cut_a_block_are_gathered_as_they_are() -> None:
     wide = block_storage(whole, build_inventory(spec_of()).layers[1]).dense.gathered_bytes
     weights = wide - 2 * 256  # all but the norm
     assert gathered("fp8_current", 2) == weights // 2 + 2 * 256
+    assert weights % 256 == 0  # an MLP of three matrices
+    assert gathered("fp8_rowwise", 2) > gathered("fp8_current", 2)
     assert gathered("mxfp8", 2) == weights // 2 * 33 // 32 + 2 * 256
     assert gathered("mxfp8", 2, reshard_after_forward=False) == weights * 33 // 32 + 2 * 256
     assert gathered("nvfp4", 2) == weights * 9 // 32 + 2 * 256
@@ -181,7 +183,7 @@ def test_weights_whose_shards_cut_a_block_are_gathered_as_they_are() -> None:
         ({"name": "fp8_delayed", "first_last_bf16": (1, 0)}, {}, "MP724", "precision.recipe.first_last_bf16"),
         ({"name": "fp8_current", "head": True}, {}, "MP905", "precision.recipe.head"),
         ({"name": "fp8_current", "attention": True}, {}, "MP905", "precision.recipe.attention"),
-        ({"name": "fp8_rowwise", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
+        ({"name": "fp8_blockwise", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
         ({"name": "fp8_delayed", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
     ],
 )

@@ -20,6 +20,13 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = {
     "current": ("fp8_current", TWO, pattern("AMDR", 4) | BF16, {}),
     "current-uneven": ("fp8_current", {"dp_shard": 3}, pattern("AD", 2) | UNEVEN | RESHARD, {}),
     "current-parts-tp": ("fp8_current", FOUR | T2, pattern("AD", 2) | PARTS | BF16, {}),
+    "rows": ("fp8_rowwise", TWO, pattern("AMDR", 4) | RESHARD | BF16, {}),
+    "rows-kept": ("fp8_rowwise", FOUR, pattern("AD", 2), {}),
+    "rows-uneven": ("fp8_rowwise", {"dp_shard": 3}, pattern("AD", 2) | UNEVEN | RESHARD, {}),
+    "rows-parts-tp": ("fp8_rowwise", FOUR | T2, pattern("AD", 2) | PARTS | BF16, {}),
+    "rows-pp": ("fp8_rowwise", TWO | {"pp": 2}, pattern("AMDR", 4) | RESHARD | BF16, {"first_last_bf16": (1, 0)}),
+    "rows-recomputed": ("fp8_rowwise", HYBRID, pattern("AD", 4) | RESHARD | RECOMPUTED, {}),
+    "rows-experts": ("fp8_rowwise", TWO | {"ep": 2}, pattern("AE", 2) | {"model.moe.ffn_hidden_size": 48} | RESHARD, {}),
     "mx": ("mxfp8", TWO, pattern("AMDR", 4) | RESHARD, {}),
     "mx-ends": ("mxfp8", TWO, pattern("AD", 4) | RESHARD | BF16, {"first_last_bf16": (1, 1)}),
     "mx-kept-pp": ("mxfp8", TWO | {"pp": 2}, pattern("AMDR", 4) | BF16, {}),
@@ -30,7 +37,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = {
     "nv-parts": ("nvfp4", FOUR, pattern("AD", 2) | PARTS, {}),
     "nv-experts": ("nvfp4", TWO | {"ep": 2}, pattern("AE", 2) | {"model.moe.ffn_hidden_size": 48}, {"families": ("A", "E")}),
 }
-IN_CI = ("current-parts-tp", "mx-ends", "nv")
+IN_CI = ("current-parts-tp", "rows-parts-tp", "mx-ends", "nv")
 
 
 COMPARED = ("initial", "gradients", "losses", "norms", "parameters")

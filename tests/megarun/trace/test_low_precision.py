@@ -110,6 +110,13 @@ GATHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any
     "current": ("fp8_current", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, BF16, {}),
     "current-kept-narrow": ("fp8_current", "AMDA", {"mesh": {"dp_shard": 2, "tp": 2}}, NARROW, {"first_last_bf16": (1, 0)}),
     "current-uneven": ("fp8_current", "ADDA", {"mesh": {"dp_shard": 5}, **RESHARD}, BF16, {}),
+    "rows": ("fp8_rowwise", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, BF16, {}),
+    "rows-kept-narrow": ("fp8_rowwise", "AMDA", {"mesh": {"dp_shard": 2, "tp": 2}}, NARROW, {"first_last_bf16": (1, 0)}),
+    "rows-uneven": ("fp8_rowwise", "ADDA", {"mesh": {"dp_shard": 5}, **RESHARD}, BF16, {}),
+    "rows-full": ("fp8_rowwise", "ADAD", {"mesh": {"dp_shard": 2}, **RESHARD, **FULL}, BF16, {"families": ("A",)}),
+    "rows-parts": ("fp8_rowwise", "DDAD", {"mesh": {"dp_shard": 4}, **PARTS}, BF16, {}),
+    "rows-pp": ("fp8_rowwise", "AMDR", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, **RESHARD}, BF16, {}),
+    "rows-wide": ("fp8_rowwise", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, dict.fromkeys(NARROW, "fp32"), {}),
     "mx-ends": ("mxfp8", "AMDADD", {"mesh": {"dp_shard": 2}, **RESHARD}, BF16, {"first_last_bf16": (1, 2)}),
     "mx-kept": ("mxfp8", "AMDA", {"mesh": {"dp_shard": 2}}, BF16, {}),
     "mx-full": ("mxfp8", "ADAD", {"mesh": {"dp_shard": 2}, **RESHARD, **FULL}, BF16, {"families": ("A",)}),
@@ -123,7 +130,7 @@ GATHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in ("mx-ends", "nv-parts") else pytest.mark.slow) for name in GATHERS]
+    "case", [pytest.param(name, marks=() if name in ("mx-ends", "nv-parts", "rows") else pytest.mark.slow) for name in GATHERS]
 )
 def test_packed_gathers_are_counted(job_with: Callable[..., Any], case: str) -> None:
     """Weights of layers that a recipe covers, if shards have whole blocks; the bytes that are packed, and those while they are."""

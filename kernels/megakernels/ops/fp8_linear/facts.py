@@ -30,8 +30,10 @@ WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
 READS_FUSED, READS_PLAIN = 2, 4
 """Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes; one where `in_one_pass`."""
 LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
-PACKED_ROWS = {"tensor": 1, "mxfp8": 32, "nvfp4": 16}
-"""Rows of a weight that share scales, by the scalings whose weights can be packed."""
+PACKED_ROWS = {"tensor": 1, "rows": 1, "mxfp8": 32, "nvfp4": 16}
+"""Rows of a weight that a shard has together for its scales, by the scalings whose weights can be packed."""
+TWO_FORMS = frozenset({"rows", "mxfp8"})
+"""Scalings whose packed weights are others for the gradient of the input than for the forward."""
 NOTHING = Pass(0, 0, 0)
 ROUND, SCALED_PRODUCT = "fp8.round", "fp8.product"
 """Kinds of the kernels: copies, and products of two copies."""
@@ -104,7 +106,8 @@ class ScaledLinears(NamedTuple):
             own = self._copy(self.rows, padded(self.width))
             peak = own + self._making(self.rows, self.width, BY_ROW)
         for out, packed in each_weight(self.outs, self.packed):
-            copy = own + (SCALE_BYTES if packed and padded(out) == out else self._copy(padded(out), padded(self.width)))
+            in_place = packed and not self.by_row and padded(out) == out
+            copy = own + (SCALE_BYTES if in_place else self._copy(padded(out), padded(self.width)))
             result = self.rows * padded(out) * self.itemsize if padded(out) != out else 0
             peak = max(peak, copy + max(0 if packed else self._making(out, self.width, BY_ROW), result))
         return peak
@@ -236,17 +239,27 @@ def packs(rows: int, columns: int, scaling: str) -> bool:
 
 def packed_columns(columns: int, scaling: str) -> int:
     """Bytes of a packed row of a weight."""
-    return columns * _parts(scaling)[0] // _parts(scaling)[1]
+    return columns * _parts(scaling)[0] // _parts(scaling)[1] + _row_bytes(scaling)
 
 
 def unpacked_columns(num_bytes: int, scaling: str) -> int:
     """Columns of a weight whose packed rows have this many bytes."""
-    return num_bytes * _parts(scaling)[1] // _parts(scaling)[0]
+    return (num_bytes - _row_bytes(scaling)) * _parts(scaling)[1] // _parts(scaling)[0]
+
+
+def num_largest(columns: int, scaling: str) -> int:
+    """Largest magnitudes of a whole weight that the packing of its shards needs: of all of it, or of each column."""
+    return {"mxfp8": 0, "rows": columns}.get(scaling, 1)
+
+
+def _row_bytes(scaling: str) -> int:
+    """Bytes of a packed row's own scale."""
+    return SCALE_BYTES if scaling == "rows" else 0
 
 
 def _parts(scaling: str) -> tuple[int, int]:
     """Bytes of so many elements of a packed row."""
-    return {"tensor": (1, 1), "mxfp8": (33, 32), "nvfp4": (9, 16)}[scaling]
+    return {"tensor": (1, 1), "rows": (1, 1), "mxfp8": (33, 32), "nvfp4": (9, 16)}[scaling]
 
 
 def packing_bytes(rows: int, columns: int, scaling: str, itemsize: int, *, casts: bool) -> int:
@@ -255,6 +268,9 @@ def packing_bytes(rows: int, columns: int, scaling: str, itemsize: int, *, casts
     elements = height * columns
     if scaling == "tensor":
         return (elements * (1 + casts) + 1) * itemsize
+    if scaling == "rows":  # factors of rows or of columns, in fp32 and as they multiply
+        factors = max(height, columns) * (VALUE_BYTES + itemsize * (itemsize != VALUE_BYTES))
+        return elements * (1 + casts) * itemsize + factors
     making = BlockLinears(0, 0, (), itemsize, scaling)._making(height, columns)
     return VALUE_BYTES * elements + max(elements * itemsize * casts, making)
 
@@ -291,7 +307,9 @@ def linear_passes(
     of_input = copy_pass(own, width, itemsize, rows, fused=fused)
     for_weight = copy_pass(own if by_row or not keeps else 0, width, itemsize, columns, fused=fused)
     of_weight, of_turned_weight = (copy_pass(weight, width, itemsize, scaled, fused=fused) for scaled in (rows, columns))
-    of_weight, of_turned_weight = (NOTHING, Pass(2 * weight, 0, 1)) if packed else (of_weight, of_turned_weight)
+    if packed:  # as it is, or a copy without the scales between its rows; and turned
+        of_turned_weight = Pass(2 * weight, 0, 1)
+        of_weight = of_turned_weight if by_row else NOTHING
     of_gradient, of_turned_gradient = (copy_pass(made, out, itemsize, scaled, fused=fused) for scaled in (rows, columns))
     first, turned = (for_weight, Pass(2 * own, 0, 1 if own else 0)) if keeps else (NOTHING, for_weight)
     added = Pass(3 * given * itemsize, 0, 1) if shares else NOTHING

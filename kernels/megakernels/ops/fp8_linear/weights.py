@@ -1,11 +1,14 @@
 """Weights of products as bytes: rows of elements and of the scales of their blocks, of which each is made on one shard of rows.
 
 A shard is packed on its rank, and the rows of all shards are the packed matrix. With scaling tensor a row has its elements in e4m3, with
-mxfp8 elements and a scale for 32 of them, with nvfp4 two codes a byte and a scale for 16. Elements and scales are those of the operand
-that is made of the whole matrix. MXFP8 has other elements for the product that makes the input's gradient, whose blocks are of 32 rows:
-their scales lie behind the elements, too, those of 32 rows together. Blocks of NVFP4 have 16 rows: one matrix serves both products.
+mxfp8 elements and a scale for 32 of them, with nvfp4 two codes a byte and a scale for 16; with rows its elements and its scale. Elements
+and scales are those of the operand that is made of the whole matrix. MXFP8 has other elements for the product that makes the input's
+gradient, whose blocks are of 32 rows: their scales lie behind the elements, too, those of 32 rows together. With rows the elements of that
+product are scaled by the columns of the whole matrix, whose largest numbers every shard has; the place of a row's scale is then empty.
+Blocks of NVFP4 have 16 rows: one matrix serves both products.
 
-Blocks of a shard are those of the matrix if it has whole ones (`facts.packs`). What concerns the whole matrix is given: its largest number.
+Blocks of a shard are those of the matrix if it has whole ones (`facts.packs`). What concerns the whole matrix is given: its largest number,
+or those of its columns.
 """
 
 import torch
@@ -21,11 +24,11 @@ def pack_weight(shard: Tensor, scaling: str, packed: Tensor, largest: Tensor | N
 
     Args:
         shard: Rows of a weight [rows, K], fp32 or bf16.
-        scaling: tensor, mxfp8 or nvfp4.
+        scaling: tensor, rows, mxfp8 or nvfp4.
         packed: uint8 [rows, facts.packed_columns(K)], rows with dense elements.
-        largest: The largest magnitude of the whole weight in `dtype`, fp32 [1]; None for mxfp8.
+        largest: The largest magnitudes of the whole weight in `dtype`, fp32 [facts.num_largest(K)]; None for mxfp8.
         dtype: The dtype that the weight has where it is gathered as it is; elements are rounded to it first.
-        turned: True for the elements of MXFP8's other product.
+        turned: True for the elements of the other product, if they differ (`facts.TWO_FORMS`).
     """
     step = rounded_up(slice_rows(*shard.shape), max(BLOCKS.values()))
     for start in range(0, shard.shape[0], step):
@@ -33,8 +36,36 @@ def pack_weight(shard: Tensor, scaling: str, packed: Tensor, largest: Tensor | N
         if scaling == "tensor":
             assert largest is not None
             out.view(E4M3).copy_(rows.to(dtype) * power_of_two(largest, E4M3).to(dtype))
+        elif scaling == "rows":
+            _pack_rows(rows.to(dtype), out, largest if turned else None)
         else:
             _pack_blocks(rows.to(dtype), scaling, out, largest, turned=turned)
+
+
+def _pack_rows(rows: Tensor, out: Tensor, largest: Tensor | None) -> None:
+    """Elements scaled by the largest magnitudes of columns, or by those of the rows themselves, whose scales lie behind them."""
+    columns = rows.shape[1]
+    factor = power_of_two(torch.linalg.vector_norm(rows, float("inf"), dim=1) if largest is None else largest, E4M3)
+    factors = factor.to(rows.dtype)
+    out[:, :columns].view(E4M3).copy_(rows * (factors[:, None] if largest is None else factors))
+    if largest is None:
+        out[:, columns:].view(torch.float32).copy_(1 / factor[:, None])
+
+
+def _unpacked_rows(packed: Tensor, largest: Tensor | None, *, turned: bool) -> Operand:
+    """An operand with a scale for each row, or turned for each column of the packed weight."""
+    (height, width), columns = packed.shape, unpacked_columns(packed.shape[1], "rows")
+    if turned:
+        assert largest is not None
+        scale = 1 / power_of_two(largest, E4M3)
+    else:
+        scale = torch.ones(padded(height), dtype=torch.float32, device=packed.device)
+        scale[:height].copy_(packed[:, columns:width].view(torch.float32).view(-1))
+    shape = (columns, padded(height)) if turned else (padded(height), columns)
+    data = (torch.empty if padded(height) == height else torch.zeros)(shape, dtype=E4M3, device=packed.device)
+    found = packed[:, :columns].view(E4M3)
+    data[:, :height].copy_(found.mT) if turned else data[:height].copy_(found)
+    return Operand(data, scale)
 
 
 def _pack_blocks(rows: Tensor, scaling: str, out: Tensor, largest: Tensor | None, *, turned: bool) -> None:
@@ -67,6 +98,8 @@ def unpacked(packed: Tensor, scaling: str, largest: Tensor | None, *, turned: bo
         data = (torch.empty if summed == rows else torch.zeros)((height, summed), dtype=E4M3, device=packed.device)
         data[:, :rows].copy_(found.mT) if turned else data[:rows].copy_(found)
         return Operand(data, scale)
+    if scaling == "rows":
+        return _unpacked_rows(packed, largest, turned=turned)
     size, values = BLOCKS[scaling], torch.empty((columns, rows) if turned else (rows, columns), dtype=torch.float32, device=packed.device)
     placed, table = values.mT if turned else values, packed[:, -(columns // size) :]
     if scaling == "mxfp8":

@@ -31,8 +31,6 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
         return
     why = "megarun's estimate has no terms for it"
     unpacked = f"with name = {recipe.name}: megarun gathers weights of {series(list(PACKED), 'and')} in their own bits"
-    if recipe.name == "fp8_rowwise":
-        unpacked += ", and a scale of a weight's column, for the gradient of its input, needs the rows of all shards"
     for key, given, reason in (
         ("head", recipe.head, why),
         ("attention", recipe.attention, why),

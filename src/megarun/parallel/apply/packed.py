@@ -4,8 +4,9 @@ What FSDP2 calls the unsharded parameter has the weight's shape and no elements 
 torch's extension of the all-gather (`fsdp_pre_all_gather`) would not do: its inputs must have a padded shard's shape where shards are
 uneven, and it knows no parts that are kept between forward and backward.
 
-With scaling tensor and nvfp4, scales depend on the largest magnitude of the whole weight. A stage finds those of all its weights at once,
-in the first gather after they changed, by one all-reduce of maxima; torchao does so once a step, too.
+With scaling tensor and nvfp4, scales depend on the largest magnitude of the whole weight, and with rows, for the gradient of the input, on
+those of its columns. A stage finds those of all its weights at once, in the first gather after they changed, by one all-reduce of maxima;
+torchao does so once a step, too.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py; torchao 0.18, `precompute_float8_dynamic_scale_for_fsdp`.
 """
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 
-from megakernels.ops.fp8_linear.facts import packed_columns
+from megakernels.ops.fp8_linear.facts import TWO_FORMS, num_largest, packed_columns
 from megakernels.ops.fp8_linear.weights import pack_weight
 from megaplan.spec.models import Spec
 from megaplan.spec.packed_gather import packed_gather
@@ -49,7 +50,7 @@ def pack_gathers(stage: Stage, spec: Spec) -> None:
                 if packs.shard_bytes(family, f"{names[info.module]}.{info.param_name}", parameter._orig_size) is not None:
                     both = family in packs.both
                     _PackedParameter.of(parameter, group, maxima, TORCH_DTYPES[spec.precision.params], both=both)
-    stage.num_packed = len(maxima.parameters)
+    stage.num_packed = sum(maxima.sizes)
 
 
 class _Maxima:
@@ -63,14 +64,24 @@ class _Maxima:
         """Find them, if a weight changed since they were found. Collective over the ranks that share the weights."""
         for parameter in self.parameters:
             parameter.version = parameter._sharded_param_data._version
-        shards = [parameter._sharded_param_data for parameter in self.parameters]
-        largest = torch.stack([torch.linalg.vector_norm(shard, float("inf")) for shard in shards]).float()
+        largest = torch.cat([self._largest(parameter) for parameter in self.parameters]).float()
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.parameters[0].group.mesh_info.shard_process_group)
         stage = self._stage()
         assert stage is not None
         stage.packed_maxima.copy_(largest.to(self.parameters[0].used))  # rounding keeps the order of numbers
-        for index, parameter in enumerate(self.parameters):
-            parameter.matrix.largest = stage.packed_maxima[index : index + 1]
+        for parameter, found in zip(self.parameters, stage.packed_maxima.split(self.sizes), strict=True):
+            parameter.matrix.largest = found
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of each parameter."""
+        return [num_largest(parameter._orig_size[1], self.scaling) for parameter in self.parameters]
+
+    def _largest(self, parameter: _PackedParameter) -> Tensor:
+        shard = parameter._sharded_param_data
+        if self.scaling == "rows":
+            return torch.linalg.vector_norm(shard.view(parameter.padded_sharded_param_size), float("inf"), dim=0)
+        return torch.linalg.vector_norm(shard, float("inf")).view(1)
 
 
 class _PackedParameter(FSDPParam):
@@ -87,11 +98,11 @@ class _PackedParameter(FSDPParam):
     def of(parameter: Any, group: Any, maxima: _Maxima, used: torch.dtype, *, both: bool) -> None:
         """Make a parameter of this group one, which is rounded to the dtype `used` before it is packed."""
         parameter.__class__ = _PackedParameter
-        has_other = maxima.scaling == "mxfp8"
+        has_other = maxima.scaling in TWO_FORMS
         parameter.group, parameter.maxima, parameter.used, parameter.version = group, maxima, used, -1
         parameter.matrix = PackedMatrix(None, both=both, has_other=has_other)
         parameter.width = packed_columns(parameter._orig_size[1], maxima.scaling) * (1 + both)
-        if not has_other:
+        if num_largest(parameter._orig_size[1], maxima.scaling):
             maxima.parameters.append(parameter)
         if parameter.post_forward_mesh_info is not None:
             parameter._init_sharded_post_forward_param_metadata(torch.empty(parameter.gathered_size, device="meta"))

@@ -41,7 +41,7 @@ class PackedMatrix:
     """A weight that FSDP2 gathers packed (`megarun.parallel.apply.packed`), which its placeholder of no elements carries.
 
     Attributes:
-        largest: The weight's largest magnitude, fp32 [1]; None if no scale depends on it.
+        largest: The weight's largest magnitude, fp32 [1], or those of its columns; None if no scale depends on it.
         both: True if a row holds the elements of both products, those of the forward first.
         has_other: True if the elements of the two products differ.
         turned: True if what is gathered is for the gradient of the input alone, False if for the forward.
