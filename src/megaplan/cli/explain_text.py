@@ -10,6 +10,7 @@ from megaplan.budget.values import RankBudget
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.embedding import graph_bytes
+from megaplan.hosts.megarun.explain import gather_texts
 from megaplan.hosts.megarun.libraries import library_texts
 from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
@@ -64,6 +65,12 @@ def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
     if texts:
         yield "libraries (host.libraries)", "bold"
         for text in texts.values():
+            yield from _plain(wrap(f"  {text}", indent="    "))
+        yield "", ""
+    gathers = gather_texts(spec, given.inventory)
+    if gathers:
+        yield "gathered weights (precision.recipe.param_gather)", "bold"
+        for text in gathers:
             yield from _plain(wrap(f"  {text}", indent="    "))
         yield "", ""
     yield "steps", "bold"

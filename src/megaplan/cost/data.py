@@ -79,13 +79,6 @@ class DataTimes:
     again_ns: int = 0
 
 
-class PackedElements(NamedTuple):
-    """Weights that are gathered as rows of bytes: their elements, and these bytes."""
-
-    elements: int = 0
-    stored: int = 0
-
-
 class LocalElements(NamedTuple):
     """Elements of the whole model on one tensor and expert rank.
 
@@ -101,8 +94,8 @@ class LocalElements(NamedTuple):
         groups: Blocks whose dense parameters are gathered together.
         banks: Blocks with expert banks, which are gathered by themselves.
         matrices: Matrices that Muon updates, tensor by tensor.
-        kept_packed: Weights that are stored packed (`lora.base`), and gathered as they are.
-        made_packed: Weights that are packed before they are gathered (a recipe's `param_gather`).
+        kept_packed: Elements of weights that are stored packed (`lora.base`), and their bytes, as which they are gathered.
+        made_packed: The same of weights that are packed before a gather (a recipe's `param_gather`).
     """
 
     dense: int
@@ -116,8 +109,8 @@ class LocalElements(NamedTuple):
     groups: int
     banks: int
     matrices: tuple[Matrices, ...]
-    kept_packed: PackedElements = PackedElements()
-    made_packed: PackedElements = PackedElements()
+    kept_packed: tuple[int, int] = (0, 0)
+    made_packed: tuple[int, int] = (0, 0)
 
     def dense_bytes(self, size: int, pp: int) -> int:
         """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes an element."""
@@ -156,9 +149,7 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
     groups = layers + sum(name.startswith("mtp.") for name, _ in inventory.outside) + 1
     made = tuple(Matrices(number, *key) for key, number in matrices.items())
     (dense, experts), (own, banked), (whole, stacked) = elements, trained, muon
-    return LocalElements(
-        dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, PackedElements(packed, stored)
-    )
+    return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, (packed, stored))
 
 
 def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
@@ -175,7 +166,7 @@ def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> Local
                 size = packs.shard_bytes(block.family, tensor.name, shape) if tensor.owner is not Owner.EXPERT_PARALLEL else None
                 if size is not None:
                     elements, stored = elements + prod(shape), stored + size * packs.degree
-    return local._replace(made_packed=PackedElements(elements, stored))
+    return local._replace(made_packed=(elements, stored))
 
 
 def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:

@@ -17,7 +17,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from megakernels.ops.fp8_linear.facts import SCALE_BYTES, TWO_FORMS, num_largest, packed_columns, packing_bytes, packs
+from megakernels.ops.fp8_linear.facts import (
+    BLOCKS,
+    MULTIPLE,
+    PACKED_ROWS,
+    SCALE_BYTES,
+    TWO_FORMS,
+    num_largest,
+    packed_columns,
+    packing_bytes,
+    packs,
+)
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.adapters import linear_of
 from megaplan.low_precision import PACKED
@@ -67,6 +77,11 @@ class PackedGather(NamedTuple):
         if len(shape) != 2 or linear_of(name) is None or not packs(self.rows(shape), shape[1], self.scaling):
             return None
         return self.rows(shape) * packed_columns(shape[1], self.scaling) * (1 + (family in self.both))
+
+    def why_whole(self, shape: tuple[int, ...]) -> str:
+        """Reason why the weight of a covered block's linear, with this local shape, is gathered as it is."""
+        rows, columns = PACKED_ROWS[self.scaling], BLOCKS.get(self.scaling, MULTIPLE)
+        return f"shards of {self.rows(shape)} × {shape[1]}, not of multiples of {rows} rows and {columns} columns"
 
     def rows(self, shape: tuple[int, ...]) -> int:
         """Rows of a shard."""

@@ -7,6 +7,7 @@ import pytest
 import megaplan
 from megaplan.columns import Column
 from megaplan.errors import MegaplanError
+from megaplan.hosts.megarun.explain import gather_texts
 from megaplan.hosts.megarun.ledger import block_ledger, block_variants
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
@@ -14,6 +15,7 @@ from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
 from megaplan.low_precision import GENERATIONS, Recipe, RecipeName, history_bytes
 from megaplan.spec.models import Spec
+from megaplan.spec.packed_gather import packed_gather
 
 B, T, H, HEADS, KV, D, F = 2, 128, 256, 4, 2, 64, 512
 ROWS, ELEMENTS = B * T, B * T * H
@@ -163,14 +165,31 @@ def test_weights_whose_shards_cut_a_block_are_gathered_as_they_are() -> None:
     wide = block_storage(whole, build_inventory(spec_of()).layers[1]).dense.gathered_bytes
     weights = wide - 2 * 256  # all but the norm
     assert gathered("fp8_current", 2) == weights // 2 + 2 * 256
-    assert weights % 256 == 0  # an MLP of three matrices
-    assert gathered("fp8_rowwise", 2) > gathered("fp8_current", 2)
+    scales = 4 * (2 * F + H)  # of each row of gate, up and down
+    assert gathered("fp8_rowwise", 2) == weights // 2 + scales + 2 * 256
+    assert gathered("fp8_rowwise", 2, reshard_after_forward=False) == weights + 2 * scales + 2 * 256
     assert gathered("mxfp8", 2) == weights // 2 * 33 // 32 + 2 * 256
     assert gathered("mxfp8", 2, reshard_after_forward=False) == weights * 33 // 32 + 2 * 256
     assert gathered("nvfp4", 2) == weights * 9 // 32 + 2 * 256
     assert gathered("nvfp4", 2, first_last_bf16=(2, 0)) == wide
     assert gathered("mxfp8", 32) == wide  # shards of 16 and 8 rows
     assert gathered("nvfp4", 32) == wide - (gates := 2 * weights // 3) + gates * 9 // 32
+
+
+def test_explain_lists_what_is_packed_and_why_the_rest_is_not() -> None:
+    given = {"name": "nvfp4", "param_gather": True, "first_last_bf16": (1, 0)}
+    spec = spec_of(given, mesh={"dp_shard": 32}, sharding={"reshard_after_forward": True}, device={"name": "b200"})
+    packs, inventory = packed_gather(spec), build_inventory(spec)
+    assert packs is not None
+    packed, *whole = gather_texts(spec, inventory)
+    for letter in {block.family for block in inventory.layers[1:]}:
+        block = next(each for each in inventory.layers[1:] if each.family == letter)
+        for tensor in block.tensors:
+            fits = packs.shard_bytes(letter, tensor.name, tensor.shape) is not None
+            assert (f"{letter} {tensor.name} (" in packed) == fits
+            assert fits or not tensor.name.endswith("proj.weight") or any(f"{letter} {tensor.name} (" in line for line in whole)
+    assert any("first_last_bf16" in line for line in whole)
+    assert gather_texts(spec_of(None, mesh={"dp_shard": 32}), inventory) == []
 
 
 @pytest.mark.parametrize(

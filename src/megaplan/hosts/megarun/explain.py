@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from megaplan.columns import Column
 from megaplan.hosts.megarun.ledger import block_ledger, block_variants
+from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
-from megaplan.inventory.tensors import Block, Inventory
+from megaplan.inventory.adapters import linear_of
+from megaplan.inventory.tensors import Block, Inventory, Owner
 from megaplan.layout.ranks import Layout, Slot
 from megaplan.spec.models import Spec
+from megaplan.spec.packed_gather import packed_gather
 
 HEADS = ("tensor", "shape", "dtype", "bytes", "column")
 
@@ -38,6 +42,38 @@ def explained(
         held.append((title, block))
         kept.append((title, sum(tensor.bytes for tensor in tensors), list(map(_cells, tensors))))
     return Explained(held, HEADS, kept)
+
+
+def gather_texts(spec: Spec, inventory: Inventory) -> list[str]:
+    """Weights that the recipe packs for their gather, and those of its products that are gathered as they are, with the reason."""
+    packs, recipe = packed_gather(spec), spec.precision.recipe
+    if packs is None or recipe is None:
+        return []
+    packed, whole = Counter[str](), Counter[tuple[str, str]]()
+    for index, block in enumerate(inventory.layers):
+        if recipe.families is not None and block.family not in recipe.families:
+            continue
+        covered = packs.covers(f"layers.{index}", block.family)
+        for tensor in block.tensors:
+            shape, name = local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp), f"{block.family} {tensor.name}"
+            if tensor.owner is Owner.EXPERT_PARALLEL and len(shape) == 3:
+                whole[name, "banks of experts are not packed"] += 1
+            elif linear_of(tensor.name) is None or len(shape) != 2:
+                continue
+            elif not covered:
+                whole[name, "in layers of precision.recipe.first_last_bf16"] += 1
+            elif packs.shard_bytes(block.family, tensor.name, shape) is None:
+                whole[name, packs.why_whole(shape)] += 1
+            else:
+                packed[name] += 1
+    lines = [f"packed: {_counted(packed)}"] if packed else ["packed: none"]
+    for reason in dict.fromkeys(reason for _, reason in whole):
+        lines.append(f"in {spec.precision.params}, {reason}: {_counted({name: n for (name, why), n in whole.items() if why == reason})}")
+    return lines
+
+
+def _counted(names: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count}×)" for name, count in names.items())
 
 
 def _cells(tensor: LedgerTensor) -> tuple[str, ...]:
