@@ -16,6 +16,7 @@ from megakernels import dispatch_plan, fp8_experts, fp8_experts_backward, scratc
 from megakernels._common import device
 from megakernels.ops.fp8_experts import op as module
 from megakernels.ops.fp8_experts import products
+from megakernels.ops.fp8_linear.facts import packed_columns
 
 SCALED = pytest.mark.parametrize("scaling", ["tensor", "rows"])
 EXPERTS, HIDDEN, WIDTH, TOKENS = 4, 32, 48, 11
@@ -208,9 +209,10 @@ def test_fake_tensors_match_real_ones(scaling: str, gated: bool) -> None:
 
 
 @SCALED
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("gated", "biased", "top_k", "keeps"), [(True, False, 4, False), (True, True, 1, True), (False, True, 2, True)])
 def test_stated_scratch_is_what_the_operations_allocate(
-    scaling: str, gated: bool, biased: bool, top_k: int, keeps: bool, monkeypatch: pytest.MonkeyPatch
+    scaling: str, packed: bool, gated: bool, biased: bool, top_k: int, keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In addition to their results: of the code that CUDA runs in bf16, on tensors without data."""
     kernel = pytest.importorskip("megakernels.ops.fp8_experts.kernel")
@@ -234,11 +236,21 @@ def test_stated_scratch_is_what_the_operations_allocate(
         biases = (empty(count, width) if gated else None, empty(count, width), empty(count, hidden)) if biased else (None, None, None)
         weights, counts = torch.empty(tokens, top_k), torch.empty(count, dtype=torch.int32)
         bank = (gate, up, down, "swiglu" if gated else "relu2", scaling)
-        operands: tuple[Any, ...] = (empty(tokens, hidden), weights, rows, counts, *bank, keeps, *biases, None)
+        low = list[Tensor | None]()
+        if packed:
+            kinds = (gate, up, down)
+            low += [None if each is None else packed_rows(each, scaling) for each in kinds]
+            low += [None if each is None else torch.empty(count * each.shape[2] if scaling == "rows" else 1) for each in kinds]
+        operands: tuple[Any, ...] = (empty(tokens, hidden), weights, rows, counts, *bank, keeps, *biases, None, low)
         made = check("_fp8_experts", operands)
         kept = (made[-2], made[-1]) if keeps else (operands[0], None)
         first = (empty(tokens, hidden), *kept, weights, rows, counts, made[1] if gated else None, made[1 + gated])
-        check("_fp8_experts_backward", (*first, *bank, *biases, None))
+        check("_fp8_experts_backward", (*first, *bank, *biases, None, low))
+
+
+def packed_rows(stack: Tensor, scaling: str) -> Tensor:
+    """Room for packed matrices."""
+    return torch.empty((stack.shape[0] * stack.shape[1], packed_columns(stack.shape[2], scaling)), dtype=torch.uint8)
 
 
 def check(name: str, operands: tuple[Any, ...]) -> list[Tensor]:

@@ -73,7 +73,7 @@ class StoredParameters(NamedTuple):
         trained_tensors: Tensors with gradients.
         groups: Blocks that are gathered and reduced together.
         matrices: That Muon updates.
-        packed: Elements of weights that are packed for the gather, and their bytes.
+        packed: Elements of weights that are packed for the gather, and their bytes: of dense ones, and of banks.
     """
 
     elements: int
@@ -84,7 +84,7 @@ class StoredParameters(NamedTuple):
     trained_tensors: int
     groups: int
     matrices: tuple[Matrices, ...]
-    packed: tuple[int, int] = (0, 0)
+    packed: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
 
 
 def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
@@ -93,12 +93,14 @@ def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
         yield from _whole_casts(spec, held)
         return
     stored, used = spec.precision.master.bytes, spec.precision.params.bytes
-    (elements, size), degree = held.packed, spec.mesh.dp_shard
-    own = (held.elements - elements) // degree
+    elements, size = map(sum, zip(*held.packed, strict=True))
+    own = (held.elements - elements) // spec.mesh.dp_shard
     if spec.precision.master is not spec.precision.params:
         yield KindWork("cast", own * (stored + used), 0, held.tensors)
     if elements:  # read, rounded to the used dtype, scaled, and rounded once more
-        yield KindWork("cast", elements // degree * (stored + 4 * used) + size // degree, 0, 3 * held.tensors)
+        parts = zip(held.packed, spec.shard_degrees, strict=True)
+        moved = sum(count // degree * (stored + 4 * used) + made // degree for (count, made), degree in parts)
+        yield KindWork("cast", moved, 0, 3 * held.tensors)
     yield KindWork("shard copy", 2 * ((held.elements - elements) * used + size), 0, held.tensors)
 
 

@@ -14,14 +14,11 @@ Source: arXiv:2304.11277, section 4 (FSDP's overlap); torch/distributed/pipelini
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
 from megakernels.facts import KindWork
-from megakernels.ops.packed_weight.facts import Packing
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
     Matrices,
@@ -37,13 +34,12 @@ from megaplan.cost.beside import (
     reduce_parts,
     sum_parts,
 )
+from megaplan.cost.elements import LocalElements, local_elements, with_packed
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns, sum_ns
-from megaplan.inventory.adapters import packable, packed_tensor
-from megaplan.inventory.tensors import Group, Inventory, Owner, layer_names
+from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 
 GRAPH_OPERATIONS, UPDATE_GRAPH_OPERATIONS = 3, 2
@@ -79,96 +75,6 @@ class DataTimes:
     again_ns: int = 0
 
 
-class LocalElements(NamedTuple):
-    """Elements of the whole model on one tensor and expert rank.
-
-    Attributes:
-        dense: Elements of dense tensors.
-        experts: Elements of expert banks.
-        trained: Elements of dense tensors with gradients.
-        trained_experts: Elements of expert banks with gradients.
-        dense_matrices: Elements of dense tensors that Muon updates.
-        expert_matrices: Elements of expert banks that Muon updates.
-        tensors: Parameters.
-        trained_tensors: Tensors with gradients.
-        groups: Blocks whose dense parameters are gathered together.
-        banks: Blocks with expert banks, which are gathered by themselves.
-        matrices: Matrices that Muon updates, tensor by tensor.
-        kept_packed: Elements of weights that are stored packed (`lora.base`), and their bytes, as which they are gathered.
-        made_packed: The same of weights that are packed before a gather (a recipe's `param_gather`).
-    """
-
-    dense: int
-    experts: int
-    trained: int
-    trained_experts: int
-    dense_matrices: int
-    expert_matrices: int
-    tensors: int
-    trained_tensors: int
-    groups: int
-    banks: int
-    matrices: tuple[Matrices, ...]
-    kept_packed: tuple[int, int] = (0, 0)
-    made_packed: tuple[int, int] = (0, 0)
-
-    def dense_bytes(self, size: int, pp: int) -> int:
-        """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes an element."""
-        elements, stored = map(sum, zip(self.kept_packed, self.made_packed, strict=True))
-        return (self.dense - elements) // pp * size + stored // pp
-
-
-def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Packing | None = None) -> LocalElements:
-    """The elements of the whole model on one tensor and expert rank."""
-    tensors = trained_tensors = packed = stored = banks = 0
-    matrices = Counter[tuple[int, int, int, bool]]()
-    elements, trained, muon = [0, 0], [0, 0], [0, 0]
-    for block, count in inventory.makes:
-        banks += count * any(tensor.owner is Owner.EXPERT_PARALLEL for tensor in block.tensors)
-        for tensor in block.tensors:
-            whole, in_bank = prod(tensor.shape), tensor.owner is Owner.EXPERT_PARALLEL
-            if in_bank:
-                own = whole // (ep * (etp if tensor.tp_dim is not None else 1))
-            else:
-                own = whole // (tp if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None else 1)
-            elements[in_bank] += count * own
-            tensors += count
-            if packing is not None and packable(block, tensor):
-                packed += count * own
-                stored += count * packed_tensor(packing, tensor, tp).local_elements(tp, ep, etp)
-            if tensor.group is Group.FROZEN:
-                continue
-            trained[in_bank] += count * own
-            trained_tensors += count
-            if tensor.group is Group.MATRIX:
-                columns, local = tensor.shape[-1], tensor.local_matrices(tp, ep)
-                rows = whole // tensor.num_matrices // columns
-                muon[in_bank] += count * own
-                matrices[local, rows, columns, in_bank] += count
-    layers = len(inventory.layers)
-    groups = layers + sum(name.startswith("mtp.") for name, _ in inventory.outside) + 1
-    made = tuple(Matrices(number, *key) for key, number in matrices.items())
-    (dense, experts), (own, banked), (whole, stacked) = elements, trained, muon
-    return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, (packed, stored))
-
-
-def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
-    """The elements with those of the weights that the recipe has packed before they are gathered."""
-    packs = packed_gather(spec)
-    if packs is None:
-        return local
-    elements = stored = 0
-    for name, block in zip(layer_names(len(inventory.layers)), inventory.layers, strict=True):
-        if packs.covers(name, block.family):
-            for tensor in block.tensors:
-                cut = spec.mesh.tp if tensor.owner is Owner.TENSOR_PARALLEL else 1
-                shape = tuple(size // cut if dim == tensor.tp_dim else size for dim, size in enumerate(tensor.shape))
-                size = packs.shard_bytes(block.family, tensor.name, shape) if tensor.owner is not Owner.EXPERT_PARALLEL else None
-                if size is not None:
-                    elements, stored = elements + prod(shape), stored + size * packs.degree
-    return local._replace(made_packed=(elements, stored))
-
-
 def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     """Bytes of gradients that FSDP2 reduces and of parameters that it gathers in a step, each payload once per collective.
 
@@ -184,9 +90,13 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
     whole = local_elements(inventory, 1, 1, 1, spec.packing)
-    elements, stored = with_packed(spec, inventory, whole).made_packed
+    packed = with_packed(spec, inventory, whole)
     used = precision.params.bytes
-    once = whole.dense_bytes(used, 1) + whole.experts * used - mesh.tp * (elements * used - stored)
+    saved = (
+        (times, count * used - size)
+        for times, (count, size) in ((mesh.tp, packed.made_packed), (mesh.ep * mesh.etp, packed.made_packed_banks))
+    )
+    once = whole.dense_bytes(used, 1) + whole.experts * used - sum(times * each for times, each in saved)
     gathered = once * gathers if mesh.dp_shard > 1 else 0
     return trained * precision.reduce.bytes * times, gathered * spec.num_copies
 
@@ -221,12 +131,12 @@ def mirrors_of(spec: Spec) -> Ranks:
 def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
     """Transfers of a mean pipeline rank; arguments as for `data_times`."""
     mesh, precision, pp = spec.mesh, spec.precision, spec.pp_shares
-    experts, trained, trained_experts = (each // pp for each in (local.experts, local.trained, local.trained_experts))
+    trained, trained_experts = (each // pp for each in (local.trained, local.trained_experts))
     (dense_degree, bank_degree), dense_stride, bank_stride = spec.shard_degrees, mesh.cp * mesh.tp, mesh.ep * mesh.etp
     shards, banks = Ranks(dense_degree, dense_stride), Ranks(bank_degree, bank_stride)
     keepers, bank_keepers = map(Ranks, spec.shard_keepers, (dense_stride, bank_stride))
     sent, summed = precision.params.bytes, precision.reduce.bytes
-    dense = local.dense_bytes(sent, pp)
+    dense, experts = local.dense_bytes(sent, pp), local.bank_bytes(sent, pp)
     own, banked = trained // dense_degree, trained_experts // bank_degree
     groups, stacks = (1, 1) if spec.sharding.wraps_stages else (max(1, local.groups // pp), -(-local.banks // pp))
     if spec.sharding.copies:
@@ -242,8 +152,8 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
         pairs = zip((shards, banks), exchanged_elements(spec, held_of(spec, local)), strict=True)
         exchange = 2 * sum([gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in pairs])
     return DataSends(
-        gather=gather_ns(rates, spec, shards, dense, groups) + gather_ns(rates, spec, banks, experts * sent, stacks),
-        again=gather_ns(rates, spec, keepers, dense, groups) + gather_ns(rates, spec, bank_keepers, experts * sent, stacks),
+        gather=gather_ns(rates, spec, shards, dense, groups) + gather_ns(rates, spec, banks, experts, stacks),
+        again=gather_ns(rates, spec, keepers, dense, groups) + gather_ns(rates, spec, bank_keepers, experts, stacks),
         shards=gather_ns(rates, spec, shards, trained * summed, groups) + gather_ns(rates, spec, banks, trained_experts * summed, stacks),
         replicas=replicas,
         context=sum_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed, groups),
@@ -351,7 +261,7 @@ def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
         local.trained_tensors,
         local.groups,
         local.matrices,
-        local.made_packed,
+        (local.made_packed, local.made_packed_banks),
     )
 
 

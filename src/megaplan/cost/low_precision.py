@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from megakernels.ops.fp8_experts.facts import ScaledBankCost
-from megakernels.ops.fp8_linear.facts import ScaledPasses, linear_passes, packs
+from megakernels.ops.fp8_linear.facts import ScaledPasses, linear_passes
 from megakernels.ops.moe.facts import ExpertSizes
 from megaplan.blocks.work import OpWork, Works
 from megaplan.dtypes import DType
@@ -56,14 +56,21 @@ class EightBits:
         if in_eight_bits(op):
             setting = {"by_row": self._by_row, "fused": self._fused, "has_weight_gradient": op.work.weight_grad > 0}
             out = op.weights // op.in_width
-            packed = self._packs is not None and packs(self._packs.rows((out,)), op.in_width, self._packs.scaling)
+            packed = self._packs is not None and self._packs.fits((out, op.in_width))
             return linear_passes(op.in_width, out, tokens, self._itemsize, shares=shares, keeps=keeps, packed=packed, **setting)
         if not isinstance(op.facts, ExpertSizes):
             return None
         rows = tokens * op.facts.slots * self._etp
         bank = op.facts._replace(tokens=rows if self._travels else tokens)
-        how = self._by_row, self._fused, self._travels, self._keeps, self._products
+        how = self._by_row, self._fused, self._travels, self._keeps, self._products, self._packed_bank(bank)
         return ScaledBankCost(bank, rows, *how).passes(op.weights * 2 * self._grad_bytes)
+
+    def _packed_bank(self, bank: ExpertSizes) -> tuple[bool, bool]:
+        """True for gate and up, and for down, if they are given packed."""
+        packs, width, hidden = self._packs, bank.width, bank.hidden
+        return packs is not None and packs.fits((bank.experts, width, hidden)), packs is not None and packs.fits(
+            (bank.experts, hidden, width)
+        )
 
 
 def in_eight_bits(op: OpWork) -> bool:

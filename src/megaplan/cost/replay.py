@@ -14,17 +14,15 @@ from megaplan.cost.beside import adamw_parts, clip_parts, gather_parts, muon_par
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.data import (
     DataTimes,
-    LocalElements,
     copies_ns,
     data_times,
     exchanges,
     exposed_ns,
     held_of,
     host_ns,
-    local_elements,
     part_ns,
-    with_packed,
 )
+from megaplan.cost.elements import LocalElements, local_elements, with_packed
 from megaplan.cost.rates import Note, Rates, Seen, rates_of
 from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
 from megaplan.cost.transfers import layer_transfers

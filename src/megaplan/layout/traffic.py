@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.cost.blocks import rank_workload
-from megaplan.cost.data import data_sends, exchanges, local_elements, mirrors_of, with_packed
+from megaplan.cost.data import data_sends, exchanges, mirrors_of
+from megaplan.cost.elements import local_elements, with_packed
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import (
     RankGroup,

@@ -35,6 +35,7 @@ from megarun.model.router_losses import LossFactors
 from megarun.model.step_sums import EXPERT_BIAS, num_sums
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
+from megarun.parallel.groups.scaled import packed_of
 from megarun.parallel.groups.scaled_experts import Bank, BankScaling, multiply_bank
 from megarun.parallel.groups.slices import sliced_bias
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -77,7 +78,8 @@ class ExpertBank(nn.Module):
         gate_bias, up_bias, down_bias = (self._values(bias) for bias in (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias))
         down_bias = sliced_bias(self.slices, down_bias)
         if self.scaling is not None:
-            bank = Bank(gate, up, down, gate_bias, up_bias, down_bias, self.activation, self.limit)
+            packed = tuple(map(packed_of, (self.gate_proj, self.up_proj, self.down_proj)))
+            bank = Bank(gate, up, down, gate_bias, up_bias, down_bias, self.activation, self.limit, packed)
             return multiply_bank(self.scaling, x, weights, rows, counts, bank)
         run, given = routed_experts if self.gathers else experts, (x, weights, rows, counts, gate, up, down, self.activation)
         return run(*given, gate_bias=gate_bias, up_bias=up_bias, down_bias=down_bias, limit=self.limit)

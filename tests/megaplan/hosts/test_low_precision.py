@@ -6,6 +6,7 @@ import pytest
 
 import megaplan
 from megaplan.columns import Column
+from megaplan.cost.data import shard_traffic
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megarun.explain import gather_texts
 from megaplan.hosts.megarun.ledger import block_ledger, block_variants
@@ -174,6 +175,28 @@ def test_weights_whose_shards_cut_a_block_are_gathered_as_they_are() -> None:
     assert gathered("nvfp4", 2, first_last_bf16=(2, 0)) == wide
     assert gathered("mxfp8", 32) == wide  # shards of 16 and 8 rows
     assert gathered("nvfp4", 32) == wide - (gates := 2 * weights // 3) + gates * 9 // 32
+
+
+def test_banks_are_packed_as_the_rows_of_all_their_matrices() -> None:
+    """Bytes by hand: a rank's 4 of 8 experts with gate, up and down of 64 × 256, gathered over the two ranks that share them."""
+    moe = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 64}
+    model = {"pattern": "E", "num_layers": 2, "hidden_size": H, "vocab_size": 512, "moe": moe}
+    elements = 3 * 4 * 64 * H
+    for name, expected, maxima in (
+        ("fp8_current", elements, 3 * 4),
+        ("fp8_rowwise", elements + 4 * 4 * (2 * 64 + H), 4 * 4 * (2 * H + 64)),
+        ("mxfp8", elements * 33 // 32, 0),
+        ("nvfp4", elements * 9 // 16, 3 * 4 * 4),
+    ):
+        given = {"name": name, "param_gather": True}
+        spec = spec_of(given, model=model, mesh={"dp_shard": 4, "ep": 2}, sharding={"reshard_after_forward": True}, device={"name": "b200"})
+        stored = block_storage(storage_sizes(spec), build_inventory(spec).layers[0], packed=True)
+        assert (stored.experts.gathered_bytes, stored.maxima_bytes) == (expected, maxima)
+        plain = spec_of(
+            {"name": name}, model=model, mesh=spec.mesh.model_dump(), sharding={"reshard_after_forward": True}, device={"name": "b200"}
+        )
+        (_, gathered), (_, whole) = (shard_traffic(each, build_inventory(each)) for each in (spec, plain))
+        assert whole - gathered == 2 * 2 * 2 * (2 * elements - expected)  # two layers, of two expert ranks, for forward and backward
 
 
 def test_explain_lists_what_is_packed_and_why_the_rest_is_not() -> None:

@@ -8,7 +8,8 @@ import pytest
 from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
 from megaplan.columns import Column, Phase
-from megaplan.cost.data import data_times, local_elements
+from megaplan.cost.data import data_times
+from megaplan.cost.elements import local_elements
 from megaplan.cost.rates import rates_of
 from megaplan.errors import MegaplanError
 from megaplan.exploration.floors import floors_of

@@ -10,7 +10,8 @@ from typing import Any
 import megaplan
 from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import device_budget
-from megaplan.cost.data import copies_ns, data_times, exposed_ns, host_ns, local_elements
+from megaplan.cost.data import copies_ns, data_times, exposed_ns, host_ns
+from megaplan.cost.elements import local_elements
 from megaplan.cost.rates import rates_of
 from megaplan.cost.times import model_times
 from megaplan.errors import Severity

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 WIDE = {"model.hidden_size": 64, "model.mlp.ffn_hidden_size": 128}
 PARTS = RESHARD | {"sharding.reshard_size": 2}
 TWO, FOUR, HYBRID = {"dp_shard": 2}, {"dp_shard": 4}, {"dp_shard": 2, "dp_replicate": 2}
+BANKS = {"model.moe.ffn_hidden_size": 64}
 UNEVEN = {"model.mlp.ffn_hidden_size": 176}  # over three ranks in shards of 59 rows, whose last is short
 CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = {
     "current": ("fp8_current", TWO, pattern("AMDR", 4) | BF16, {}),
@@ -33,6 +34,14 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = {
     "mx-pp": ("mxfp8", TWO | {"pp": 2}, pattern("AMDR", 4) | RESHARD, {}),
     "mx-recomputed": ("mxfp8", HYBRID, pattern("AD", 4) | RESHARD | RECOMPUTED, {}),
     "mx-parts": ("mxfp8", FOUR, pattern("AD", 2) | PARTS | {"model.mlp.ffn_hidden_size": 256}, {}),
+    "current-experts": ("fp8_current", FOUR | {"ep": 2}, pattern("AE", 2) | BANKS | RESHARD | BF16, {}),
+    "rows-banks": ("fp8_rowwise", FOUR, pattern("AE", 2) | BANKS | RESHARD | BF16, {}),
+    "rows-banks-uneven": ("fp8_rowwise", {"dp_shard": 3}, pattern("AE", 2) | BANKS, {}),
+    "rows-banks-pp": ("fp8_rowwise", FOUR | {"pp": 2, "ep": 2}, pattern("AEDE", 4) | BANKS | BF16, {}),
+    "mx-banks": ("mxfp8", FOUR | {"ep": 2}, pattern("AE", 2) | BANKS | RESHARD | BF16, {}),
+    "mx-banks-parts": ("mxfp8", FOUR, pattern("AE", 2) | BANKS | PARTS, {}),
+    "nv-banks": ("nvfp4", FOUR | {"ep": 2}, pattern("AE", 2) | BANKS | RESHARD | BF16, {}),
+    "nv-banks-tp": ("nvfp4", TWO | T2, pattern("AE", 2) | BANKS | RESHARD | BF16, {}),
     "nv": ("nvfp4", TWO, pattern("AMDR", 4) | RESHARD | BF16, {}),
     "nv-parts": ("nvfp4", FOUR, pattern("AD", 2) | PARTS, {}),
     "nv-experts": ("nvfp4", TWO | {"ep": 2}, pattern("AE", 2) | {"model.moe.ffn_hidden_size": 48}, {"families": ("A", "E")}),
@@ -59,6 +68,8 @@ def test_packed_weights_train_as_gathered_ones(name: str, worlds: Worlds) -> Non
     packs, width = packed_gather(Spec.model_validate(packed.case["spec"])), spec.get("model.mlp.ffn_hidden_size", 128)
     assert packs is not None
     assert packs.shard_bytes("D", "up_proj.weight", (width // mesh.get("tp", 1), 64)) is not None
+    if "banks" in name:
+        assert packs.shard_bytes("E", "experts.up_proj", (8 // mesh.get("ep", 1), 64, 64)) is not None
     for rank, (found, expected) in enumerate(zip(*(worlds.train(cell.case, cell.world_size) for cell in (packed, plain)), strict=True)):
         for key in COMPARED:
             (mine, shape), (theirs, other) = tree_flatten(found[key]), tree_flatten(expected[key])

@@ -106,6 +106,7 @@ def test_scales_of_blocks_are_counted(
 WIDE = {"model.hidden_size": 64, "model.mlp": {"ffn_hidden_size": 192}}
 RESHARD = {"sharding.reshard_after_forward": True}
 PARTS = RESHARD | {"sharding.reshard_size": 2}
+BANKS = {"model.moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 64}}
 GATHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "current": ("fp8_current", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, BF16, {}),
     "current-kept-narrow": ("fp8_current", "AMDA", {"mesh": {"dp_shard": 2, "tp": 2}}, NARROW, {"first_last_bf16": (1, 0)}),
@@ -125,6 +126,12 @@ GATHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any
     "nv": ("nvfp4", "AMDR", {"mesh": {"dp_shard": 2}, **RESHARD, "schedule.num_microbatches": 2}, BF16, {}),
     "nv-parts": ("nvfp4", "AMDA", {"mesh": {"dp_shard": 4}, **PARTS}, NARROW, {}),
     "nv-experts": ("nvfp4", "AED", {"mesh": {"dp_shard": 2, "ep": 2}, "model.moe": EXPERTS["model.moe"], **RESHARD}, BF16, {}),
+    "current-banks": ("fp8_current", "AED", {"mesh": {"dp_shard": 4, "ep": 2}, **BANKS, **RESHARD}, BF16, {}),
+    "rows-banks": ("fp8_rowwise", "AED", {"mesh": {"dp_shard": 2}, **BANKS, **RESHARD}, BF16, {}),
+    "rows-banks-parts": ("fp8_rowwise", "EDE", {"mesh": {"dp_shard": 8, "ep": 2}, **BANKS, **PARTS}, BF16, {}),
+    "rows-banks-narrow": ("fp8_rowwise", "EDE", {"mesh": {"dp_shard": 4, "ep": 2}, **BANKS}, NARROW, {}),
+    "mx-banks": ("mxfp8", "AED", {"mesh": {"dp_shard": 4, "ep": 2}, **BANKS, **RESHARD}, BF16, {}),
+    "nv-banks-pp": ("nvfp4", "AEDE", {"mesh": {"pp": 2, "dp_shard": 4, "ep": 2}, "schedule.num_microbatches": 4, **BANKS}, BF16, {}),
     "nv-wide": ("nvfp4", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, dict.fromkeys(NARROW, "fp32"), {}),
 }
 

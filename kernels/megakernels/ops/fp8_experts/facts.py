@@ -55,6 +55,7 @@ class ScaledBank(NamedTuple):
         fused: True if Triton kernels make the copies; what plain torch holds while it makes one is not counted.
         keeps: True if the input's copy is kept in place of the input.
         emulated: True if operands are values in fp32, without scales.
+        packed: True for gate and up, and for down, if they are given packed.
     """
 
     sizes: ExpertSizes
@@ -62,6 +63,7 @@ class ScaledBank(NamedTuple):
     fused: bool
     keeps: bool
     emulated: bool = False
+    packed: tuple[bool, bool] = (False, False)
 
     @property
     def kept_shape(self) -> tuple[int, int]:
@@ -79,14 +81,14 @@ class ScaledBank(NamedTuple):
         made = walk.turned_rows(bank.hidden, gathers=True) if self.keeps else 0
         first = walk.copy_of_rows(bank.hidden, gathers=True)
         for _ in range(1 + bank.gated):
-            second = walk.copy_of_matrices(bank.width)
+            second = walk.copy_of_matrices(bank.width, self.packed[0])
             made += walk.make(inner)
             walk.drop(second)
         walk.drop(first)
         hidden = walk.make(inner)
         first = walk.copy_of_rows(bank.width)
         walk.drop(hidden)
-        second = walk.copy_of_matrices(bank.hidden)
+        second = walk.copy_of_matrices(bank.hidden, self.packed[1])
         products = walk.make(bank.rows * bank.hidden * bank.itemsize)
         walk.drop(first, second)
         made += walk.summed(products)
@@ -96,7 +98,7 @@ class ScaledBank(NamedTuple):
         """Bytes inside the backward, in addition to all gradients; `biases`: bytes of those of the biases of gate, up and down."""
         walk, bank = _Walk(self), self.sizes
         inner, matrix = bank.rows * bank.width * bank.itemsize, bank.matrices * bank.itemsize
-        first, second = walk.copy_of_rows(bank.hidden, gathers=True), walk.turned_matrices(bank.width)
+        first, second = walk.copy_of_rows(bank.hidden, gathers=True), walk.turned_matrices(bank.width, self.packed[1])
         pulled = walk.make(inner)
         walk.drop(first, second)
         gradients, hidden = [walk.make(inner) for _ in range(1 + bank.gated)], walk.make(inner)
@@ -110,7 +112,7 @@ class ScaledBank(NamedTuple):
         made += walk.biases(biases)
         products = 0
         for index in range(1 + bank.gated):
-            first, second = walk.copy_of_rows(bank.width), walk.turned_matrices(bank.hidden)
+            first, second = walk.copy_of_rows(bank.width), walk.turned_matrices(bank.hidden, self.packed[0])
             second_copy = walk.make(bank.rows * bank.hidden * bank.itemsize)
             walk.drop(first, second, second_copy if index else 0)
             products = products or second_copy
@@ -135,6 +137,7 @@ class ScaledBankCost(NamedTuple):
         travels: True if rows arrived from other ranks.
         keeps: True if the input's copy is kept in place of the input.
         products: Launches of one product of groups: one where torch has it for these dtypes, else one per expert.
+        packed: True for gate and up, and for down, if they are given packed.
     """
 
     sizes: ExpertSizes
@@ -144,6 +147,7 @@ class ScaledBankCost(NamedTuple):
     travels: bool
     keeps: bool
     products: int
+    packed: tuple[bool, bool] = (False, False)
 
     def passes(self, gradient_bytes: int) -> ScaledPasses:
         """Forward, and backward with the gradients of the matrices; `gradient_bytes`: bytes moved by the sums of these gradients.
@@ -159,10 +163,10 @@ class ScaledBankCost(NamedTuple):
             Pass(0, 0, GROUPS_LAUNCHES),
             *([self._turned_rows(given, rows, bank.hidden)] if self.keeps else ()),
             self._gathered(given, rows, bank.hidden),
-            *(self._copy(elements, bank.hidden) for _ in range(first)),
+            *(self._stacked(elements, bank.hidden, self.packed[0]) for _ in range(first)),
             self._between(inner, outer, first, 0),
             self._copy(inner, bank.width),
-            self._copy(elements, bank.width),
+            self._stacked(elements, bank.width, self.packed[1]),
             *self._put_back(outer),
         ]
         num_bytes = first * (outer + elements + inner * size) + inner + elements + outer * size
@@ -171,11 +175,11 @@ class ScaledBankCost(NamedTuple):
     def _backward(self, gradient_bytes: int) -> ScaledPass:
         bank, rows, given, first = self.sizes, self.rows, self.sizes.tokens, 1 + self.sizes.gated
         inner, outer, elements, size = rows * bank.width, rows * bank.hidden, bank.matrices, bank.itemsize
-        each = (self._copy(inner, bank.width), self._turned_bank(elements), self._turned_rows(rows, rows, bank.width))
+        each = (self._copy(inner, bank.width), self._turned_bank(elements, self.packed[0]), self._turned_rows(rows, rows, bank.width))
         copies = [
             Pass(0, 0, GROUPS_LAUNCHES),
             self._gathered(given, rows, bank.hidden),
-            self._turned_bank(elements),
+            self._turned_bank(elements, self.packed[1]),
             self._between(inner, outer, first, 1),
             self._turned_rows(rows, rows, bank.width),
             self._turned_rows(given, rows, bank.hidden),
@@ -208,8 +212,16 @@ class ScaledBankCost(NamedTuple):
         made = self._turned(elements, elements if self.by_row else given * columns)
         return made if self.fused or given == rows else summed(made, Pass(2 * elements * self.sizes.itemsize, 0, 2))
 
-    def _turned_bank(self, elements: int) -> Pass:
+    def _stacked(self, elements: int, columns: int, packed: bool) -> Pass:
+        """The copy of all matrices; packed ones are multiplied as they are, or copied without the scales between their rows."""
+        if not packed:
+            return self._copy(elements, columns)
+        return Pass(2 * elements, 0, 1) if self.by_row else NOTHING
+
+    def _turned_bank(self, elements: int, packed: bool) -> Pass:
         """The transposed copy of each expert's matrix."""
+        if packed:
+            return Pass(2 * elements, 0, 1)
         made = self._turned(elements, elements)
         return made._replace(launches=made.launches + 2)
 
@@ -281,9 +293,12 @@ class _Walk:
         self.drop(places)
         return data + scale
 
-    def copy_of_matrices(self, rows: int) -> int:
-        """A copy of all matrices as they are, with a scale for each of their `rows`."""
+    def copy_of_matrices(self, rows: int, packed: bool) -> int:
+        """A copy of all matrices as they are, with a scale for each of their `rows`; of packed ones with a scale in common the scales."""
         count, elements = self.bank.experts * rows, self.bank.matrices
+        if packed and not self.given.emulated:
+            data = self.make(elements * self.size) if self.given.by_row else 0
+            return data + self._instead(0 if self.given.by_row else self.make(SCALE_BYTES), SCALE_BYTES * count)
         data, scale = self.make(elements * self.size), self._scales(count, elements // count, count)
         return data + (scale if self.given.by_row or self.given.emulated else self._instead(scale, SCALE_BYTES * count))
 
@@ -294,11 +309,12 @@ class _Walk:
         self._one_scale(bank.tokens if gathers else bank.rows, columns)
         return made
 
-    def turned_matrices(self, columns: int) -> int:
+    def turned_matrices(self, columns: int, packed: bool) -> int:
         """A transposed copy of all matrices."""
-        ends = self.make(0 if self.given.emulated else 2 * self.bank.experts * INDEX)
+        ends = self.make(0 if self.given.emulated or packed else 2 * self.bank.experts * INDEX)
         made = self.make(self.bank.matrices * self.size) + self.make(self.scale * self.bank.experts * columns)
-        self._one_scale(self.bank.matrices // columns, columns)
+        if not packed:
+            self._one_scale(self.bank.matrices // columns, columns)
         self.drop(ends)
         return made
 

@@ -4,6 +4,7 @@ Two operations without an autograd formula, since the caller decides what is kep
 of two, as those of `fp8_linears`; each matrix of a product is quantised once, for all experts.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ def fp8_experts(
     x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
     activation: str, scaling: str, keeps: bool,
     *, gate_bias: Tensor | None = None, up_bias: Tensor | None = None, down_bias: Tensor | None = None,
-    limit: float | None = None,
+    limit: float | None = None, packed: Sequence[Tensor | None] = (),
 ) -> list[Tensor]:  # fmt: skip
     """`routed_experts` with all products in eight bits.
 
@@ -44,6 +45,7 @@ def fp8_experts(
         up_bias: [E, F].
         down_bias: [E, h].
         limit: limit of the clamped swiglu, or None.
+        packed: packed rows of gate, up and down, then their largest magnitudes (`packed.Stack`), None for each that is not; or empty.
 
     Returns:
         y [N, h]; gate_out [N·k, F] with a gate; up_out [N·k, F], with their biases. If it keeps them, e4m3 [h, N·k and what fills each
@@ -63,7 +65,7 @@ def fp8_experts(
     """
     given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
     inputs.check_forward(given, scaling, keeps=keeps)
-    found: list[Tensor] = _fp8_experts(*given[:7], activation, scaling, keeps, gate_bias, up_bias, down_bias, limit)
+    found: list[Tensor] = _fp8_experts(*given[:7], activation, scaling, keeps, gate_bias, up_bias, down_bias, limit, list(packed))
     return found
 
 
@@ -72,7 +74,7 @@ def fp8_experts_backward(
     up_out: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
     activation: str, scaling: str,
     *, gate_bias: Tensor | None = None, up_bias: Tensor | None = None, down_bias: Tensor | None = None,
-    limit: float | None = None,
+    limit: float | None = None, packed: Sequence[Tensor | None] = (),
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of `fp8_experts`; outputs' gradients multiply as e4m3, the one format of torch's scaled product of groups.
 
@@ -94,6 +96,7 @@ def fp8_experts_backward(
         up_bias: [E, F].
         down_bias: [E, h].
         limit: limit of the clamped swiglu, or None.
+        packed: packed rows of gate, up and down, then their largest magnitudes (`packed.Stack`), None for each that is not; or empty.
 
     Returns:
         Gradients of x, weights, gate if there is one, up, down, and of the biases that there are, in this order. An expert with no rows
@@ -114,14 +117,14 @@ def fp8_experts_backward(
     inputs.check_backward(grad_y, given, scales, scaling)
     found: list[Tensor] = _fp8_experts_backward(
         *(grad_y, x, scales, weights, rows, counts, gate_out, up_out, gate, up, down, activation, scaling),
-        *(gate_bias, up_bias, down_bias, limit),
+        *(gate_bias, up_bias, down_bias, limit, list(packed)),
     )
     return found
 
 
 TYPES = types_of(Experts) | {"scaling": str, "keeps": bool, "grad_y": Tensor, "scales": Tensor | None}
-TYPES |= {"gate_out": Tensor | None, "up_out": Tensor}
-OPTIONAL = ("gate_bias", "up_bias", "down_bias", "limit")
+TYPES |= {"gate_out": Tensor | None, "up_out": Tensor, "packed": Sequence[Tensor | None]}
+OPTIONAL = ("gate_bias", "up_bias", "down_bias", "limit", "packed")
 FORWARD = ("x", "weights", "rows", "counts", "gate", "up", "down", "activation", "scaling", "keeps", *OPTIONAL)
 BACKWARD = (
     *("grad_y", "x", "scales", "weights", "rows", "counts", "gate_out", "up_out", "gate", "up", "down", "activation", "scaling"),
@@ -135,12 +138,12 @@ def _given(values: dict[str, Any]) -> Experts:
 
 
 def _forward(values: dict[str, Any]) -> list[Tensor]:
-    return run.forward(_given(values), values["scaling"], keeps=values["keeps"])
+    return run.forward(_given(values), values["scaling"], values["packed"], keeps=values["keeps"])
 
 
 def _backward(values: dict[str, Any]) -> list[Tensor]:
     of_forward = values["scales"], values["gate_out"], values["up_out"]
-    return run.backward(values["grad_y"], _given(values), *of_forward, values["scaling"])
+    return run.backward(values["grad_y"], _given(values), *of_forward, values["scaling"], values["packed"])
 
 
 def _fake(*arguments: Any) -> list[Tensor]:

@@ -4,6 +4,7 @@ Every tensor is dropped after its last use, in the order that `sizes` counts. Wh
 expert's matrix or columns of rows have a factor of their own.
 """
 
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from megakernels._common.device import module_for
 from megakernels.ops.fp8_experts import reference
+from megakernels.ops.fp8_experts.packed import Stack, stacked_of, stacks_of, turned_of
 from megakernels.ops.fp8_experts.products import outer, times
 from megakernels.ops.fp8_experts.reference import FORMAT, Groups, groups_of, matrices_of
 from megakernels.ops.fp8_linear import blocks, choice
@@ -21,30 +23,38 @@ from megakernels.ops.moe.inputs import Experts
 from megakernels.ops.moe.reference import gather_rows
 
 
-def forward(given: Experts, scaling: str, *, keeps: bool) -> list[Tensor]:
+def forward(given: Experts, scaling: str, packed: Sequence[Tensor | None], *, keeps: bool) -> list[Tensor]:
     """Returns y, gate_out if there is a gate, up_out, and if it keeps them the columns of x with their scales."""
     pieces, rows, top_k = module_for(given.x, reference), given.rows, given.weights.shape[1]
-    groups = groups_of(given.counts, rows.shape[0])
+    groups, (gate, up, down) = groups_of(given.counts, rows.shape[0]), stacks_of(given, packed)
     kept = _columns(pieces, given.x, groups, scaling, INPUT, rows, top_k) if keeps else ()
     first = _rows(given.x, scaling, INPUT, rows, top_k)
-    gate_out = None if given.gate is None else times(first, _stacked(given.gate, scaling), groups, given.gate, fast=True)
-    up_out = times(first, _stacked(given.up, scaling), groups, given.up, fast=True)
+    gate_out = None if gate is None else times(first, _stacked(gate, scaling), groups, gate.like, fast=True)
+    up_out = times(first, _stacked(up, scaling), groups, given.up, fast=True)
     del first
     hidden = pieces.hidden_rows(gate_out, up_out, given, groups)
     first = _rows(hidden, scaling, INPUT)
     del hidden
-    made = times(first, _stacked(given.down, scaling), groups, given.down, fast=True)
+    made = times(first, _stacked(down, scaling), groups, given.down, fast=True)
     del first
     pieces.add_down_bias(made, given, groups)
     y = pieces.sum_rows(made, rows, top_k)
     return [y, *(() if gate_out is None else (gate_out,)), up_out, *kept]
 
 
-def backward(grad_y: Tensor, given: Experts, scales: Tensor | None, gate_out: Tensor | None, up_out: Tensor, scaling: str) -> list[Tensor]:
+def backward(
+    grad_y: Tensor,
+    given: Experts,
+    scales: Tensor | None,
+    gate_out: Tensor | None,
+    up_out: Tensor,
+    scaling: str,
+    packed: Sequence[Tensor | None],
+) -> list[Tensor]:
     """Returns the gradients of x, weights, the matrices and the biases that there are."""
     pieces, rows, top_k = module_for(grad_y, reference), given.rows, given.weights.shape[1]
-    groups = groups_of(given.counts, rows.shape[0])
-    pulled = times(_rows(grad_y, scaling, GRADIENT, rows, top_k), _turned(pieces, given.down, scaling), groups, given.down, fast=False)
+    groups, (gate, up, down) = groups_of(given.counts, rows.shape[0]), stacks_of(given, packed)
+    pulled = times(_rows(grad_y, scaling, GRADIENT, rows, top_k), _turned(pieces, down, scaling), groups, given.down, fast=False)
     grad_gate_out, grad_up_out, hidden, grad_weights = pieces.pull(pulled, gate_out, up_out, given, groups)
     del pulled
     second = _columns(pieces, hidden, groups, scaling, INPUT)
@@ -52,15 +62,15 @@ def backward(grad_y: Tensor, given: Experts, scales: Tensor | None, gate_out: Te
     grad_down = outer(_columns(pieces, grad_y, groups, scaling, GRADIENT, rows, top_k), second, groups, given.down)
     del second
     biases = pieces.bias_gradients(grad_y, grad_weights, given, grad_gate_out, grad_up_out, groups)
-    made = times(_rows(grad_up_out, scaling, GRADIENT), _turned(pieces, given.up, scaling), groups, given.up, fast=False)
-    if given.gate is not None and grad_gate_out is not None:
-        made.add_(times(_rows(grad_gate_out, scaling, GRADIENT), _turned(pieces, given.gate, scaling), groups, given.gate, fast=False))
+    made = times(_rows(grad_up_out, scaling, GRADIENT), _turned(pieces, up, scaling), groups, given.up, fast=False)
+    if gate is not None and grad_gate_out is not None:
+        made.add_(times(_rows(grad_gate_out, scaling, GRADIENT), _turned(pieces, gate, scaling), groups, gate.like, fast=False))
     grad_x = pieces.sum_rows(made, rows, top_k)
     del made
     second = _columns(pieces, given.x, groups, scaling, INPUT, rows, top_k) if scales is None else Operand(given.x, scales)
     matrices = []
-    if given.gate is not None and grad_gate_out is not None:
-        matrices.append(outer(_columns(pieces, grad_gate_out, groups, scaling, GRADIENT), second, groups, given.gate))
+    if gate is not None and grad_gate_out is not None:
+        matrices.append(outer(_columns(pieces, grad_gate_out, groups, scaling, GRADIENT), second, groups, gate.like))
         del grad_gate_out
     matrices.append(outer(_columns(pieces, grad_up_out, groups, scaling, GRADIENT), second, groups, given.up))
     return [grad_x, grad_weights, *matrices, grad_down, *biases]
@@ -79,8 +89,11 @@ def _rows(x: Tensor, scaling: str, role: str, rows: Tensor | None = None, top_k:
     return Operand(data, scale if scaling == "rows" or scale is None else scale.expand(num_rows).contiguous())
 
 
-def _stacked(stack: Tensor, scaling: str) -> Operand:
+def _stacked(given: Stack, scaling: str) -> Operand:
     """Matrices [E, N, K] as the second operand: of products that sum over K; a scale for each of their rows."""
+    if given.packed is not None:
+        return stacked_of(given, given.packed, scaling)
+    stack = given.like
     if scaling in BLOCKS:
         return Operand(_each(stack, scaling), None)
     data, scale = choice.operand(stack.flatten(0, 1), scaling, WEIGHT)
@@ -88,8 +101,11 @@ def _stacked(stack: Tensor, scaling: str) -> Operand:
     return Operand(data.view(stack.shape), scale if scaling == "rows" else scale.expand(data.shape[0]).contiguous())
 
 
-def _turned(pieces: ModuleType, stack: Tensor, scaling: str) -> Operand:
+def _turned(pieces: ModuleType, given: Stack, scaling: str) -> Operand:
     """Matrices [E, K, N] as the second operand [E, N, K] of products that sum over K; a scale for each of their columns."""
+    if given.packed is not None:
+        return turned_of(given, given.packed, scaling)
+    stack = given.like
     if scaling in BLOCKS:
         return Operand(_each(stack, scaling, transposed=True), None)
     data, scale = pieces.turned(stack.flatten(0, 1), matrices_of(stack), by_row=scaling == "rows")

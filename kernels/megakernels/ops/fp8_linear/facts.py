@@ -34,6 +34,8 @@ PACKED_ROWS = {"tensor": 1, "rows": 1, "mxfp8": 32, "nvfp4": 16}
 """Rows of a weight that a shard has together for its scales, by the scalings whose weights can be packed."""
 TWO_FORMS = frozenset({"rows", "mxfp8"})
 """Scalings whose packed weights are others for the gradient of the input than for the forward."""
+OWN_LARGEST = frozenset({"rows", "nvfp4"})
+"""Scalings of a bank of matrices of which each has its own largest magnitudes, not the bank."""
 NOTHING = Pass(0, 0, 0)
 ROUND, SCALED_PRODUCT = "fp8.round", "fp8.product"
 """Kinds of the kernels: copies, and products of two copies."""

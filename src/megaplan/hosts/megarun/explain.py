@@ -9,11 +9,10 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.ledger import block_ledger, block_variants
 from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
-from megaplan.inventory.adapters import linear_of
-from megaplan.inventory.tensors import Block, Inventory, Owner
+from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.ranks import Layout, Slot
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import packed_gather
+from megaplan.spec.packed_gather import multiplies, packed_gather
 
 HEADS = ("tensor", "shape", "dtype", "bytes", "column")
 
@@ -56,11 +55,9 @@ def gather_texts(spec: Spec, inventory: Inventory) -> list[str]:
         covered = packs.covers(f"layers.{index}", block.family)
         for tensor in block.tensors:
             shape, name = local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp), f"{block.family} {tensor.name}"
-            if tensor.owner is Owner.EXPERT_PARALLEL and len(shape) == 3:
-                whole[name, "banks of experts are not packed"] += 1
-            elif linear_of(tensor.name) is None or len(shape) != 2:
+            if not multiplies(tensor.name, shape):
                 continue
-            elif not covered:
+            if not covered:
                 whole[name, "in layers of precision.recipe.first_last_bf16"] += 1
             elif packs.shard_bytes(block.family, tensor.name, shape) is None:
                 whole[name, packs.why_whole(shape)] += 1

@@ -79,7 +79,7 @@ def cutting_bytes(sizes: Sizes, block: Block, *, packed: bool = False) -> tuple[
                 shape, elements = local_part(tensor, sizes)
                 rows = shape[0] * shape[1] if expert else shape[0]
                 chunk = -(-rows // degree) * (elements // rows) if sizes.padded else -(-elements // degree)
-                low = sizes.packs.shard_bytes(block.family, tensor.name, shape) if packed and sizes.packs and not expert else None
+                low = sizes.packs.shard_bytes(block.family, tensor.name, shape) if packed and sizes.packs else None
                 nbytes = degree * (chunk * sizes.used(tensor.group, block.family).bytes if low is None else low)
                 found[expert], left = max(found[expert], left + nbytes // keepers), left + nbytes // keepers - nbytes
     return found[0], found[1]

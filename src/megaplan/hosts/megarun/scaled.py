@@ -96,7 +96,9 @@ def in_eight_bits(
     """
     by_row, emulated = name not in PER_TENSOR, name in EMULATED
     changed, calls = _scaled(program, policy, by_row)
-    changed, found = bank_in_eight_bits(changed, dict(shapes), parameters, policy, by_row=by_row, fused=fused, emulated=emulated)
+    changed, found = bank_in_eight_bits(
+        changed, dict(shapes), parameters, policy, by_row=by_row, fused=fused, emulated=emulated, packed=packed
+    )
     for call in calls:
         multiplied = shapes[call.gathered or call.source]
         width, elements = parameters[call.weights[0]][1], prod(multiplied[2])

@@ -39,6 +39,7 @@ def bank_in_eight_bits(
     by_row: bool,
     fused: bool,
     emulated: bool,
+    packed: frozenset[str],
 ) -> tuple[BlockProgram, Shapes]:
     """The program of a block and its storages with its bank in eight bits, if it has one."""
     keeps = keeps_copy(program, policy, emulated=emulated)
@@ -49,7 +50,8 @@ def bank_in_eight_bits(
     experts, width, hidden = parameters["experts.up_proj"]
     slots = given[2][1] if len(given[2]) > 1 else 1
     gated, bias, size = "experts.gate_proj" in op.params, "experts.up_proj_bias" in op.params, source[3].bytes
-    bank = ScaledBank(ExpertSizes(given[2][0], slots, experts, width, hidden, gated, bias, size), by_row, fused, keeps, emulated)
+    low = "experts.up_proj" in packed, "experts.down_proj" in packed
+    bank = ScaledBank(ExpertSizes(given[2][0], slots, experts, width, hidden, gated, bias, size), by_row, fused, keeps, emulated, low)
     inside = bank.inside((experts * width * size * bias * gated, experts * width * size * bias, experts * hidden * size * bias))
     basis = given[4]
     found = dict(shapes)

@@ -235,12 +235,9 @@ def _trained_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> Blo
         cutting_bytes(sizes, block, packed=packed),
         block.family,
     )
-    of_dense, low = (
-        (dense_shard, dense_elements, own_last or dense_last, casting, cutting),
-        _packed_shards(sizes, block, packed),
-    )
-    dense = _group(sizes, family, dense_degree, of_dense, low)
-    experts = _group(sizes, family, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting, bank_cutting))
+    low, bank = (_packed_shards(sizes, block, packed, banks=banks) for banks in (False, True))
+    dense = _group(sizes, family, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting, cutting), low)
+    experts = _group(sizes, family, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting, bank_cutting), bank)
     return new(
         BlockStorage,
         (
@@ -257,7 +254,7 @@ def _trained_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> Blo
             sum(adamw_shards) // master * sizes.grads if sizes.whole_state else 0 if dense_by_muon else dense.shard_bytes,
             *_slacks(adamw_shards, muon_shards, master, moments),
             dense_elements + expert_elements,
-            low.maxima_bytes,
+            low.maxima_bytes + bank.maxima_bytes,
         ),
     )
 
@@ -314,12 +311,13 @@ def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, in
     return count, elements * parts, columns if cut == 0 else elements * parts // count // columns, parts
 
 
-def _packed_shards(sizes: Sizes, block: Block, packed: bool) -> PackedShards:
-    """The packed shards of a block's dense group, if the block is a covered one."""
+def _packed_shards(sizes: Sizes, block: Block, packed: bool, *, banks: bool = False) -> PackedShards:
+    """The packed shards of a block's dense group, or of its bank's, if the block is a covered one."""
     if sizes.packs is None or not packed:
         return UNPACKED
     key, used = listed_key(block), sizes.made(block.family)
-    shapes = [(tensor.name, local_part(tensor, sizes)[0]) for tensor in sorted(block.tensors, key=lambda each: key(each.name))]
+    tensors = sorted([each for each in block.tensors if (each.owner is EXPERT_PARALLEL) is banks], key=lambda each: key(each.name))
+    shapes = [(tensor.name, local_part(tensor, sizes)[0]) for tensor in tensors]
     return sizes.packs.together(block.family, shapes, used.bytes, casts=used is not sizes.masters)
 
 

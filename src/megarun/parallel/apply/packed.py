@@ -14,6 +14,7 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py; torchao 0.18, `preco
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,12 +23,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 
-from megakernels.ops.fp8_linear.facts import TWO_FORMS, num_largest, packed_columns
+from megakernels.ops.fp8_linear.facts import OWN_LARGEST, TWO_FORMS, num_largest, packed_columns
 from megakernels.ops.fp8_linear.weights import pack_weight
 from megaplan.spec.models import Spec
 from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.pattern import parse_pattern
 from megarun.dtypes import TORCH_DTYPES
+from megarun.model.moe import ExpertBank, banks_of
 from megarun.model.stage import Stage
 from megarun.parallel.apply.gradients import groups_of
 from megarun.parallel.groups.scaled import PackedMatrix, attach
@@ -38,19 +40,24 @@ def pack_gathers(stage: Stage, spec: Spec) -> None:
     packs = packed_gather(spec)
     if packs is None:
         return
-    maxima, letters = _Maxima(packs.scaling, stage), parse_pattern(spec.model.pattern, spec.model.num_layers).layers
+    letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
+    dense, of_banks = (_Maxima(packs.scaling, stage) for _ in range(2))  # by mesh
     for index, block in stage.layers.items():
         family = letters[int(index)]
         if not packs.covers(f"layers.{index}", family):
             continue
-        names = {module: name for name, module in block.named_modules()}
-        for group in groups_of(block):  # type: ignore[arg-type]  # wrapped before
-            for parameter in group.fsdp_params:
-                info = parameter._module_info
-                if packs.shard_bytes(family, f"{names[info.module]}.{info.param_name}", parameter._orig_size) is not None:
-                    both = family in packs.both
-                    _PackedParameter.of(parameter, group, maxima, TORCH_DTYPES[spec.precision.params], both=both)
-    stage.num_packed = sum(maxima.sizes)
+        names, banks = {module: name for name, module in block.named_modules()}, banks_of(block)
+        for wrapped in (block, *banks):
+            maxima, count = (of_banks, wrapped.num_experts) if isinstance(wrapped, ExpertBank) else (dense, 1)
+            for group in groups_of(wrapped):  # type: ignore[arg-type]  # wrapped before
+                for parameter in group.fsdp_params:
+                    info, (rows, *columns) = parameter._module_info, parameter._orig_size
+                    shape = (rows, *columns) if wrapped is block else (count, rows // count, *columns)
+                    if packs.shard_bytes(family, f"{names[info.module]}.{info.param_name}", shape) is not None:
+                        both = family in packs.both
+                        _PackedParameter.of(parameter, group, maxima, TORCH_DTYPES[spec.precision.params], count, both=both)
+    of_banks.start = dense.count
+    stage.num_packed = dense.count + of_banks.count
 
 
 class _Maxima:
@@ -59,6 +66,12 @@ class _Maxima:
     def __init__(self, scaling: str, stage: Stage) -> None:
         self.scaling, self._stage = scaling, weakref.ref(stage)
         self.parameters: list[_PackedParameter] = []
+        self.start = 0  # of their numbers in the stage's buffer
+
+    @property
+    def count(self) -> int:
+        """Numbers of all parameters."""
+        return sum(parameter.num_largest for parameter in self.parameters)
 
     def refresh(self) -> None:
         """Find them, if a weight changed since they were found. Collective over the ranks that share the weights."""
@@ -68,20 +81,18 @@ class _Maxima:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.parameters[0].group.mesh_info.shard_process_group)
         stage = self._stage()
         assert stage is not None
-        stage.packed_maxima.copy_(largest.to(self.parameters[0].used))  # rounding keeps the order of numbers
-        for parameter, found in zip(self.parameters, stage.packed_maxima.split(self.sizes), strict=True):
+        place = stage.packed_maxima[self.start : self.start + self.count]
+        place.copy_(largest.to(self.parameters[0].used))  # rounding keeps the order of numbers
+        for parameter, found in zip(self.parameters, torch.split(place, [each.num_largest for each in self.parameters]), strict=True):
             parameter.matrix.largest = found
 
-    @property
-    def sizes(self) -> list[int]:
-        """Numbers of each parameter."""
-        return [num_largest(parameter._orig_size[1], self.scaling) for parameter in self.parameters]
-
     def _largest(self, parameter: _PackedParameter) -> Tensor:
-        shard = parameter._sharded_param_data
-        if self.scaling == "rows":
-            return torch.linalg.vector_norm(shard.view(parameter.padded_sharded_param_size), float("inf"), dim=0)
-        return torch.linalg.vector_norm(shard, float("inf")).view(1)
+        shard = parameter._sharded_param_data.view(parameter.padded_sharded_param_size)
+        found = shard.new_zeros((parameter.groups, parameter.num_largest // parameter.groups))
+        for part, index in parameter.pieces():
+            number = torch.linalg.vector_norm(shard[part], float("inf"), dim=0 if self.scaling == "rows" else None)
+            found[index].copy_(torch.maximum(found[index], number))
+        return found.view(-1)
 
 
 class _PackedParameter(FSDPParam):
@@ -93,16 +104,20 @@ class _PackedParameter(FSDPParam):
     used: torch.dtype
     width: int
     version: int
+    groups: int
+    num_largest: int
 
     @staticmethod
-    def of(parameter: Any, group: Any, maxima: _Maxima, used: torch.dtype, *, both: bool) -> None:
-        """Make a parameter of this group one, which is rounded to the dtype `used` before it is packed."""
+    def of(parameter: Any, group: Any, maxima: _Maxima, used: torch.dtype, count: int, *, both: bool) -> None:
+        """Make a parameter of this group one, of `count` matrices, which is rounded to the dtype `used` before it is packed."""
         parameter.__class__ = _PackedParameter
         has_other = maxima.scaling in TWO_FORMS
         parameter.group, parameter.maxima, parameter.used, parameter.version = group, maxima, used, -1
         parameter.matrix = PackedMatrix(None, both=both, has_other=has_other)
         parameter.width = packed_columns(parameter._orig_size[1], maxima.scaling) * (1 + both)
-        if num_largest(parameter._orig_size[1], maxima.scaling):
+        parameter.groups = count if maxima.scaling in OWN_LARGEST else 1
+        parameter.num_largest = parameter.groups * num_largest(parameter._orig_size[1], maxima.scaling)
+        if parameter.num_largest:
             maxima.parameters.append(parameter)
         if parameter.post_forward_mesh_info is not None:
             parameter._init_sharded_post_forward_param_metadata(torch.empty(parameter.gathered_size, device="meta"))
@@ -129,9 +144,22 @@ class _PackedParameter(FSDPParam):
         matrix.turned = matrix.has_other and self.group._training_state is TrainingState.PRE_BACKWARD
         packed = torch.empty((shard.shape[0], self.width), dtype=torch.uint8, device=shard.device)
         parts = (packed[:, : self.width // 2], packed[:, self.width // 2 :]) if matrix.both else (packed,)
+        largest = [matrix.largest] if matrix.largest is None or self.groups == 1 else matrix.largest.view(self.groups, -1)
         for index, part in enumerate(parts):
-            pack_weight(shard, self.maxima.scaling, part, matrix.largest, self.used, turned=bool(index) if matrix.both else matrix.turned)
+            turned = bool(index) if matrix.both else matrix.turned
+            for piece, own in self.pieces():
+                pack_weight(shard[piece], self.maxima.scaling, part[piece], largest[own], self.used, turned=turned)
         return [packed.view(-1)]
+
+    def pieces(self) -> Iterator[tuple[slice, int]]:
+        """Rows of the shard that are one matrix', with its index; what fills the last shard is with the last one."""
+        rows, each = self.padded_sharded_param_size[0], self._orig_size[0] // self.groups
+        first, place = rows * self.group.mesh_info.shard_mesh_rank, 0
+        while place < rows:
+            index = min((first + place) // each, self.groups - 1)
+            stop = rows if index == self.groups - 1 else min(rows, (index + 1) * each - first)
+            yield slice(place, stop), index
+            place = stop
 
     def to_sharded_post_forward_dtensor(self, tensor: Tensor) -> Any:
         """The part that is kept, as a dtype that may require a gradient."""

@@ -41,7 +41,7 @@ class PackedMatrix:
     """A weight that FSDP2 gathers packed (`megarun.parallel.apply.packed`), which its placeholder of no elements carries.
 
     Attributes:
-        largest: The weight's largest magnitude, fp32 [1], or those of its columns; None if no scale depends on it.
+        largest: The weight's largest magnitude, fp32 [1], or of its columns, of each matrix of a bank; None if no scale depends on it.
         both: True if a row holds the elements of both products, those of the forward first.
         has_other: True if the elements of the two products differ.
         turned: True if what is gathered is for the gradient of the input alone, False if for the forward.
@@ -65,12 +65,17 @@ class PackedMatrix:
 
 def attach(placeholder: Tensor, packed: PackedMatrix) -> None:
     """Make a weight's placeholder carry what is gathered for it."""
-    placeholder.packed_matrix = packed  # type: ignore[attr-defined]  # which `_given` reads
+    placeholder.packed_matrix = packed  # type: ignore[attr-defined]  # which `packed_of` reads
+
+
+def packed_of(weight: Tensor | None) -> PackedMatrix | None:
+    """What is gathered for a weight, if it is gathered packed."""
+    return getattr(weight, "packed_matrix", None)
 
 
 def _given(weights: Sequence[Tensor], *, turned: bool) -> tuple[list[Tensor], list[Tensor | None]]:
     """The matrices that a product takes for these weights, and the largest magnitudes of those that are packed."""
-    packed = [getattr(weight, "packed_matrix", None) for weight in weights]
+    packed = [packed_of(weight) for weight in weights]
     given = [weight if each is None else each.operand(turned=turned) for weight, each in zip(weights, packed, strict=True)]
     return given, [None if each is None else each.largest for each in packed]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from megakernels import fp8_experts, fp8_experts_backward
+from megarun.parallel.groups.scaled import PackedMatrix
 
 
 class BankScaling(NamedTuple):
@@ -38,6 +39,7 @@ class Bank(NamedTuple):
         down_bias: [E, h] or None.
         activation: Name of the activation.
         limit: Limit of the clamped swiglu, or None.
+        packed: What is gathered for gate, up and down, if they are gathered packed.
     """
 
     gate: Tensor | None
@@ -48,6 +50,14 @@ class Bank(NamedTuple):
     down_bias: Tensor | None
     activation: str
     limit: float | None
+    packed: tuple[PackedMatrix | None, ...] = ()
+
+    def rows(self, *, turned: bool) -> list[Tensor | None]:
+        """Packed rows of gate, up and down for the forward, or turned for gradients, then their largest magnitudes; empty without any."""
+        if not any(self.packed):
+            return []
+        rows = [None if each is None else each.operand(turned=turned) for each in self.packed]
+        return [*rows, *(None if each is None else each.largest for each in self.packed)]
 
 
 def multiply_bank(scaling: BankScaling, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, bank: Bank) -> Tensor:
@@ -60,8 +70,9 @@ def multiply_bank(scaling: BankScaling, x: Tensor, weights: Tensor, rows: Tensor
 
 def _forward(scaling: BankScaling, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, bank: Bank, *, keeps: bool) -> list[Tensor]:
     biases = {"gate_bias": bank.gate_bias, "up_bias": bank.up_bias, "down_bias": bank.down_bias, "limit": bank.limit}
+    packed = bank.rows(turned=False)
     given = (x, weights, rows, counts, bank.gate, bank.up, bank.down, bank.activation)
-    return fp8_experts(*given, scaling.by, keeps, **biases)  # type: ignore[arg-type]
+    return fp8_experts(*given, scaling.by, keeps, **biases, packed=packed)  # type: ignore[arg-type]
 
 
 class _Experts(torch.autograd.Function):
@@ -91,6 +102,7 @@ class _Experts(torch.autograd.Function):
             up_bias=bank.up_bias,
             down_bias=bank.down_bias,
             limit=bank.limit,
+            packed=bank.rows(turned=True),
         )
         grad_x, grad_weights, *others = found
         gradients = iter(others)
