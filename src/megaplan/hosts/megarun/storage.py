@@ -235,7 +235,7 @@ def _trained_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> Blo
         cutting_bytes(sizes, block, packed=packed),
         block.family,
     )
-    low, bank = (_packed_shards(sizes, block, packed, banks=banks) for banks in (False, True))
+    low, bank = _packed_shards(sizes, block, packed)
     dense = _group(sizes, family, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting, cutting), low)
     experts = _group(sizes, family, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting, bank_cutting), bank)
     return new(
@@ -311,14 +311,16 @@ def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, in
     return count, elements * parts, columns if cut == 0 else elements * parts // count // columns, parts
 
 
-def _packed_shards(sizes: Sizes, block: Block, packed: bool, *, banks: bool = False) -> PackedShards:
-    """The packed shards of a block's dense group, or of its bank's, if the block is a covered one."""
+def _packed_shards(sizes: Sizes, block: Block, packed: bool) -> list[PackedShards]:
+    """The packed shards of a block's dense group and of its bank's, if the block is a covered one."""
     if sizes.packs is None or not packed:
-        return UNPACKED
-    key, used = listed_key(block), sizes.made(block.family)
-    tensors = sorted([each for each in block.tensors if (each.owner is EXPERT_PARALLEL) is banks], key=lambda each: key(each.name))
-    shapes = [(tensor.name, local_part(tensor, sizes)[0]) for tensor in tensors]
-    return sizes.packs.together(block.family, shapes, used.bytes, casts=used is not sizes.masters)
+        return [UNPACKED, UNPACKED]
+    key, used, found = listed_key(block), sizes.made(block.family), list[PackedShards]()
+    tensors = sorted(block.tensors, key=lambda each: key(each.name))
+    for banks in (False, True):
+        shapes = [(each.name, local_part(each, sizes)[0]) for each in tensors if (each.owner is EXPERT_PARALLEL) is banks]
+        found.append(sizes.packs.together(block.family, shapes, used.bytes, casts=used is not sizes.masters))
+    return found
 
 
 def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int, int, int], low: PackedShards = UNPACKED) -> GroupBytes:

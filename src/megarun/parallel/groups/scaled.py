@@ -69,7 +69,7 @@ def attach(placeholder: Tensor, packed: PackedMatrix) -> None:
 
 
 def packed_of(weight: Tensor | None) -> PackedMatrix | None:
-    """What is gathered for a weight, if it is gathered packed."""
+    """The packed matrix of a weight that is gathered packed; None for others."""
     return getattr(weight, "packed_matrix", None)
 
 

@@ -39,7 +39,7 @@ class Bank(NamedTuple):
         down_bias: [E, h] or None.
         activation: Name of the activation.
         limit: Limit of the clamped swiglu, or None.
-        packed: What is gathered for gate, up and down, if they are gathered packed.
+        packed: Packed matrices of gate, up and down, None for each that is gathered as it is.
     """
 
     gate: Tensor | None
