@@ -25,6 +25,7 @@ from typing import NamedTuple
 from megaplan.blocks.ops import in_bank, runs_bank
 from megaplan.budget.unit import Unit
 from megaplan.families.moe.travel import INSIDE_BACKWARD
+from megaplan.families.residual import CAST_OUT
 from megaplan.families.streams import EXPAND
 from megaplan.hosts.megarun.program import LiveSet, Replay, largest_points
 from megaplan.hosts.megarun.sizes import GroupBytes
@@ -156,8 +157,9 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
         return
     dense, experts = storage.dense, storage.experts
     first, before_first = points[0], points[0].before()
-    # a depth's backward begins with its loss, one on several streams with their sum, another layer's with the addition, which makes nothing
-    if name.startswith("mtp.") or run.program.graph.ops[-1].name == EXPAND:
+    # a depth's backward begins with its loss, one on several streams with their sum, one of another dtype with a cast, and another layer's
+    # with the addition, which makes nothing
+    if name.startswith("mtp.") or run.program.graph.ops[-1].name in (CAST_OUT, EXPAND):
         kept = dict(run.saved)
         first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
     held = experts.part_bytes - experts.gathered_bytes + (experts.flat_bytes if ahead.explicit else 0)

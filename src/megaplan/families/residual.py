@@ -160,8 +160,8 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
     return plain if path.streams is None else connected(plain)
 
 
-CAST_IN, CAST_INPUT, CAST_OUTPUT = "cast in", "cast_input", "cast_output"
-"""First operation of a block that computes in another dtype than the stream's (`precision.families`), the stream in it, and the result."""
+CAST_IN, CAST_OUT, CAST_INPUT, CAST_OUTPUT = "cast in", "cast out", "cast_input", "cast_output"
+"""First and last operation of a block with another dtype than the stream's (`precision.families`), the stream in it, and the result."""
 
 
 @cache
@@ -181,7 +181,7 @@ def cast_program(program: BlockProgram) -> BlockProgram:
         )
         for op in program.ops
     ]
-    casts = Op(CAST_IN, (INPUT,), (CAST_INPUT,)), Op("cast out", (CAST_OUTPUT,), (OUTPUT,))
+    casts = Op(CAST_IN, (INPUT,), (CAST_INPUT,)), Op(CAST_OUT, (CAST_OUTPUT,), (OUTPUT,))
     return replace(program, ops=(casts[0], *ops, casts[1]))
 
 

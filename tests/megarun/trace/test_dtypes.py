@@ -21,6 +21,15 @@ CASES: dict[str, dict[str, Any]] = {
     "narrow-dp-reshard": NARROW | {"mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True},
     "fp16-router-losses": FP16 | PIPELINED | {"model.moe.balance_loss_coefficient": 0.01},
     "wide-tp-recompute": WIDE | {"mesh": {"tp": 2}, "recompute": {"default": "selective"}},
+    "wide-gathers": {  # a layer's gather is the peak, before the gradient of its output is cast
+        "model.pattern": "MM",
+        "model.num_layers": 2,
+        "model.hidden_size": 512,
+        "batch": {"micro_batch_size": 1, "seq_length": 16},
+        "sharding.reshard_after_forward": True,
+    }
+    | WIDE
+    | PIPELINED,
     "wide-one": WIDE | {"schedule.num_microbatches": 2},
 }
 SLOW = ("wide-tp-recompute", "wide-one", "narrow-zbv", "wide-pp")
