@@ -73,10 +73,11 @@ With `param_gather` a rank packs its shard of a weight of these linears, and FSD
 scales of their blocks, per element 1 byte under fp8_current and fp8_rowwise (and 4 bytes a row), 1.03 under mxfp8 and 0.56 under nvfp4. A
 shard is rounded to `params` first, so the gathered weights are bit by bit those that a product would make of a weight gathered in 16 bits,
 or in fp32 with `params: fp32`. There is no copy of the weight with 16 bits. A weight is packed if each shard has whole blocks: rows of a
-shard are a multiple of 32 under mxfp8 and of 16 under nvfp4, with as many columns. The others are gathered as without the key, and so are
-banks of experts, layers of `first_last_bf16`, norms, routers and all that the recipe leaves out; a larger width, or a smaller `dp_shard`,
-makes the rows of shards whole. `estimate --explain` lists the weights that are packed and those that are not, with the reason. What no
-other rank shares is not gathered, and nothing changes.
+shard are a multiple of 32 under mxfp8 and of 16 under nvfp4, with as many columns. The matrices of a bank of experts are packed as the
+rows of all its experts, of which each has whole blocks, too. The others are gathered as without the key, and so are layers of
+`first_last_bf16`, norms, routers and all that the recipe leaves out; a larger width, or a smaller `dp_shard`, makes the rows of shards
+whole. `estimate --explain` lists the weights that are packed and those that are not, with the reason. What no other rank shares is not
+gathered, and nothing changes.
 
 Under mxfp8 forward and the gradient of the input multiply other elements: blocks along the columns, and along the rows. As in Transformer
 Engine, a gather in forward brings the ones and a gather in backward the others. One gather brings both, 2.06 bytes per element, where it
@@ -87,7 +88,8 @@ depend, are found once a step, by one all-reduce of a number per weight and stag
 Under fp8_rowwise, too, the two products multiply other elements: the forward's are scaled by rows, whose scales lie behind them, and those
 of the input's gradient by columns, of which no shard has all rows. The all-reduce has a number for each column of a weight then, 4 bytes
 each, which a rank keeps; a gather in backward brings elements of these scales, and one gather both, 2 bytes per element, in the same
-cases.
+cases. A bank has such numbers for each expert's matrix under fp8_rowwise and nvfp4, and one under fp8_current, as its grouped products
+have scales.
 
 Refused: `param_gather` with recipes that megarun does not train (MP905). Planned with a note (MP790): the other recipes, and schedules
 that split the backward. `--compile` is refused (MP625).
