@@ -15,7 +15,7 @@ MORE_RESERVED = 0.06
 
 HOST = HostKind(
     name="megarun",
-    keys=frozenset({"kernels", "libraries", "expandable_segments", "cuda_graphs", "moe_dispatcher", "optimizer_offload"}),
+    keys=frozenset({"kernels", "libraries", "expandable_segments", "cuda_graphs", "moe_dispatcher", "moe_overlap", "optimizer_offload"}),
     holds={
         Column.REPLICATED_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
         Column.TENSOR_PARALLEL_PARAMS: "the only copy, sharded over the data ranks, in precision.master",

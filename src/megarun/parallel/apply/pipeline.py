@@ -18,6 +18,7 @@ from megarun.data.batches import Batch
 from megarun.data.images import num_labels
 from megarun.model.stage import Stage
 from megarun.model.step_sums import start_sums
+from megarun.parallel.apply.interleaved import interleave_pairs
 from megarun.parallel.apply.mirrored import HALVES, ScheduleDualPipe
 from megarun.parallel.apply.order import check_order
 from megarun.parallel.apply.pipeline_stage import pipeline_stage
@@ -186,6 +187,8 @@ class PipelineRunner:
         )
         if several:
             leave_gathering_to_fsdp(self._schedule)
+        if spec.host.moe_overlap:
+            interleave_pairs(self._schedule, mesh.device)
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """See `Runner`."""

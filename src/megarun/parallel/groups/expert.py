@@ -36,6 +36,7 @@ from megarun.parallel.groups.gathered_tokens import gathered_tokens, scattered_s
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.slices import gathered_rows, summed_rows
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.turns import hand_over, takes_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +252,14 @@ class ExpertParallel:
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Rows ordered by destination rank -> rows ordered by source rank."""
-        arrived = rows.new_empty((sum(received), *rows.shape[1:]))
-        dist.all_to_all_single(arrived, rows.contiguous(), list(received), list(sent), group=self.group)
+        arrived, _, work = self.start_all_to_all(rows, sent, received)
+        work.wait()
         return arrived
+
+    def start_all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> tuple[Tensor, Tensor, dist.Work]:
+        """The same, not awaited: rows that arrive, those on their way, which must live until then, and the exchange."""
+        arrived, leaving = rows.new_empty((sum(received), *rows.shape[1:])), rows.contiguous()
+        return arrived, leaving, dist.all_to_all_single(arrived, leaving, list(received), list(sent), group=self.group, async_op=True)
 
 
 LOCAL = ExpertParallel(1, 0, None, MeasuredRouting())
@@ -298,9 +304,20 @@ class _Exchange(torch.autograd.Function):
     def forward(ctx: Any, ep: ExpertParallel, sent: Sequence[int], received: Sequence[int], *rows: Tensor) -> tuple[Tensor, ...]:
         """[Σ sent, ...] each -> [Σ received, ...]."""
         ctx.ep, ctx.sent, ctx.received = ep, sent, received
-        return tuple(ep.all_to_all(each, sent, received) for each in rows)
+        return _moved(ep, sent, received, rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients are sent back with the reversed splits."""
-        return None, None, None, *(ctx.ep.all_to_all(gradient, ctx.received, ctx.sent) for gradient in gradients)
+        return None, None, None, *_moved(ctx.ep, ctx.received, ctx.sent, gradients)
+
+
+def _moved(ep: ExpertParallel, sent: Sequence[int], received: Sequence[int], rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """All-to-alls of these rows; the other computation of a pair runs while they are on their way."""
+    if not takes_turns():
+        return tuple(ep.all_to_all(each, sent, received) for each in rows)
+    started = [ep.start_all_to_all(each, sent, received) for each in rows]
+    hand_over()
+    for _, _, work in started:
+        work.wait()
+    return tuple(arrived for arrived, _, _ in started)

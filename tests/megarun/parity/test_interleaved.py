@@ -1,0 +1,41 @@
+"""Pairs that take turns at the experts' exchanges (`host.moe_overlap`) train bit by bit as pairs one after the other."""
+
+from typing import Any
+
+import pytest
+import torch
+from parity_cells import BF16, C2, E2, E4, EXPERTS, KERNELS, LIMITED, RECOMPUTED, RESHARD, ROUTED, T2, TIED, V2, Cell
+from parity_world import Worlds
+from torch.utils._pytree import tree_flatten
+
+pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
+DDP = {"sharding.mode": "ddp"}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "v": ("dualpipev", V2 | E2, EXPERTS),
+    "v-ddp-tied": ("dualpipev", V2 | E2, EXPERTS | DDP | TIED),
+    "v-reshard-recompute": ("dualpipev", V2 | E2, EXPERTS | RESHARD | RECOMPUTED),
+    "v-losses-capacity": ("dualpipev", V2 | E2, EXPERTS | ROUTED | LIMITED),
+    "v-bf16-gathering": ("dualpipev", V2 | E2, EXPERTS | BF16 | KERNELS),
+    "v-tp2": ("dualpipev", V2 | E2 | T2, EXPERTS),
+    "v-cp2": ("dualpipev", V2 | C2 | {"ep": 2}, EXPERTS),
+    "v-ep4": ("dualpipev", V2 | E4, EXPERTS),
+    "mirrored": ("dualpipe", {"pp": 2} | E2, EXPERTS),
+    "mirrored-ddp-losses": ("dualpipe", {"pp": 2} | E2, EXPERTS | DDP | ROUTED),
+}
+IN_CI = ("v", "mirrored")
+COMPARED = ("initial", "gradients", "losses", "auxiliary", "router_load", "norms", "parameters")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])
+def test_pairs_in_turns_train_as_pairs_in_sequence(name: str, worlds: Worlds) -> None:
+    kind, mesh, spec = CASES[name]
+    turns, sequence = (
+        Cell(name, mesh, kind, {**spec, "host": {**spec.get("host", {}), "moe_overlap": overlaps}}, num_microbatches=8 * mesh.get("dp_shard", 1) // 2 if mesh.get("cp", 1) == 1 else 8)
+        for overlaps in (True, False)
+    )
+    for rank, (found, expected) in enumerate(zip(*(worlds.train(cell.case, cell.world_size) for cell in (turns, sequence)), strict=True)):
+        for key in COMPARED:
+            (mine, shape), (theirs, other) = tree_flatten(found[key]), tree_flatten(expected[key])
+            assert shape == other
+            wrong = sum(not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(mine, theirs, strict=True))
+            assert wrong == 0, f"rank {rank}: {wrong} of {len(mine)} {key} differ"
