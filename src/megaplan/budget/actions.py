@@ -114,7 +114,7 @@ class Accumulating(NamedTuple):
     first: bool
 
 
-def _settings(policy: ChunkPolicy, state: ChunkState, *, in_place: bool) -> Accumulating:
+def backward_settings(policy: ChunkPolicy, state: ChunkState, *, in_place: bool) -> Accumulating:
     first, frees = state <= FORWARDED, not policy.pipelined
     fetches = policy.reshard and (frees or state is not BACKWARDED)  # under a pipeline a backward leaves every layer gathered
     return Accumulating(in_place and not first, fetches, frees or not in_place, first and not in_place, first)
@@ -123,10 +123,10 @@ def _settings(policy: ChunkPolicy, state: ChunkState, *, in_place: bool) -> Accu
 def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     """The largest point of a backward where whole gradients accumulate: under a pipeline, and without FSDP2."""
     policy, frees = chunk.policy, not chunk.policy.pipelined
-    cast, summed = _settings(policy, state, in_place=False), _settings(policy, state, in_place=True)
+    cast, summed = backward_settings(policy, state, in_place=False), backward_settings(policy, state, in_place=True)
     settings = summed if policy.in_place else cast
     units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
-    lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, _received(chunk)
+    lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, received_gradient(chunk)
     gradients = 0 if settings.first else chunk.unsharded_bytes
     gathered = chunk.root.gathered_bytes + (chunk.parts_bytes if settings.fetches else chunk.layers_gathered_bytes)
     ahead = NOTHING_AHEAD
@@ -138,7 +138,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
             ahead = chunk.ahead[index]
             gathered += unit.gathered_bytes - unit.part_bytes
         key = summed if unit.block.in_place else cast, ahead
-        running, of_cast = unit.segments.get(key) or _accumulating(unit, chunk.names[index], key, policy)
+        running, of_cast = unit.segments.get(key) or accumulating_segment(unit, chunk.names[index], key, policy)
         level = before[index] + gradients + gathered
         if level + carried[index] + running.size > best:
             best, found = level + carried[index] + running.size, (index, running, gradients, gathered, carried[index])
@@ -154,16 +154,16 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     if found is None:
         raise ValueError("a chunk without units has no backward")
     index, point, held, communication, activations = found
-    ends = _ends_of_backward(chunk, gradients, gathered, casts=settings.casts)
+    ends = ends_of_backward(chunk, gradients, gathered, casts=settings.casts)
     return max([chunk.peak(index, point, held, communication, activations), *ends], key=lambda peak: peak.total)
 
 
-def _received(chunk: Chunk) -> int:
+def received_gradient(chunk: Chunk) -> int:
     """The gradient of the chunk's input, which the slot before waits for."""
     return chunk.policy.boundary_bytes if chunk.policy.pipelined and "embedding" not in chunk.names else 0
 
 
-def _ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool) -> Iterator[Peak]:
+def ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool) -> Iterator[Peak]:
     """Points after the last block: the sum of a tied embedding's gradients, and the casts of those of the slot's own parameters."""
     whole, frees = chunk.policy.whole, not chunk.policy.pipelined
     tied = chunk.tied_sum_bytes() if frees else 0
@@ -171,12 +171,12 @@ def _ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: boo
         yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered)
     if casts:
         own = chunk.root.made_bytes + chunk.root.unsharded_bytes if whole else cast_bytes(_outside(chunk))
-        held, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes + own, _received(chunk) + chunk.logits_bytes
+        held, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes + own, received_gradient(chunk) + chunk.logits_bytes
         gathered -= chunk.root.gathered_bytes if frees else 0
         yield chunk.idle_peak("cast of the slot's own gradients", held, gathered, activations + chunk.waiting_from[0])
 
 
-def _accumulating(unit: Unit, name: str, key: tuple[Accumulating, Ahead], policy: ChunkPolicy) -> tuple[Point, int]:
+def accumulating_segment(unit: Unit, name: str, key: tuple[Accumulating, Ahead], policy: ChunkPolicy) -> tuple[Point, int]:
     """A block's backward where gradients accumulate, and the bytes of its layer's casts after it; −1 if there are none."""
     (accumulates, fetches, takes, casts, first), ahead = key
     running = backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes)

@@ -90,7 +90,7 @@ def schedule_counts(spec: Spec) -> ScheduleCounts:
         return ScheduleCounts([sequential_states(schedule.microbatches_per_update)])
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
     buffers = shared_buffers if spec.host.kind.trained else receive_buffers
-    return ScheduleCounts(rank_states(*degrees, num_steps=schedule.distinct_steps), buffers(*degrees))
+    return ScheduleCounts(rank_states(*degrees, num_steps=schedule.distinct_steps, interleaved=spec.interleaves_pairs), buffers(*degrees))
 
 
 def stage_ranks(

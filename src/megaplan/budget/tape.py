@@ -182,7 +182,7 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
 @cache
 def expert_phases(run: Replay, *, takes: bool) -> tuple[tuple[LiveSet, ...], tuple[LiveSet, ...]]:
     """Points of a backward that can be the largest before the experts' operation, and from it on; only it if FSDP2 takes the gradients."""
-    index = _experts_index(run)
+    index = experts_index(run)
     before = run.backward[:index] or (run.backward[index].before(),)
     return largest_points(before, _all_params) if takes else before, run.backward[index : index + 1 if takes else None]
 
@@ -190,11 +190,11 @@ def expert_phases(run: Replay, *, takes: bool) -> tuple[tuple[LiveSet, ...], tup
 @cache
 def after_experts(run: Replay) -> tuple[LiveSet, tuple[LiveSet, ...]]:
     """The live set just after the experts' operation, and those that can be the largest from then on, without the experts' gradients."""
-    after = run.backward[_experts_index(run) + 1 :]
+    after = run.backward[experts_index(run) + 1 :]
     return after[0].before(), largest_points(after, _without_experts)
 
 
-def _experts_index(run: Replay) -> int:
+def experts_index(run: Replay) -> int:
     return next(index for index, point in enumerate(run.backward) if runs_bank(point.op))
 
 
@@ -224,16 +224,26 @@ def casting_experts(unit: Unit, *, first: bool, casts: bool, accumulates: bool, 
         together: True if all casts are made in one launch.
         frees: True if the experts' gathered parameters are freed then.
     """
+    casts_made, later = after_experts_points(
+        unit, after_experts(unit.block.part.replay)[1], first=first, casts=casts, accumulates=accumulates, together=together, frees=frees
+    )
+    return largest([*later, *casts_made])
+
+
+def after_experts_points(
+    unit: Unit, lives: Sequence[LiveSet], *, first: bool, casts: bool, accumulates: bool, together: bool, frees: bool
+) -> tuple[list[Point], list[Point]]:
+    """The point of the casts, if there is one, and those of these later live sets; arguments as for `casting_experts`."""
     experts = _group(unit, experts=True)
-    taken, later = after_experts(unit.block.part.replay)
+    taken, _ = after_experts(unit.block.part.replay)
     cast, freed = experts.unsharded_bytes if first else 0, experts.gathered_bytes if frees else 0
     params = _new_without_experts if accumulates else _without_experts
-    found = [point_of(unit, "backward of {}", live, params(live), g=cast, c=-freed) for live in later]
+    made_casts = []
     if casts:
         made = {parameter: size for parameter, size in unit.block.gradients.items() if in_bank(parameter)}
         most = experts.made_bytes + cast if together else cast_bytes([(made, experts)])
-        found.append(point_of(unit, "cast of {}.experts", taken, _without_experts(taken), g=most, c=-freed))
-    return largest(found)
+        made_casts.append(point_of(unit, "cast of {}.experts", taken, _without_experts(taken), g=most, c=-freed))
+    return made_casts, [point_of(unit, "backward of {}", live, params(live), g=cast, c=-freed) for live in lives]
 
 
 def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bool) -> Segment:

@@ -41,7 +41,7 @@ class Floors(AnyFloors):
             return whole.static_bytes + max(kept, whole.update_bytes)
         mesh, schedule = spec.mesh, spec.schedule
         keeps = not spec.sharding.reshard_after_forward
-        ranks = _held(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, keeps)
+        ranks = _held(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, keeps, spec.interleaves_pairs)
         least = -(-(whole.static_bytes + whole.update_bytes) // spec.pp_shares)
         for choice in range(len(ranks[0])):
             held = [found[choice] for found in ranks]
@@ -157,16 +157,16 @@ def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
 
 
 @lru_cache(maxsize=512)
-def _held(kind: str, pp: int, vpp: int, count: int, keeps: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+def _held(kind: str, pp: int, vpp: int, count: int, keeps: bool, interleaved: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     """Two forwards of each rank: the fewest microbatches on a chunk, and True if all gradients and gathered parameters exist.
 
     The first has the most microbatches, the second the most among those after every chunk's first backward.
     """
     found = []
-    for of_rank in rank_states(kind, pp, vpp, count):
+    for of_rank in rank_states(kind, pp, vpp, count, interleaved=interleaved):
         most, graded = (0, 0, 0), (0, 0, 0)
         for point in of_rank:
-            if point.kind is not FORWARD:
+            if point.kind is not FORWARD or point.beside >= 0:  # a pair in turns never holds all of both its microbatches
                 continue
             exist = int(all(point.weight_grads) and REDUCED not in point.states)
             touched = int(keeps and not {UNTOUCHED, REDUCED} & {state for index, state in enumerate(point.states) if index != point.chunk})

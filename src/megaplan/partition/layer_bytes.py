@@ -90,7 +90,7 @@ def necessary_limits(
         return made[point]
 
     limits = []
-    for rank, of_rank in enumerate(rank_states(*degrees, num_steps=schedule.distinct_steps)):
+    for rank, of_rank in enumerate(rank_states(*degrees, num_steps=schedule.distinct_steps, interleaved=spec.interleaves_pairs)):
         received = boundary_bytes(dims) * sum(forward + backward for forward, backward in receives[rank])
         found = []
         for point in _at_forwards(of_rank, mesh.vpp * spec.num_copies, keeps=not spec.sharding.reshard_after_forward):
@@ -113,7 +113,7 @@ def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[
     """Each chunk's microbatches in flight, and whether all gradients and gathered parameters exist, at the forwards of a rank."""
     seen: set[tuple[int, ...]] = set()
     for point in found:
-        if point.kind is FORWARD:
+        if point.kind is FORWARD and point.beside < 0:  # a pair in turns never holds all of both its microbatches
             graded = [int(exist and state is not REDUCED) for exist, state in zip(point.weight_grads, point.states, strict=True)]
             touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in point.states]
             touched[point.chunk] = int(keeps)

@@ -7,13 +7,13 @@ from its first backward and are shards after their reduction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from operator import ge
 from typing import NamedTuple
 
-from megaplan.schedules.actions import ActionKind, ScheduleStep, computations
+from megaplan.schedules.actions import Action, ActionKind, Overlap, ScheduleStep
 from megaplan.schedules.placement import num_copies, slot_owner, slots_of_rank
 from megaplan.schedules.registry import actions, enough_microbatches, placement
 from megaplan.tuples import new
@@ -50,6 +50,7 @@ class RankState(NamedTuple):
         owns_input: True if the running W belongs to such a microbatch.
         states: State of each chunk before the action; an input half counts as a backward.
         weight_grads: True for each chunk whose weight half or whole backward has ended, so that every gradient exists.
+        beside: Chunk of the backward that takes turns with the action, a forward; −1 if it runs alone.
     """
 
     kind: ActionKind
@@ -61,9 +62,12 @@ class RankState(NamedTuple):
     owns_input: bool
     states: tuple[ChunkState, ...]
     weight_grads: tuple[bool, ...]
+    beside: int = -1
 
 
-def rank_states(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1) -> tuple[tuple[RankState, ...], ...]:
+def rank_states(
+    kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int = 1, *, interleaved: bool = False
+) -> tuple[tuple[RankState, ...], ...]:
     """The states of every pp rank at which memory can peak.
 
     Args:
@@ -72,27 +76,35 @@ def rank_states(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: 
         vpp: Slots of a rank, of each copy of the model.
         num_microbatches: Microbatches of a schedule step.
         num_steps: Schedule steps until gradients are reduced; a fourth one adds no further state.
+        interleaved: True if the parts of a pair take turns, instead of running one after the other.
 
     Raises:
         MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
     """
-    return _moments(kind, pp, vpp, enough_microbatches(kind, pp, vpp, num_microbatches), num_steps)
+    return _moments(kind, pp, vpp, enough_microbatches(kind, pp, vpp, num_microbatches), num_steps, interleaved)
 
 
 @lru_cache(maxsize=512)
-def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int) -> tuple[tuple[RankState, ...], ...]:
+def _moments(kind: str, pp: int, vpp: int, num_microbatches: int, num_steps: int, interleaved: bool) -> tuple[tuple[RankState, ...], ...]:
     where, found = placement(kind), []
     copies = num_copies(where)
     chunk_of = [slot_owner(where, slot, pp)[1] for slot in range(pp * vpp * copies)]
     for rank, order in enumerate(actions(kind, pp, vpp, num_microbatches)):
         slots = slots_of_rank(where, rank, pp, vpp)
         neighbours = len(slots) == 2 and slots[1] == slots[0] + 1 and copies == 1
-        found.append(states_of(order * num_steps, chunk_of, len(slots), num_microbatches // copies * num_steps, neighbours=neighbours))
+        count = num_microbatches // copies * num_steps
+        found.append(states_of(order * num_steps, chunk_of, len(slots), count, neighbours=neighbours, interleaved=interleaved))
     return tuple(found)
 
 
 def states_of(
-    order: tuple[ScheduleStep, ...], chunk_of: Sequence[int], vpp: int, num_microbatches: int, *, neighbours: bool = False
+    order: tuple[ScheduleStep, ...],
+    chunk_of: Sequence[int],
+    vpp: int,
+    num_microbatches: int,
+    *,
+    neighbours: bool = False,
+    interleaved: bool = False,
 ) -> tuple[RankState, ...]:
     """The states of one rank's order that no other state dominates.
 
@@ -102,6 +114,7 @@ def states_of(
         vpp: Chunks of the rank.
         num_microbatches: Microbatches of a chunk, whose gradients are reduced after this many backwards.
         neighbours: True if the rank's two chunks are neighbours in the model, as on the last rank of a V.
+        interleaved: True if the parts of a pair take turns: they are one state, before either.
 
     Returns:
         Distinct states. Of states that differ only in counts, only the largest counts are given. The usual place of a peak, a backward
@@ -110,24 +123,26 @@ def states_of(
     in_flight, waiting, passed_gradients = [0] * vpp, [0] * vpp, 0
     ended, late = set[int](), set[int]()  # microbatches after their backward of the earlier neighbour, and before W of the later one
     states, weight_grads, left = [UNTOUCHED] * vpp, [False] * vpp, [num_microbatches] * vpp
-    found: dict[tuple[ActionKind, int, tuple[ChunkState, ...], tuple[bool, ...]], dict[Vector, None]] = {}
+    found: dict[tuple[ActionKind, int, tuple[ChunkState, ...], tuple[bool, ...], int], dict[Vector, None]] = {}
 
-    def add(kind: ActionKind, chunk: int, microbatch: int = -1) -> None:
-        counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads)), {})
+    def add(kind: ActionKind, chunk: int, microbatch: int = -1, beside: int = -1) -> None:
+        counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads), beside), {})
         owned = late & ended
         owns = kind is WEIGHT and chunk == 1 and microbatch in owned
         counts[*in_flight, *waiting, passed_gradients, len(owned) - owns, owns] = None
 
-    for action in computations(order):
+    for action, partner in _with_partners(order):
         chunk, kind = chunk_of[action.slot], action.kind
+        beside = chunk_of[partner.slot] if interleaved and partner is not None else -1
         if kind is FORWARD:
             in_flight[chunk] += 1
             if chunk == 0:
                 ended.discard(action.microbatch)
-            add(kind, chunk)
+            add(kind, chunk, beside=beside)
             states[chunk] = FORWARDED if states[chunk] <= FORWARDED else FORWARD_AFTER_BACKWARD
             continue
-        add(kind, chunk, action.microbatch)
+        if beside < 0:  # else it is in its forward's state
+            add(kind, chunk, action.microbatch)
         if kind is WEIGHT:
             waiting[chunk] -= 1
             if chunk == 1:
@@ -148,11 +163,21 @@ def states_of(
                 add(REDUCE, chunk)
                 states[chunk] = REDUCED
     listed = [
-        new(RankState, (kind, chunk, counts[:vpp], counts[vpp:-3], counts[-3], counts[-2], bool(counts[-1]), chunk_states, grads))
-        for (kind, chunk, chunk_states, grads), vectors in found.items()
+        new(RankState, (kind, chunk, counts[:vpp], counts[vpp:-3], counts[-3], counts[-2], bool(counts[-1]), chunk_states, grads, beside))
+        for (kind, chunk, chunk_states, grads, beside), vectors in found.items()
         for counts in (non_dominated(vectors) if len(vectors) > 1 else vectors)
     ]
     return tuple(sorted(listed, key=_likelihood))
+
+
+def _with_partners(order: tuple[ScheduleStep, ...]) -> Iterator[tuple[Action, Action | None]]:
+    """Every computation of an order, with the other part of its pair; None if it is in no pair."""
+    for step in order:
+        if isinstance(step, Overlap):
+            yield step.forward, step.backward
+            yield step.backward, step.forward
+        else:
+            yield step, None
 
 
 def sequential_states(num_microbatches: int) -> tuple[RankState, ...]:

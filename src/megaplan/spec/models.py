@@ -337,6 +337,11 @@ class Spec(OptionsSection):
         return self.sharding.copies or (mesh.dp_shard == mesh.dp_replicate == 1 and (mesh.efsdp == 1 or self.model.moe is None))
 
     @property
+    def interleaves_pairs(self) -> bool:
+        """True if megarun's pairs of a forward and a backward take turns at the experts' exchanges."""
+        return self.host.kind.trained and self.host.moe_overlap
+
+    @property
     def num_copies(self) -> int:
         """Copies of the model's parts that the ranks of a pipeline hold."""
         return num_copies(placement(self.schedule.kind))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from threading import local
 from typing import Any
 
 import torch
@@ -26,11 +27,11 @@ RESIDUAL_OUTPUTS = {
 
 
 class Places:
-    """The stack of running modules, by their paths in the stage."""
+    """The stack of running modules of each thread, by their paths in the stage; a pair in turns runs in two."""
 
     def __init__(self, stages: Iterable[nn.Module]) -> None:
         self._paths = {module: path for stage in stages for path, module in stage.named_modules()}
-        self._stack: list[nn.Module] = []
+        self._threads = local()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -48,6 +49,11 @@ class Places:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @property
+    def _stack(self) -> list[nn.Module]:
+        found: list[nn.Module] = vars(self._threads).setdefault("stack", [])
+        return found
 
     def path(self, module: nn.Module) -> str:
         """A module's path in its stage; `loss` for the criterion, "" for the stage itself and for modules outside stages."""

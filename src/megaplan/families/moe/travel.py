@@ -13,6 +13,8 @@ from megaplan.blocks.ops import Op
 INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
 ARRIVED = "arrived"
 """Rows from other ranks, and from this one, as the experts' exchange returns them."""
+EXCHANGES = frozenset({"exchange", "exchange back"})
+"""Operations that wait for rows from other ranks, or send them back."""
 SLICED_BIAS = "experts.down_bias"
 """The bias of a bank's down-projections that one slice adds, and the others do not."""
 

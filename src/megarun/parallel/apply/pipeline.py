@@ -187,7 +187,7 @@ class PipelineRunner:
         )
         if several:
             leave_gathering_to_fsdp(self._schedule)
-        if spec.host.moe_overlap:
+        if spec.interleaves_pairs:
             interleave_pairs(self._schedule, mesh.device)
 
     def forward_backward(self, batch: Batch) -> Tensor:

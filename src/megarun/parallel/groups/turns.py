@@ -83,7 +83,7 @@ class Turns:
                 self._work[index]()
         except _AbandonedError:
             pass
-        except BaseException as error:  # noqa: BLE001  `run` raises it in the caller's thread
+        except BaseException as error:  # `run` raises it in the caller's thread
             self._errors.append(error)
         with self._changed:
             self.ended[index] = True

@@ -1,0 +1,155 @@
+"""The largest point of a pair in turns: a forward and a backward of two chunks of a rank, which hand over where rows leave for their experts.
+
+Either action is a sequence of phases, each from one exchange to the next. The forward begins; at the end of a phase the other action runs its
+next one, on top of what the first holds while its rows are on their way; when one has ended, the other runs to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from megaplan.budget.actions import Accumulating, accumulating_segment, backward_settings, ends_of_backward, received_gradient
+from megaplan.budget.chunk import Chunk
+from megaplan.budget.forwards import loss_points
+from megaplan.budget.tape import NOTHING_AHEAD, Point, after_experts_points, experts_index, point_of
+from megaplan.budget.unit import Peak, Unit
+from megaplan.families.moe.travel import EXCHANGES
+from megaplan.hosts.megarun.program import LiveSet
+from megaplan.schedules.states import ChunkState
+
+Phase = tuple[Peak, Peak]
+"""The largest point of a phase, and what is held from its end to the next one's start."""
+Moment = tuple[Peak, bool]
+"""A point, and True if the action hands over there."""
+
+
+def pair_peak(forward: Chunk, forward_state: ChunkState, backward: Chunk, backward_state: ChunkState, *, weight_grads: bool, consumes: bool) -> Peak:
+    """The largest point of both; `total` is that of both, and `beside` the backward's part.
+
+    Args:
+        forward: Chunk of the forward.
+        forward_state: Its state before the pair.
+        backward: Chunk of the backward, the other one of the rank.
+        backward_state: Its state before the pair.
+        weight_grads: True if the gradients of the forward's linear layers exist.
+        consumes: True if the gradient of the backward's output came from the other chunk, which frees it with the backward's end.
+    """
+    phases = (
+        _phases(_forward(forward, forward_state, weight_grads=weight_grads)),
+        _phases(_backward(backward, backward_state, consumes=consumes)),
+    )
+    levels = [phases[0][0][1], _before_backward(backward, backward_state)]
+    place, turn = [0, 0], 0
+    best: tuple[Peak, Peak] | None = None
+    while any(place[side] < len(phases[side]) for side in (0, 1)):
+        top, after = phases[turn][place[turn]]
+        both = (top, levels[1]) if turn == 0 else (levels[0], top)
+        if best is None or both[0].total + both[1].total > best[0].total + best[1].total:
+            best = both
+        levels[turn] = after
+        place[turn] += 1
+        if place[1 - turn] < len(phases[1 - turn]):
+            turn = 1 - turn
+    if best is None:
+        raise ValueError("a pair has two actions")
+    own, other = best
+    where = f"{own.where} beside {other.where}"
+    return own._replace(total=own.total + other.total, where=where, beside=other)
+
+
+def _phases(moments: Iterable[Moment]) -> list[Phase]:
+    """The phases of an action; its last moment is what it leaves."""
+    found: list[Phase] = []
+    top: Peak | None = None
+    for peak, hands_over in moments:
+        top = peak if top is None or peak.total > top.total else top
+        if hands_over:
+            found.append((top, peak))
+            top = peak  # it goes on where it stopped
+    return found
+
+
+def _forward(chunk: Chunk, state: ChunkState, *, weight_grads: bool) -> Iterator[Moment]:
+    gradients, gathered = chunk.held(state, weight_grads=weight_grads)[0], chunk.gathered_bytes
+    for index, unit in enumerate(chunk.units):
+        choice = 0 if unit.takes_choice else chunk.choices[index]
+        if index == chunk.head:
+            points: Iterable[tuple[Point, bool]] = [(point, False) for point, _ in loss_points(unit)]
+        else:
+            lives = unit.block.part.replay.forward
+            points = _marked(lives, [point_of(unit, "forward of {}", live, a=unit.passing_bytes) for live in lives])
+        for point, hands_over in points:
+            yield chunk.peak(index, point, gradients, gathered, choice), hands_over
+    yield _between(chunk, len(chunk.units), gradients, gathered, chunk.output_bytes), True
+
+
+def _marked(lives: Sequence[LiveSet], points: Sequence[Point]) -> Iterator[tuple[Point, bool]]:
+    """Points of these live sets, and True for the last one of each exchange."""
+    for index, (live, point) in enumerate(zip(lives, points, strict=True)):
+        follows = index + 1 < len(lives) and lives[index + 1].op == live.op
+        yield point, live.op in EXCHANGES and not follows
+
+
+def _before_backward(chunk: Chunk, state: ChunkState) -> Peak:
+    settings = backward_settings(chunk.policy, state, in_place=chunk.policy.in_place)
+    gradients = 0 if settings.first else chunk.unsharded_bytes
+    return _between(chunk, len(chunk.units), gradients, chunk.gathered_bytes, 0)
+
+
+def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Moment]:
+    cast, summed = (backward_settings(chunk.policy, state, in_place=in_place) for in_place in (False, True))
+    settings = summed if chunk.policy.in_place else cast
+    gradients, gathered = 0 if settings.first else chunk.unsharded_bytes, chunk.gathered_bytes
+    lasting = chunk.summed_later if settings.accumulates else chunk.lasting
+    received = received_gradient(chunk)
+    for index in range(len(chunk.units) - 1, -1, -1):
+        unit, carried = chunk.units[index], chunk.backward_extra[index]
+        own = summed if unit.block.in_place else cast
+        running, of_cast = accumulating_segment(unit, chunk.names[index], (own, NOTHING_AHEAD), chunk.policy)
+        points = _exchanging(unit, own, chunk) if _exchanges(unit) else [(running, False)]
+        for point, hands_over in points:
+            yield chunk.peak(index, point, gradients, gathered, carried), hands_over
+        if of_cast >= 0:
+            activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + chunk.waiting_from[index]
+            held = gradients + chunk.waiting_sums(index) + of_cast
+            yield chunk.peak(index, Point(0, "cast of {}", None, (), 0, 0, 0), held, gathered, activations), False
+        gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
+    for end in ends_of_backward(chunk, gradients, gathered, casts=settings.casts):
+        yield end, False
+    left = received - chunk.output_bytes - (chunk.policy.boundary_bytes if consumes else 0)
+    yield _between(chunk, 0, chunk.unsharded_bytes, gathered, left), True
+
+
+def _exchanges(unit: Unit) -> bool:
+    return any(live.op in EXCHANGES for live in unit.block.part.replay.backward)
+
+
+def _exchanging(unit: Unit, settings: Accumulating, chunk: Chunk) -> Iterator[tuple[Point, bool]]:
+    """The points of a block's backward in which rows are exchanged."""
+    run = unit.block.part.replay
+
+    def point(live: LiveSet) -> Point:
+        return point_of(unit, "backward of {}", live, live.new_params if settings.accumulates else live.params)
+
+    if not (unit.has_experts and settings.takes):
+        yield from _marked(run.backward, list(map(point, run.backward)))
+        return
+    index = experts_index(run)
+    yield from _marked(run.backward[: index + 1], list(map(point, run.backward[: index + 1])))
+    casts, later = after_experts_points(
+        unit,
+        run.backward[index + 1 :],
+        first=settings.first,
+        casts=settings.casts,
+        accumulates=settings.accumulates,
+        together=chunk.policy.whole,
+        frees=False,
+    )
+    yield from ((each, False) for each in casts)
+    yield from _marked(run.backward[index + 1 :], later)
+
+
+def _between(chunk: Chunk, index: int, gradients: int, gathered: int, activations: int) -> Peak:
+    """What an action holds before it begins, or leaves: what units before this index keep, and the rest."""
+    total = chunk.before[index] + gradients + gathered + activations
+    return Peak(total, "the other", index, None, (), gradients, gathered, activations)
