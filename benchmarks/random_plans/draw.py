@@ -24,6 +24,7 @@ from random_plans.settings import (
     add_offload,
     add_serving_ranks,
     add_single,
+    add_turns,
     add_used_dtypes,
     device_section,
     host_section,
@@ -192,6 +193,7 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
         add_norms(stream("norms"), sections["model"])
         add_libraries(stream("libraries"), sections)
         add_dispatcher(stream("dispatcher"), sections)
+        add_turns(stream("turns"), sections)
 
 
 def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:

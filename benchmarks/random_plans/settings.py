@@ -252,6 +252,15 @@ def add_dispatcher(draw: Draw, sections: dict[str, Any]) -> None:
         draw.maybe(sections["host"], 0.4, moe_dispatcher=lambda: draw.choice([None, "alltoall", "allgather", "allgather"]))
 
 
+def add_turns(draw: Draw, sections: dict[str, Any]) -> None:
+    """Draw turns of pairs, in a plan for megarun with pairs whose rows are sent to other ranks."""
+    moves = sections["mesh"].get("ep", 1) > 1 and sections["host"].get("moe_dispatcher") != "allgather"
+    moves &= sections["schedule"].get("kind") in ("dualpipev", "dualpipe") and "E" in str(sections["model"]["pattern"])
+    whole = not sections.get("sharding", {}).get("reshard_after_forward") and "mtp" not in sections["model"].get("features", {})
+    if moves and whole:
+        draw.maybe(sections["host"], 0.6, moe_overlap=True)
+
+
 def megatron_section(
     draw: Draw, letters: str, groups: Sequence[int], *, gpt: bool, adamw: bool, selective: bool, windowed: bool
 ) -> dict[str, Any]:

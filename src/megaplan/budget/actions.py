@@ -115,6 +115,7 @@ class Accumulating(NamedTuple):
 
 
 def backward_settings(policy: ChunkPolicy, state: ChunkState, *, in_place: bool) -> Accumulating:
+    """Settings of a backward in this state of its chunk; `in_place` is true if later microbatches add their gradients in place."""
     first, frees = state <= FORWARDED, not policy.pipelined
     fetches = policy.reshard and (frees or state is not BACKWARDED)  # under a pipeline a backward leaves every layer gathered
     return Accumulating(in_place and not first, fetches, frees or not in_place, first and not in_place, first)

@@ -165,7 +165,9 @@ class Chunk:
         size, where, live, params, own_gradients, own_communication, own_activations = point
         total = self.before[index] + size + gradients + communication + activations - absent
         gradients, communication, activations = gradients + own_gradients, communication + own_communication, activations + own_activations
-        return new(Peak, (total, where.format(self.names[index]), index, live, params, gradients, communication, activations, absent, 0, None))
+        return new(
+            Peak, (total, where.format(self.names[index]), index, live, params, gradients, communication, activations, absent, 0, None)
+        )
 
     def idle_peak(self, where: str, gradients: int, communication: int, activations: int = 0) -> Peak:
         """Point without microbatches of the chunk, except for these activations."""

@@ -1,12 +1,13 @@
-"""The largest point of a pair in turns: a forward and a backward of two chunks of a rank, which hand over where rows leave for their experts.
+"""The largest point of a pair in turns: a forward and a backward of two chunks of a rank, whose turns end where rows are exchanged.
 
-Either action is a sequence of phases, each from one exchange to the next. The forward begins; at the end of a phase the other action runs its
-next one, on top of what the first holds while its rows are on their way; when one has ended, the other runs to its end.
+Either action is a sequence of phases, each from one exchange to the next. The forward begins; at the end of a phase the other action runs
+its next one, on top of what the first holds while its rows are on their way; when one has ended, the other runs to its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from megaplan.budget.actions import Accumulating, accumulating_segment, backward_settings, ends_of_backward, received_gradient
 from megaplan.budget.chunk import Chunk
@@ -19,26 +20,31 @@ from megaplan.schedules.states import ChunkState
 
 Phase = tuple[Peak, Peak]
 """The largest point of a phase, and what is held from its end to the next one's start."""
-Moment = tuple[Peak, bool]
-"""A point, and True if the action hands over there."""
+CoursePoint = tuple[Peak, bool]
+"""A point, and True if the turn passes there."""
 
 
-def pair_peak(forward: Chunk, forward_state: ChunkState, backward: Chunk, backward_state: ChunkState, *, weight_grads: bool, consumes: bool) -> Peak:
-    """The largest point of both; `total` is that of both, and `beside` the backward's part.
+class PairPart(NamedTuple):
+    """A chunk of a rank, and its state before a pair."""
+
+    chunk: Chunk
+    state: ChunkState
+
+
+def pair_peak(forward: PairPart, backward: PairPart, *, weight_grads: bool, consumes: bool) -> Peak:
+    """The largest point of both; `total` is that of both, and `partner` the backward's part.
 
     Args:
         forward: Chunk of the forward.
-        forward_state: Its state before the pair.
         backward: Chunk of the backward, the other one of the rank.
-        backward_state: Its state before the pair.
         weight_grads: True if the gradients of the forward's linear layers exist.
         consumes: True if the gradient of the backward's output came from the other chunk, which frees it with the backward's end.
     """
     phases = (
-        _phases(_forward(forward, forward_state, weight_grads=weight_grads)),
-        _phases(_backward(backward, backward_state, consumes=consumes)),
+        _phases(_forward(*forward, weight_grads=weight_grads)),
+        _phases(_backward(*backward, consumes=consumes)),
     )
-    levels = [phases[0][0][1], _before_backward(backward, backward_state)]
+    levels = [phases[0][0][1], _before_backward(*backward)]
     place, turn = [0, 0], 0
     best: tuple[Peak, Peak] | None = None
     while any(place[side] < len(phases[side]) for side in (0, 1)):
@@ -53,23 +59,23 @@ def pair_peak(forward: Chunk, forward_state: ChunkState, backward: Chunk, backwa
     if best is None:
         raise ValueError("a pair has two actions")
     own, other = best
-    where = f"{own.where} beside {other.where}"
-    return own._replace(total=own.total + other.total, where=where, beside=other)
+    where = f"{own.where} with {other.where}"
+    return own._replace(total=own.total + other.total, where=where, partner=other)
 
 
-def _phases(moments: Iterable[Moment]) -> list[Phase]:
-    """The phases of an action; its last moment is what it leaves."""
+def _phases(moments: Iterable[CoursePoint]) -> list[Phase]:
+    """The phases of an action; its last point is what it leaves."""
     found: list[Phase] = []
     top: Peak | None = None
-    for peak, hands_over in moments:
+    for peak, stops in moments:
         top = peak if top is None or peak.total > top.total else top
-        if hands_over:
+        if stops:
             found.append((top, peak))
-            top = peak  # it goes on where it stopped
+            top = peak  # it continues where it stopped
     return found
 
 
-def _forward(chunk: Chunk, state: ChunkState, *, weight_grads: bool) -> Iterator[Moment]:
+def _forward(chunk: Chunk, state: ChunkState, *, weight_grads: bool) -> Iterator[CoursePoint]:
     gradients, gathered = chunk.held(state, weight_grads=weight_grads)[0], chunk.gathered_bytes
     for index, unit in enumerate(chunk.units):
         choice = 0 if unit.takes_choice else chunk.choices[index]
@@ -78,8 +84,8 @@ def _forward(chunk: Chunk, state: ChunkState, *, weight_grads: bool) -> Iterator
         else:
             lives = unit.block.part.replay.forward
             points = _marked(lives, [point_of(unit, "forward of {}", live, a=unit.passing_bytes) for live in lives])
-        for point, hands_over in points:
-            yield chunk.peak(index, point, gradients, gathered, choice), hands_over
+        for point, stops in points:
+            yield chunk.peak(index, point, gradients, gathered, choice), stops
     yield _between(chunk, len(chunk.units), gradients, gathered, chunk.output_bytes), True
 
 
@@ -96,7 +102,7 @@ def _before_backward(chunk: Chunk, state: ChunkState) -> Peak:
     return _between(chunk, len(chunk.units), gradients, chunk.gathered_bytes, 0)
 
 
-def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Moment]:
+def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[CoursePoint]:
     cast, summed = (backward_settings(chunk.policy, state, in_place=in_place) for in_place in (False, True))
     settings = summed if chunk.policy.in_place else cast
     gradients, gathered = 0 if settings.first else chunk.unsharded_bytes, chunk.gathered_bytes
@@ -107,8 +113,8 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Mo
         own = summed if unit.block.in_place else cast
         running, of_cast = accumulating_segment(unit, chunk.names[index], (own, NOTHING_AHEAD), chunk.policy)
         points = _exchanging(unit, own, chunk) if _exchanges(unit) else [(running, False)]
-        for point, hands_over in points:
-            yield chunk.peak(index, point, gradients, gathered, carried), hands_over
+        for point, stops in points:
+            yield chunk.peak(index, point, gradients, gathered, carried), stops
         if of_cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + chunk.waiting_from[index]
             held = gradients + chunk.waiting_sums(index) + of_cast
@@ -150,6 +156,6 @@ def _exchanging(unit: Unit, settings: Accumulating, chunk: Chunk) -> Iterator[tu
 
 
 def _between(chunk: Chunk, index: int, gradients: int, gathered: int, activations: int) -> Peak:
-    """What an action holds before it begins, or leaves: what units before this index keep, and the rest."""
+    """A point before an action begins or after it has ended: what units before this index keep, and the rest."""
     total = chunk.before[index] + gradients + gathered + activations
-    return Peak(total, "the other", index, None, (), gradients, gathered, activations)
+    return Peak(total, "nothing of the other part", index, None, (), gradients, gathered, activations)

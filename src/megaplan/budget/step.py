@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 
 from megaplan.budget.actions import accumulating_backward_peak, forward_peak, reduce_peak, reducing_backward_peak
 from megaplan.budget.chunk import Chunk
-from megaplan.budget.pairs import pair_peak
+from megaplan.budget.pairs import PairPart, pair_peak
 from megaplan.budget.split_backward import SplitBackwardChunk
 from megaplan.budget.unit import Peak
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS
@@ -28,6 +28,9 @@ from megaplan.schedules.states import (
     RankState,
 )
 from megaplan.tuples import new
+
+PairKey = tuple[int, int, ChunkState, ChunkState, bool, bool]
+"""Chunks of a forward and of its partner, their states, and whether weight gradients of the first and passed gradients exist."""
 
 
 class StepPeak(NamedTuple):
@@ -88,7 +91,7 @@ def step_peak(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldBy
     largest = _largest(chunks, points, held, 0)
     found = _step_peak(chunks, held, largest)
     _, point, peak = largest
-    if point.beside < 0 and _before_products(chunks[point.chunk], point, peak):
+    if point.partner < 0 and _before_products(chunks[point.chunk], point, peak):
         first = _step_peak(chunks, held, _largest(chunks, points, held, workspace_bytes))
         return found._replace(first=first)
     return found
@@ -102,16 +105,16 @@ def _before_products(chunk: Chunk, point: RankState, peak: Peak) -> bool:
 
 def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int, RankState, Peak]) -> StepPeak:
     total, point, peak = largest
-    kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads, beside = point
+    kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads, partner = point
     chunk = chunks[running]
     cells = chunk.action_cells(kind, peak, in_flight[running] - (kind not in (REDUCE, WEIGHT)))
     cells[ACTIVATIONS] += chunk.output_bytes if kind in (BACKWARD, INPUT) else 0
     cells[ACTIVATIONS] += held.at(kind, states[running]) + passed_gradients * chunk.policy.boundary_bytes
     cells[ACTIVATIONS] += kept_inputs * chunks[-1].kept_input_bytes
-    if beside >= 0 and peak.beside is not None:
-        for column, size in chunks[beside].action_cells(BACKWARD, peak.beside, in_flight[beside] - 1).items():
+    if partner >= 0 and peak.partner is not None:
+        for column, size in chunks[partner].action_cells(BACKWARD, peak.partner, in_flight[partner] - 1).items():
             cells[column] += size
-        cells[ACTIVATIONS] += chunks[beside].output_bytes
+        cells[ACTIVATIONS] += chunks[partner].output_bytes
     slack = kept_inputs * slack_bytes([chunks[-1].kept_input_bytes])
     for index, other in enumerate(chunks):
         slack += in_flight[index] * other.slack_bytes + waiting[index] * other.waiting_slack_bytes
@@ -119,11 +122,11 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
         for column, size in more.items():
             cells[column] += size
         gradients, gathered = other.held(states[index], weight_grads=weight_grads[index])
-        if index not in (running, beside):
+        if index not in (running, partner):
             for column, size in other.saved_cells(in_flight[index]).items():
                 cells[column] += size
             cells[GRADIENTS] += gradients
-        if index not in (running, beside) or kind is WEIGHT:
+        if index not in (running, partner) or kind is WEIGHT:
             cells[COMMUNICATION] += gathered
     other_pools = other_pool_bytes(chunk, point, peak)
     return new(
@@ -157,21 +160,12 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
     """Bytes at the peak, the rank's state there, and the running chunk's peak; `absent` bytes do not exist before the first product."""
     most, best = -1, None
     peaks: dict[tuple[ActionKind, int, ChunkState, bool, bool], Peak] = {}
-    pairs: dict[tuple[int, ChunkState, bool, int, ChunkState, bool], Peak] = {}
+    pairs: dict[PairKey, Peak] = {}
     for point in points:
-        kind, index, _, _, passed, _, owns_input, states, weight_grads, beside = point
+        kind, index, _, _, _, _, owns_input, states, weight_grads, partner = point
         chunk, state, grads = chunks[index], states[index], weight_grads[index]
         others = _others(chunks, point) + held.at(kind, state)
-        if beside >= 0:
-            consumes = passed > 0 and beside == 0
-            both = index, state, grads, beside, states[beside], consumes
-            pair = pairs.get(both) or pairs.setdefault(
-                both, pair_peak(chunk, state, chunks[beside], states[beside], weight_grads=grads, consumes=consumes)
-            )
-            if pair.total + others > most:
-                most, best = pair.total + others, (point, pair)
-            continue
-        if kind in (FORWARD, REDUCE) and _bound(chunk, kind, state) + others <= most:
+        if partner < 0 and kind in (FORWARD, REDUCE) and _bound(chunk, kind, state) + others <= most:
             continue
         if state is FORWARDED and kind is BACKWARD and not chunk.sums_in_place:
             # a later one has everything of a first one, and earlier gradients
@@ -181,7 +175,7 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
         if state is BACKWARDED and not chunk.policy.reshard and kind is not REDUCE:
             state = FORWARD_AFTER_BACKWARD  # they differ only in gathered parameters, and only if those were freed
         key = kind, index, state, grads, owns_input
-        peak = peaks.get(key)
+        peak = _pair(pairs, chunks, point) if partner >= 0 else peaks.get(key)
         if peak is None:
             missing = absent if kind is FORWARD and states.count(UNTOUCHED) == len(states) else 0
             peak = peaks[key] = _peak(chunk, kind, state, missing, weight_grads=grads, owns_input=owns_input)
@@ -190,6 +184,16 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
     if best is None:
         raise ValueError("a rank without actions has no step")
     return most, *best
+
+
+def _pair(pairs: dict[PairKey, Peak], chunks: Sequence[Chunk], point: RankState) -> Peak:
+    """The peak of a pair in turns; equal pairs share one."""
+    index, partner = point.chunk, point.partner
+    key = index, partner, point.states[index], point.states[partner], point.weight_grads[index], point.passed_gradients > 0
+    if key not in pairs:
+        own, other = (PairPart(chunks[each], point.states[each]) for each in (index, partner))
+        pairs[key] = pair_peak(own, other, weight_grads=key[4], consumes=key[5] and partner == 0)
+    return pairs[key]
 
 
 def _bound(chunk: Chunk, kind: ActionKind, state: ChunkState) -> int:
@@ -216,7 +220,7 @@ def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, wei
 
 def _others(chunks: Sequence[Chunk], point: RankState) -> int:
     """Other microbatches, the other chunks' gradients and gathered parameters, and for W the running chunk's gathered ones."""
-    kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads, beside = point
+    kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads, partner = point
     chunk = chunks[running]
     total = in_flight[running] * chunk.saved_bytes + waiting[running] * chunk.waiting_bytes
     if kind is WEIGHT:
@@ -228,7 +232,7 @@ def _others(chunks: Sequence[Chunk], point: RankState) -> int:
     if len(chunks) > 1:
         total += passed_gradients * chunk.policy.boundary_bytes + kept_inputs * chunks[-1].kept_input_bytes
         for index, other in enumerate(chunks):
-            if index == beside:  # its microbatch that runs is in the pair
+            if index == partner:  # its microbatch that runs is in the pair
                 total += (in_flight[index] - 1) * other.saved_bytes + waiting[index] * other.waiting_bytes + other.output_bytes
             elif index != running:
                 total += in_flight[index] * other.saved_bytes + waiting[index] * other.waiting_bytes

@@ -195,6 +195,7 @@ def after_experts(run: Replay) -> tuple[LiveSet, tuple[LiveSet, ...]]:
 
 
 def experts_index(run: Replay) -> int:
+    """Index of the experts' operation among the points of a backward."""
     return next(index for index, point in enumerate(run.backward) if runs_bank(point.op))
 
 

@@ -143,7 +143,7 @@ class Peak(NamedTuple):
         activations: Other activations, the block's input included while that is allocated.
         absent: Workspace of the libraries, which exists from the first product on; not in `total`.
         earlier: The largest total before the slot's own parameters are reduced, in a backward that reduces; 0 otherwise.
-        beside: The backward's part of a pair in turns, whose forward's part this is, with the sum of both in `total`; else None.
+        partner: The backward's part of a pair in turns, whose forward's part this is, with the sum of both in `total`; else None.
     """
 
     total: int
@@ -156,4 +156,4 @@ class Peak(NamedTuple):
     activations: int
     absent: int = 0
     earlier: int = 0
-    beside: Peak | None = None
+    partner: Peak | None = None

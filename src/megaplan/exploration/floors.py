@@ -166,7 +166,7 @@ def _held(kind: str, pp: int, vpp: int, count: int, keeps: bool, interleaved: bo
     for of_rank in rank_states(kind, pp, vpp, count, interleaved=interleaved):
         most, graded = (0, 0, 0), (0, 0, 0)
         for point in of_rank:
-            if point.kind is not FORWARD or point.beside >= 0:  # a pair in turns never holds all of both its microbatches
+            if point.kind is not FORWARD or point.partner >= 0:  # a pair in turns never holds all of both its microbatches
                 continue
             exist = int(all(point.weight_grads) and REDUCED not in point.states)
             touched = int(keeps and not {UNTOUCHED, REDUCED} & {state for index, state in enumerate(point.states) if index != point.chunk})

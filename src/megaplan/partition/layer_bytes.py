@@ -113,7 +113,7 @@ def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[
     """Each chunk's microbatches in flight, and whether all gradients and gathered parameters exist, at the forwards of a rank."""
     seen: set[tuple[int, ...]] = set()
     for point in found:
-        if point.kind is FORWARD and point.beside < 0:  # a pair in turns never holds all of both its microbatches
+        if point.kind is FORWARD and point.partner < 0:  # a pair in turns never holds all of both its microbatches
             graded = [int(exist and state is not REDUCED) for exist, state in zip(point.weight_grads, point.states, strict=True)]
             touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in point.states]
             touched[point.chunk] = int(keeps)

@@ -128,6 +128,8 @@ KINDS = tuple(SCHEDULES)
 """Names of all schedules, as in `schedule.kind`."""
 SPLIT_BACKWARD = tuple(kind for kind, schedule in SCHEDULES.items() if schedule.splits_backward)
 """Schedules with actions I and W instead of some or all B."""
+PAIRED = ("dualpipev", "dualpipe")
+"""Schedules in which a forward and a backward overlap."""
 
 
 def placement(kind: str) -> Placement:

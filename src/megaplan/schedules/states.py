@@ -50,7 +50,7 @@ class RankState(NamedTuple):
         owns_input: True if the running W belongs to such a microbatch.
         states: State of each chunk before the action; an input half counts as a backward.
         weight_grads: True for each chunk whose weight half or whole backward has ended, so that every gradient exists.
-        beside: Chunk of the backward that takes turns with the action, a forward; −1 if it runs alone.
+        partner: Chunk of the backward that takes turns with the action, a forward; −1 if it runs alone.
     """
 
     kind: ActionKind
@@ -62,7 +62,7 @@ class RankState(NamedTuple):
     owns_input: bool
     states: tuple[ChunkState, ...]
     weight_grads: tuple[bool, ...]
-    beside: int = -1
+    partner: int = -1
 
 
 def rank_states(
@@ -125,23 +125,22 @@ def states_of(
     states, weight_grads, left = [UNTOUCHED] * vpp, [False] * vpp, [num_microbatches] * vpp
     found: dict[tuple[ActionKind, int, tuple[ChunkState, ...], tuple[bool, ...], int], dict[Vector, None]] = {}
 
-    def add(kind: ActionKind, chunk: int, microbatch: int = -1, beside: int = -1) -> None:
-        counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads), beside), {})
+    def add(kind: ActionKind, chunk: int, microbatch: int = -1, partner: int = -1) -> None:
+        counts = found.setdefault((kind, chunk, tuple(states), tuple(weight_grads), partner), {})
         owned = late & ended
         owns = kind is WEIGHT and chunk == 1 and microbatch in owned
         counts[*in_flight, *waiting, passed_gradients, len(owned) - owns, owns] = None
 
-    for action, partner in _with_partners(order):
+    for action, partner in _with_partners(order, chunk_of, interleaved=interleaved):
         chunk, kind = chunk_of[action.slot], action.kind
-        beside = chunk_of[partner.slot] if interleaved and partner is not None else -1
         if kind is FORWARD:
             in_flight[chunk] += 1
             if chunk == 0:
                 ended.discard(action.microbatch)
-            add(kind, chunk, beside=beside)
+            add(kind, chunk, partner=partner)
             states[chunk] = FORWARDED if states[chunk] <= FORWARDED else FORWARD_AFTER_BACKWARD
             continue
-        if beside < 0:  # else it is in its forward's state
+        if partner < 0:  # else it is in its forward's state
             add(kind, chunk, action.microbatch)
         if kind is WEIGHT:
             waiting[chunk] -= 1
@@ -163,21 +162,21 @@ def states_of(
                 add(REDUCE, chunk)
                 states[chunk] = REDUCED
     listed = [
-        new(RankState, (kind, chunk, counts[:vpp], counts[vpp:-3], counts[-3], counts[-2], bool(counts[-1]), chunk_states, grads, beside))
-        for (kind, chunk, chunk_states, grads, beside), vectors in found.items()
+        new(RankState, (kind, chunk, counts[:vpp], counts[vpp:-3], counts[-3], counts[-2], bool(counts[-1]), chunk_states, grads, partner))
+        for (kind, chunk, chunk_states, grads, partner), vectors in found.items()
         for counts in (non_dominated(vectors) if len(vectors) > 1 else vectors)
     ]
     return tuple(sorted(listed, key=_likelihood))
 
 
-def _with_partners(order: tuple[ScheduleStep, ...]) -> Iterator[tuple[Action, Action | None]]:
-    """Every computation of an order, with the other part of its pair; None if it is in no pair."""
+def _with_partners(order: tuple[ScheduleStep, ...], chunk_of: Sequence[int], *, interleaved: bool) -> Iterator[tuple[Action, int]]:
+    """Every computation of an order, with the chunk of the one that it takes turns with, or −1."""
     for step in order:
-        if isinstance(step, Overlap):
-            yield step.forward, step.backward
-            yield step.backward, step.forward
+        if interleaved and isinstance(step, Overlap):
+            yield step.forward, chunk_of[step.backward.slot]
+            yield step.backward, chunk_of[step.forward.slot]
         else:
-            yield step, None
+            yield from ((action, -1) for action in step.parts)
 
 
 def sequential_states(num_microbatches: int) -> tuple[RankState, ...]:

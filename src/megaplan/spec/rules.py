@@ -29,7 +29,7 @@ from megaplan.wording import plural, series
 
 
 def host_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP901, MP695, MP696, MP931, and the host's own MP902 … MP906."""
+    """Yields MP901, MP695, MP696, MP931, and the host's own MP902 … MP907."""
     host, kind = checked.spec.host, checked.spec.host.kind
     for key in sorted(host.model_fields_set - kind.keys - {"name"}):
         other = next(other.name for other in HOSTS.values() if key in other.keys)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
 from megaplan.low_precision import PACKED
+from megaplan.schedules.registry import PAIRED
 from megaplan.spec.context import Checked
 from megaplan.spec.models import GroupedQueryAttention
 from megaplan.spec.settings import given_options
@@ -18,10 +19,11 @@ OF_MEGATRON = frozenset({
 
 
 def megarun_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP905 and MP906."""
+    """Yields MP905, MP906 and MP907."""
     yield from _options(checked)
     yield from _offload(checked)
     yield from _recipe(checked)
+    yield from _turns(checked)
 
 
 def _recipe(checked: Checked) -> Iterator[Diagnostic]:
@@ -47,6 +49,33 @@ def _offload(checked: Checked) -> Iterator[Diagnostic]:
     if host.optimizer_offload is not None and host.graphs == "step":
         detail = f"host.cuda_graphs = step, host.optimizer_offload = {host.optimizer_offload:g}: the update is not recorded with its copies"
         yield checked.error("MP906", detail, "host.cuda_graphs", "cuda_graphs: microbatch", "optimizer_offload: null")
+
+
+def _turns(checked: Checked) -> Iterator[Diagnostic]:
+    """Refuse turns of a pair where there is no pair or no exchange, and where the ledger has no moments of the handing over."""
+    spec = checked.spec
+    if not spec.interleaves_pairs:
+        return
+    turns, sent = "moe_overlap: false", spec.mesh.ep > 1 and spec.model.moe is not None
+    for key, given, reason, fix in (
+        ("schedule.kind", spec.schedule.kind not in PAIRED or spec.mesh.pp == 1, "only pairs of dualpipev and dualpipe take turns", turns),
+        ("mesh.ep", not sent, "no rows leave their rank", turns),
+        ("host.moe_dispatcher", spec.host.gathers_tokens, "turns end where an all-to-all begins", "moe_dispatcher: alltoall"),
+        (
+            "sharding.reshard_after_forward",
+            spec.sharding.reshard_after_forward,
+            "layers would be gathered between turns",
+            "reshard_after_forward: false",
+        ),
+        (
+            "model.features.mtp",
+            spec.model.features.mtp is not None,
+            "the ledger does not say what is alive at the exchanges of a prediction depth",
+            turns,
+        ),
+    ):
+        if given:
+            yield checked.error("MP907", f"host.moe_overlap = true, and {reason}", key, fix)
 
 
 def _options(checked: Checked) -> Iterator[Diagnostic]:

@@ -1,8 +1,8 @@
 """Pairs of a forward and a backward whose experts' exchanges lie behind each other's computations (`host.moe_overlap`).
 
 torch's runtime of pipeline actions runs the two parts of `OVERLAP_F_B` one after the other. Here they take turns at every exchange of rows
-(`megarun.parallel.groups.turns`); what each does before and after its computation is what torch's runtime does for a single action. Messages
-of both are sent after the pair, as before.
+(`megarun.parallel.groups.turns`). What each does before and after its computation is what torch's runtime does for a single action; the
+messages of both are sent after the pair.
 """
 
 from __future__ import annotations

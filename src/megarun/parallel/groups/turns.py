@@ -23,7 +23,7 @@ def takes_turns() -> bool:
 
 
 def hand_over() -> None:
-    """Let the other computation of the pair run until it hands over or ends; call it behind the start of an exchange."""
+    """Let the other computation of the pair run until its turn ends; call it behind the start of an exchange."""
     if _running:
         _running[-1].hand_over()
 

@@ -1,0 +1,90 @@
+"""Two computations that take turns (`megarun.parallel.groups.turns`): their order, and what runs behind an exchange."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megarun.parallel.groups.expert import ExpertParallel, MeasuredRouting, _exchange
+from megarun.parallel.groups.turns import Turns, hand_over, takes_turns
+
+CPU = torch.device("cpu")
+
+
+def steps(log: list[str], name: str, count: int) -> Callable[[], None]:
+    """A computation of some steps, whose turn ends after each but the last."""
+
+    def run() -> None:
+        for step in range(count):
+            log.append(f"{name}{step}")
+            if step < count - 1:
+                hand_over()
+
+    return run
+
+
+@pytest.mark.parametrize("runs", range(20))
+def test_turns_alternate_and_the_longer_one_ends_alone(runs: int) -> None:
+    """The same order in every run, whatever the threads' timing."""
+    first, second, log = 1 + runs % 5, 1 + runs // 5, list[str]()
+    Turns(steps(log, "F", first), steps(log, "B", second), CPU).run()
+    expected, left, turn = [], [[f"F{step}" for step in range(first)], [f"B{step}" for step in range(second)]], 0
+    while any(left):
+        expected.append(left[turn].pop(0))
+        turn = 1 - turn if left[1 - turn] else turn
+    assert log == expected
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_either_reaches_the_caller_and_stops_the_other(failing: int) -> None:
+    log: list[str] = []
+
+    def fails() -> None:
+        hand_over()
+        raise ValueError("lost")
+
+    parts = [steps(log, "F", 5), steps(log, "F", 5)]
+    parts[failing] = fails
+    with pytest.raises(ValueError, match="lost"):
+        Turns(parts[0], parts[1], CPU).run()
+    assert len(log) < 5
+    assert not takes_turns()
+
+
+def test_exchanges_of_one_are_in_flight_while_the_other_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward and a backward of one exchange each: between its start and its wait the other computes."""
+    log: list[str] = []
+
+    class Work:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait(self) -> None:
+            log.append(f"wait {self.name}")
+
+    def started(arrived: Any, _leaving: Any, *_: Any, **__: Any) -> Work:
+        name = "backward" if torch._C._current_autograd_node() is not None else "forward"
+        log.append(f"start {name}")
+        arrived.fill_(1.0)
+        return Work(name)
+
+    monkeypatch.setattr(dist, "all_to_all_single", started)
+    ep = ExpertParallel(2, 0, None, MeasuredRouting())
+    earlier = torch.ones(4, 3, requires_grad=True)
+    held = _exchange(ep, (2, 2), (2, 2), earlier * 2)[0]
+    held.register_hook(lambda gradient: log.append("compute backward") or gradient * 1)
+    earlier.register_hook(lambda gradient: log.append("compute backward") or gradient * 1)
+    log.clear()
+
+    def forward() -> None:
+        log.append("compute forward")
+        _exchange(ep, (2, 2), (2, 2), torch.ones(4, 3))
+        log.append("compute forward")
+
+    Turns(forward, lambda: held.sum().backward(), CPU).run()
+    assert log == [
+        "compute forward", "start forward", "compute backward", "start backward",
+        "wait forward", "compute forward", "wait backward", "compute backward",
+    ]  # fmt: skip
