@@ -171,16 +171,6 @@ def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, pl
     return [*alone, *(problem for problem in found if not (few and kind == "1f1b" and problem.code == "MP311"))]
 
 
-def enough_microbatches(kind: str, pp: int, vpp: int, num_microbatches: int) -> int:
-    """Number of microbatches after which a schedule's orders only repeat: fewer actions with the same states.
-
-    Raises:
-        MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
-    """
-    refuse_impossible(kind, pp, vpp, num_microbatches)
-    return SCHEDULES[kind].enough_microbatches(pp, vpp, num_microbatches)
-
-
 def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
     """Actions of every pp rank, in order; megarun compares torch's schedule object with it before the first step.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from megaplan.schedules.actions import Action, ActionKind, Overlap, ScheduleStep
 from megaplan.schedules.placement import num_copies, slot_owner, slots_of_rank
-from megaplan.schedules.registry import actions, enough_microbatches, placement
+from megaplan.schedules.registry import SCHEDULES, actions, placement, refuse_impossible
 from megaplan.tuples import new
 
 Vector = tuple[int, ...]
@@ -81,7 +81,8 @@ def rank_states(
     Raises:
         MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
     """
-    return _moments(kind, pp, vpp, enough_microbatches(kind, pp, vpp, num_microbatches), num_steps, interleaved)
+    refuse_impossible(kind, pp, vpp, num_microbatches)
+    return _moments(kind, pp, vpp, SCHEDULES[kind].enough_microbatches(pp, vpp, num_microbatches), num_steps, interleaved)
 
 
 @lru_cache(maxsize=512)

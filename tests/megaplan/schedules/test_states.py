@@ -2,9 +2,9 @@
 
 import pytest
 
-from megaplan.schedules import actions, in_flight, num_copies, placement, receive_buffers, slot_owner, slots_of_rank
+from megaplan.schedules import actions, in_flight, num_copies, placement, receive_buffers, registry, slot_owner, slots_of_rank
 from megaplan.schedules.actions import ActionKind, ScheduleStep, computations
-from megaplan.schedules.registry import enough_microbatches, schedule_problems
+from megaplan.schedules.registry import schedule_problems
 from megaplan.schedules.states import (
     BACKWARD,
     BACKWARDED,
@@ -96,7 +96,8 @@ def test_moments_have_the_largest_counts_of_the_orders(kind: str, pp: int, vpp: 
 )
 def test_more_microbatches_than_enough_have_no_other_moments(kind: str, pp: int, vpp: int, steps: int) -> None:
     """Nor in another order, which decides between equal peaks."""
-    longer = [m for m in range(pp, 6 * pp + 1) if not schedule_problems(kind, pp, vpp, m) and enough_microbatches(kind, pp, vpp, m) < m]
+    enough = registry.SCHEDULES[kind].enough_microbatches
+    longer = [m for m in range(pp, 6 * pp + 1) if not schedule_problems(kind, pp, vpp, m) and enough(pp, vpp, m) < m]
     assert len(longer) > 1
     for m in longer[:: max(1, len(longer) // 3)]:
         assert rank_states(kind, pp, vpp, m, steps) == tuple(walked(kind, pp, vpp, m, steps))

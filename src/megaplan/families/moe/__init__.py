@@ -8,7 +8,7 @@ from megaplan.families.moe.formulas import FORMULAS
 from megaplan.families.moe.program import moe_program, moe_selective
 from megaplan.families.moe.rules import moe_rules
 from megaplan.families.moe.section import MixtureOfExperts
-from megaplan.families.moe.tensors import moe_tensors, parameters_per_expert
+from megaplan.families.moe.tensors import moe_tensors
 
 
 def _sharded(moe: MixtureOfExperts, _hidden_size: int) -> dict[str, int]:
@@ -21,7 +21,7 @@ def _exchanges(moe: MixtureOfExperts, _hidden_size: int, variant: float | None) 
 
 def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:
     """Parameters of the routed experts that a token does not choose."""
-    return moe.num_experts * (moe.num_choices - moe.top_k) * parameters_per_expert(moe, hidden_size) // moe.num_choices
+    return moe.num_experts * (moe.num_choices - moe.top_k) * moe.parameters_per_expert(hidden_size) // moe.num_choices
 
 
 EXPERTS = Family(

@@ -11,7 +11,6 @@ from megakernels.ops.moe.facts import ROUTE, Permutation, routing_work
 from megaplan.blocks.costs import linear_work, mlp, norm_work, residual_work
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.families.moe.section import MixtureOfExperts, expert_sizes
-from megaplan.families.moe.tensors import parameters_per_expert
 
 PART = "E"
 
@@ -60,7 +59,7 @@ def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, variant: f
     """
     rows, skew = moe.row_width(hidden_size), moe.skew_in(variant)
     bank = expert_sizes(moe, load.num_tokens, moe.top_k, hidden_size, load.itemsize, ep=load.ep, etp=load.etp)
-    weights = parameters_per_expert(moe, hidden_size) // load.etp * (moe.num_experts // load.ep)
+    weights = moe.parameters_per_expert(hidden_size) // load.etp * (moe.num_experts // load.ep)
     work = (bank.row_work() * (moe.top_k * load.etp * moe.num_experts)).share(moe.num_choices)
     experts = OpWork("experts", "experts", work, bank, weights, own_tokens=True, skew=skew)
     ops = (residual_work(load, PART, hidden_size), *routing(load, moe, hidden_size, skew), experts)

@@ -158,6 +158,12 @@ class MixtureOfExperts(OptionsSection):
         """Width of the routed experts' inputs and outputs."""
         return self.latent_size or hidden_size
 
+    def parameters_per_expert(self, hidden_size: int) -> int:
+        """Parameters of one routed expert: two matrices, three with a gate, and their biases."""
+        rows, matrices = self.row_width(hidden_size), 3 if self.activation in GATED else 2
+        biases = (matrices - 1) * self.ffn_hidden_size + rows if self.bias else 0
+        return matrices * rows * self.ffn_hidden_size + biases
+
     @property
     def skews(self) -> tuple[float, ...]:
         """Skews of the first E layers in order, at least one; every E layer behind them has the last."""

@@ -62,12 +62,5 @@ def _latent_projections(latent: int, hidden_size: int) -> tuple[ParamTensor, ...
     )
 
 
-def parameters_per_expert(moe: MixtureOfExperts, hidden_size: int) -> int:
-    """Parameters of one routed expert: two matrices, three with a gate, and their biases."""
-    rows, matrices = moe.row_width(hidden_size), 3 if moe.activation in GATED else 2
-    biases = (matrices - 1) * moe.ffn_hidden_size + rows if moe.bias else 0
-    return matrices * rows * moe.ffn_hidden_size + biases
-
-
 def _bank(name: str, shape: tuple[int, int, int], init: Init, etp_dim: int) -> ParamTensor:
     return ParamTensor(name, shape, Owner.EXPERT_PARALLEL, Group.MATRIX, init, etp_dim, num_matrices=shape[0])
