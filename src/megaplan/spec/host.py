@@ -379,7 +379,9 @@ class Host(Section):
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes only the host's own keys, and later keys only where they are given, so that a new key changes no plan's digest."""
         usual = {"cuda_graphs": self.graphs == self.kind.graphs[0]}
-        usual["moe_dispatcher"] = self.kind.trained and self.dispatcher == self.kind.dispatchers[0]  # Megatron's plans have always had it
+        # Megatron's plans have always had these two
+        usual |= {"moe_dispatcher": self.kind.trained and self.dispatcher == self.kind.dispatchers[0]}
+        usual |= {"moe_overlap": self.kind.trained and not self.moe_overlap}
         own, fields = self.kind.keys - {key for key, is_usual in usual.items() if is_usual}, type(self).model_fields
         return {
             key: value
