@@ -12,6 +12,7 @@ from megakernels.ops.causal_conv1d.pieces import conv_pieces, conv_pieces_backwa
 from megakernels.ops.chosen_attention.op import chosen_attention
 from megakernels.ops.chosen_attention.pieces import chosen_attention_pieces, chosen_attention_pieces_backward
 from megakernels.ops.cross_entropy.op import check_labels, cross_entropy, slice_gradient, slice_statistics
+from megakernels.ops.depth_attention.op import attend_depth
 from megakernels.ops.fp8_experts.op import fp8_experts, fp8_experts_backward
 from megakernels.ops.fp8_linear.op import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
 from megakernels.ops.gated_conv1d.op import gated_conv1d
@@ -62,8 +63,9 @@ from megakernels.ops.ssd.op import ssd
 from megakernels.ops.ssd.piece import ssd_piece, ssd_piece_backward
 
 __all__ = [
-    "accumulator_dtype", "adamw_", "add_rms_norm", "arrival_plan", "attention", "attention_pieces", "attention_pieces_backward",
-    "capacity_plan", "causal_conv1d", "check_labels", "chosen_attention", "chosen_attention_pieces", "chosen_attention_pieces_backward",
+    "accumulator_dtype", "adamw_", "add_rms_norm", "arrival_plan", "attend_depth", "attention", "attention_pieces",
+    "attention_pieces_backward", "capacity_plan", "causal_conv1d", "check_labels", "chosen_attention",
+    "chosen_attention_pieces", "chosen_attention_pieces_backward",
     "collapse_streams", "combine", "conv_pieces", "conv_pieces_backward", "cross_entropy", "decayed_add_", "dispatch", "dispatch_plan",
     "expand_streams", "experts", "fp8_experts", "fp8_experts_backward", "fp8_input_gradients", "fp8_linears", "fp8_quantize",
     "fp8_weight_gradients", "gated_add", "gated_conv1d", "gated_conv_pieces", "gated_conv_pieces_backward", "gated_delta",

@@ -12,6 +12,7 @@ from op_exact import (
     exact_collapse,
     exact_conv,
     exact_conv_after,
+    exact_depth,
     exact_expand,
     exact_gated_conv,
     exact_gated_delta,
@@ -52,6 +53,7 @@ from torch.nn import functional
 
 from megakernels import (
     add_rms_norm,
+    attend_depth,
     attention,
     causal_conv1d,
     collapse_streams,
@@ -266,6 +268,17 @@ CASES = [
             ("x", "made", "weights"),
         )
         for name, numbers in (("mixed", 12), ("separate", 3))
+    ),
+    *(
+        Case(
+            f"attend_depth_{count}",
+            lambda n, t, names=names: {name: n(BATCH, t, 11) for name in names} | {"query": n(11), "scale": n(11)},
+            lambda i, names=names: (attend_depth([i[name] for name in names], i["query"], i["scale"], EPS),),
+            lambda i, names=names: (exact_depth([i[name] for name in names], i["query"], i["scale"]),),
+            (*names, "query", "scale"),
+            lambda t, count=count: [((BATCH, t, count), "accumulator")] * 2,
+        )
+        for count, names in ((3, ("first", "second", "third")), (1, ("only",)))
     ),
     Case(
         "dispatch",

@@ -66,6 +66,13 @@ def exact_expand(x: Tensor, made: Tensor, weights: Tensor, count: int, factor: f
     return (streams + factor * post.unsqueeze(-1) * made.unsqueeze(-2)).flatten(-2)
 
 
+def exact_depth(values: list[Tensor], query: Tensor, scale: Tensor) -> Tensor:
+    """The paper's formula: values stacked, normed, and weighted by a softmax over them."""
+    stacked = torch.stack(values)
+    scores = torch.einsum("h,n...h->n...", query, exact_rms_norm(stacked, scale))
+    return torch.einsum("n...,n...h->...h", torch.softmax(scores, 0), stacked)
+
+
 def exact_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, beta_limit: float = 1.0
 ) -> Tensor:

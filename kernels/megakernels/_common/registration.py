@@ -2,10 +2,12 @@
 
 The backward op's signature declares everything that autograd saves: an argument `grad_NAME` is the gradient of output NAME, `needs`
 gives the required gradients, and every other argument is an input or output of the forward op under the same name. The tensors among
-them are exactly the saved set; other values are constants. Nothing else is saved.
+them are exactly the saved set; other values are constants. Nothing else is saved. An argument may be a list of tensors:
+`needs` has a place for each.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, repeat
 from types import MappingProxyType
 from typing import Any
 
@@ -49,34 +51,49 @@ def join(
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         results = (output,) if isinstance(output, Tensor) else output
         values = dict(zip(names, inputs, strict=True)) | dict(zip(outputs, results, strict=True))
-        ctx.save_for_backward(*[values[name] for name in saved])
+        kept = [_tensors(values[name]) for name in saved]
+        ctx.save_for_backward(*chain.from_iterable(kept))
+        ctx.lists = [[None] * len(tensors) if isinstance(values[name], list) else None for name, tensors in zip(saved, kept, strict=True)]
         ctx.constants = {name: values[name] for name in constants}
         if len(differentiable) < len(outputs):
             ctx.mark_non_differentiable(*[values[name] for name in outputs if name not in differentiable])
             ctx.set_materialize_grads(False)  # else autograd would allocate zeros for outputs that have no gradient
         ctx.made = [(values[name].shape, values[name].dtype, values[name].device) for name in outputs]
 
-    def run_backward(ctx: Any, *output_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def run_backward(ctx: Any, *output_gradients: Tensor | None) -> tuple[Any, ...]:
+        wanted: dict[str, Any] = dict(zip(names, ctx.needs_input_grad, strict=True))  # of a list one for each tensor
         if all(gradient is None for gradient in output_gradients):
-            return (None,) * len(names)
-        values: dict[str, Any] = dict(zip(saved, ctx.saved_tensors, strict=True)) | ctx.constants
+            return tuple([_like(needed, repeat(None)) for needed in wanted.values()])
+        kept = iter(ctx.saved_tensors)
+        values = {name: _like(length, kept) for name, length in zip(saved, ctx.lists, strict=True)} | ctx.constants
         for name, gradient, (shape, dtype, device) in zip(outputs, output_gradients, ctx.made, strict=True):
             unused = gradient is None and name in differentiable
             values[GRADIENT_PREFIX + name] = torch.zeros(shape, dtype=dtype, device=device) if unused else gradient
-        wanted = dict(zip(names, ctx.needs_input_grad, strict=True))
-        values[NEEDS] = [wanted[name] or any(wanted[other] for other, same in same_gradient.items() if same == name) for name in gradients]
-        computed = (name for name, need in zip(gradients, values[NEEDS], strict=True) if need)
-        found = dict(zip(computed, backward(*[values[name] for name in order]), strict=True))
-        return tuple(found.get(same_gradient.get(name, name)) if wanted[name] else None for name in names)
+        shared = {same for other, same in same_gradient.items() if wanted[other]}
+        needs = {name: wanted[name] if isinstance(wanted[name], list) else [wanted[name] or name in shared] for name in gradients}
+        values[NEEDS] = list(chain.from_iterable(needs.values()))
+        computed = iter(backward(*[values[name] for name in order]))
+        found = {name: _like(wanted[name], (next(computed) if need else None for need in needs[name])) for name in gradients}
+        return tuple([found.get(same_gradient.get(name, name)) if wanted[name] else None for name in names])
 
     forward.register_autograd(run_backward, setup_context=setup_context)
     if set(gradients) <= set(saved):
 
         def fake_backward(*arguments: Any) -> list[Tensor]:
             values = dict(zip(order, arguments, strict=True))
-            return [fake_like(values[name]) for name, need in zip(gradients, values[NEEDS], strict=True) if need]
+            inputs = chain.from_iterable(_tensors(values[name]) for name in gradients)
+            return [fake_like(each) for each, need in zip(inputs, values[NEEDS], strict=True) if need]
 
         backward.register_fake(fake_backward)
+
+
+def _tensors(value: Tensor | list[Tensor]) -> list[Tensor]:
+    return value if isinstance(value, list) else [value]
+
+
+def _like(shape: Any, items: Iterator[Any]) -> Any:
+    """The next item, or as many as a list has."""
+    return list(islice(items, len(shape))) if isinstance(shape, list) else next(items)
 
 
 def only_needed(gradients: Iterable[Tensor | None]) -> list[Tensor]:

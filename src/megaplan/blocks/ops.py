@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -81,6 +82,8 @@ BANK = "experts"
 """The operation of a bank of experts, and the module of its parameters."""
 SHARED = "shared_normed"
 """The normed stream that another block has made: the second input of a block that shares its norm."""
+EARLIER = "earlier_values"
+"""Values of earlier blocks that a block reads in addition to its input (attention residuals); other blocks own them."""
 CHOICE, GIVEN_CHOICE = "choice", "given choice"
 """The keys that a block's queries chose, handed on to later blocks, and the same in such a block."""
 TAKE_CHOICE = "take choice"
@@ -139,6 +142,25 @@ class Op(NamedTuple):
     hands_views: bool = False
     call: str = ""
     before: tuple[tuple[tuple[str, ...], bool], ...] = ()
+
+    def renamed(self, names: Mapping[str, str]) -> Op:
+        """The operation with other names of storages; those that `names` does not have stay."""
+
+        def of(old: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple([names.get(name, name) for name in old])
+
+        return self._replace(
+            reads=of(self.reads),
+            makes=of(self.makes),
+            keeps=of(self.keeps),
+            grads=None if self.grads is None else of(self.grads),
+            fetches=of(self.fetches),
+            sums=of(self.sums),
+            holds=of(self.holds),
+            late=tuple([(param, names.get(output, output)) for param, output in self.late]),
+            late_fetches=of(self.late_fetches),
+            before=tuple([(of(made), are_there) for made, are_there in self.before]),
+        )
 
     @property
     def is_view(self) -> bool:

@@ -127,7 +127,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     cast, summed = backward_settings(policy, state, in_place=False), backward_settings(policy, state, in_place=True)
     settings = summed if policy.in_place else cast
     units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
-    lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, received_gradient(chunk)
+    lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, chunk.input_bytes
     gradients = 0 if settings.first else chunk.unsharded_bytes
     gathered = chunk.root.gathered_bytes + (chunk.parts_bytes if settings.fetches else chunk.layers_gathered_bytes)
     ahead = NOTHING_AHEAD
@@ -152,16 +152,16 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
                 point = Point(0, "cast of {}", None, (), 0, 0, 0)
                 best, found = total, (index, point, held, gathered + ahead.flat_bytes, activations)
         gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
+        if sums := chunk.value_sums(index):
+            total = before[index] + gradients + gathered + ahead.flat_bytes + sums + waiting[index]
+            if total > best:
+                point = Point(0, "sums of earlier values' gradients after {}", None, (), 0, 0, 0)
+                best, found = total, (index, point, gradients, gathered + ahead.flat_bytes, sums + waiting[index])
     if found is None:
         raise ValueError("a chunk without units has no backward")
     index, point, held, communication, activations = found
     ends = ends_of_backward(chunk, gradients, gathered, casts=settings.casts)
     return max([chunk.peak(index, point, held, communication, activations), *ends], key=lambda peak: peak.total)
-
-
-def received_gradient(chunk: Chunk) -> int:
-    """The gradient of the chunk's input, which the slot before waits for."""
-    return chunk.policy.boundary_bytes if chunk.policy.pipelined and "embedding" not in chunk.names else 0
 
 
 def ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool) -> Iterator[Peak]:
@@ -172,7 +172,7 @@ def ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool
         yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered)
     if casts:
         own = chunk.root.made_bytes + chunk.root.unsharded_bytes if whole else cast_bytes(_outside(chunk))
-        held, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes + own, received_gradient(chunk) + chunk.logits_bytes
+        held, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes + own, chunk.input_bytes + chunk.logits_bytes
         gathered -= chunk.root.gathered_bytes if frees else 0
         yield chunk.idle_peak("cast of the slot's own gradients", held, gathered, activations + chunk.waiting_from[0])
 

@@ -18,6 +18,7 @@ from megaplan.budget.tape import NOTHING_AHEAD, Ahead, Point
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
+from megaplan.families.attention_residuals import PACK, UNPACK
 from megaplan.hosts.megarun.depths import depth_sums
 from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.hosts.megarun.storage import BlockStorage
@@ -63,6 +64,9 @@ class Chunk:
         waiting_bytes: Bytes that a microbatch keeps between the two halves of a split backward.
         waiting_slack_bytes: Bytes that the allocator's rounding adds to them.
         kept_input_bytes: Bytes that it keeps for the second half: an input that the stage before has sent on the same rank.
+        input_bytes: A microbatch's input that another stage has sent; 0 if it embeds, or without a pipeline.
+        output_bytes: A microbatch's output for another stage; 0 if it ends the model, or without a pipeline.
+        packs: True if its last unit makes that output of several values.
         choices: The choice of keys that the stage holds as a unit's forward begins, for each unit, for a layer from it on.
     """
 
@@ -73,6 +77,7 @@ class Chunk:
         stored: SlotStorage,
         units: Sequence[Unit],
         policy: ChunkPolicy,
+        values: tuple[int, int] = (1, 1),
     ) -> None:
         """Computes the sums.
 
@@ -80,10 +85,14 @@ class Chunk:
             stored: Storage of the slot's parameters, and the names of its blocks that run.
             units: The blocks of these names.
             policy: Settings of the host.
+            values: Tensors of one residual stream's size that it receives, and that it sends.
         """
         self.names, self.units, self.policy, self.has_mtp, self.root = stored.names, tuple(units), policy, stored.has_mtp, stored.root
+        boundary = policy.boundary_bytes if policy.pipelined else 0
+        self.input_bytes = 0 if "embedding" in self.names else values[0] * boundary
         # the stage output, held until backward, and its received gradient
-        self.output_bytes = policy.boundary_bytes if policy.pipelined and not stored.is_last else 0
+        self.output_bytes = 0 if stored.is_last else values[1] * boundary
+        self.packs = self.names[-1] == PACK
         self.before = [0, *accumulate([unit.kept_bytes for unit in units])]  # bytes that units 0 … i − 1 keep, inputs included
         self.saved_bytes: int = self.before[-1] + self.output_bytes
         self.choices = self._choices()
@@ -118,7 +127,7 @@ class Chunk:
     def first_layer(self) -> int:
         """The first layer, if no product runs before it; else −1."""
         first = next((index for index, unit in enumerate(self.units) if unit.layer), -1)
-        return first if set(self.names[:first]) <= {"embedding", "relation_bias"} else -1
+        return first if set(self.names[:first]) <= {"embedding", "relation_bias", UNPACK} else -1
 
     @cached_property
     def passed_on(self) -> frozenset[str]:
@@ -236,13 +245,24 @@ class Chunk:
     def passed_bytes(self, index: int) -> int:
         """Gradients that a layer's backward passes on: of the stream, and of the norm that it shares with the layer before.
 
-        For a prediction depth they include the waiting gradient that final norm or head made for the depth's input.
+        For a prediction depth they include the waiting gradient that final norm or head made for the depth's input; under attention
+        residuals those of earlier values, which the layer has made, and the sums of later layers'.
         """
         if self.names[index].startswith("mtp."):
             return 2 * self.policy.boundary_bytes
         if SHARED not in self.units[index].block.part.tensors:
-            return self.policy.boundary_bytes
+            earlier = sum([unit.earlier_bytes for unit in self.units[index : index + 2]])
+            return self.policy.boundary_bytes + earlier
         return 2 * self.policy.boundary_bytes - (self.output_bytes if index > self.received_from else 0)
+
+    def value_sums(self, index: int) -> int:
+        """Gradients after the last layer of a stage that sends several values: those that it has made, and their sums with received ones.
+
+        The received ones are views of one buffer, to which autograd adds nothing in place; it frees what a Python function has made when
+        all are added.
+        """
+        last = self.packs and index == len(self.units) - 2
+        return self.units[index].earlier_bytes + self.output_bytes if last else 0
 
     def waiting_sums(self, index: int) -> int:
         """Sums of shared parameters' gradients that wait after a prediction depth, until the depth before adds to them."""
@@ -327,11 +347,16 @@ class Chunk:
 
         The gradient of a stage's output is in a receive buffer, which is counted there. The last stage's output, the logits, is held
         until the backward has ended. The gradient of the first MTP depth's input that final norm or head made waits until that depth
-        adds its own.
+        adds its own. Gradients of values that later units read are summed until the unit that made the value. A stage that sends several
+        values receives their gradients in one buffer, of which its last layer's is a view.
         """
         carried = [0] * len(self.units)
         for index in range(self.received_from, len(carried)):
             carried[index] = -self.output_bytes
+        for index, later in enumerate(self.units[1:]):  # sums of gradients of values that later units read
+            carried[index] += later.earlier_bytes
+        if self.packs:
+            carried[-2] -= self.policy.boundary_bytes
         for index in range(self.head):
             carried[index] += self.logits_bytes
         if self.has_mtp:

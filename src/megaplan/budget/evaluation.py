@@ -12,10 +12,11 @@ from megaplan.budget.rank import EqualRanks
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
-from megaplan.hosts.allocator import slack_bytes
+from megaplan.families.attention_residuals import PACK, UNPACK
 from megaplan.hosts.megarun.depths import shared_names
 from megaplan.hosts.megarun.embedding import (
     boundary_bytes,
+    boundary_part,
     every_stage_bytes,
     further_loss_bytes,
     graph_bytes,
@@ -27,7 +28,7 @@ from megaplan.hosts.megarun.embedding import (
 )
 from megaplan.hosts.megarun.ledger import block_bytes, named_variants
 from megaplan.hosts.megarun.listed import LAST_OWN
-from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_grad
+from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_grad, weigh
 from megaplan.hosts.megarun.sizes import Sizes, local_dims, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
@@ -159,7 +160,6 @@ class Evaluation:
         self.spec, self.inventory, self.layout = spec, inventory, layout
         self.dims: Dims = local_dims(spec, is_last_cp_rank=is_last_cp_rank)
         self.boundary_bytes = boundary_bytes(self.dims)
-        self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
         self.rotary_scratch_bytes, self.every_stage_bytes = rotary_scratch_bytes(spec), every_stage_bytes(spec)
         self.tower_rotary_bytes, self.tower_rotary_scratch_bytes = tower_rotary_bytes(spec)
@@ -234,14 +234,31 @@ class Evaluation:
         stored = self.stored.slot(slot, self.layout.bounds(slot))
         arrived = self._arrived(stored.names) if policy.pipelined and not stored.is_last else frozenset()
         units = [blocks[name].unit(owned, policy, arrived=name in arrived) for name, owned in zip(stored.names, stored.owned, strict=True)]
+        values = self.spec.model.tensors_before(slot.start), self.spec.model.tensors_before(slot.stop)
+        named, units = self._with_boundaries(stored, units, values)
         if policy.splits_backward:
             sends, receives = (self._on_the_same_rank(slot, step) for step in (1, -1))
-            chunk: Chunk = SplitBackwardChunk(stored, units, policy, sends_locally=sends, receives_locally=receives)
+            chunk: Chunk = SplitBackwardChunk(named, units, policy, values, sends_locally=sends, receives_locally=receives)
         else:
-            chunk = Chunk(stored, units, policy)
+            chunk = Chunk(named, units, policy, values)
         step_sums = sum([count * self.step_sum_bytes.get(family, 0) for family, count in stored.families.items()])
         step_sums += sum([storage.maxima_bytes for storage in stored.blocks])
         return new(SlotParts, (chunk, stored, step_sums))
+
+    def _with_boundaries(self, stored: SlotStorage, units: list[Unit], values: tuple[int, int]) -> tuple[SlotStorage, list[Unit]]:
+        """The units of a slot with those that take apart what it receives and join what it sends, under attention residuals."""
+        if self.spec.model.attention_residuals is None or not self.policy.pipelined:
+            return stored, units
+        names = list(stored.names)
+        if "embedding" not in names:
+            units, names = [self._boundary(values[0], packs=False), *units], [UNPACK, *names]
+        if not stored.is_last:
+            units, names = [*units, self._boundary(values[1], packs=True)], [*names, PACK]
+        return stored._replace(names=tuple(names)), units
+
+    def _boundary(self, values: int, *, packs: bool) -> Unit:
+        part = boundary_part(self.dims, values, packs=packs)
+        return make_unit(weigh(part, {}, in_place=True), None, False, self.boundary_bytes if packs else 0)
 
     def of_rank(self, slots: tuple[Slot, ...]) -> RankStorage:
         """Storage of the parameters of a pipeline rank with these slots."""

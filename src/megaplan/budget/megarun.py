@@ -13,6 +13,7 @@ from megaplan.budget.rank import Persistent, all_offsets, equal_runs, rank_cells
 from megaplan.budget.step import HeldBySchedule, StepPeak, step_peak
 from megaplan.budget.values import Budget, KeptBytes, RankBudget, StageBudget, device_budget, merged_ranks
 from megaplan.families.registry import FAMILIES
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.hosts.values import HostBytes
 from megaplan.inventory.tensors import Inventory
@@ -109,9 +110,8 @@ def stage_ranks(
         own_slots = of_rank[pp_rank]
         owned = [evaluation.parts(slot) for slot in own_slots]
         chunks = [parts.chunk for parts in owned]
-        num_receives = sum(forward + backward for forward, backward in receives[pp_rank]) if receives else 0
-        persistent = _persistent(evaluation, own_slots, owned, num_receives)
-        held = held_by_schedule(evaluation, own_slots, chunks)
+        persistent = _persistent(evaluation, own_slots, owned, receives[pp_rank] if receives else ())
+        held = held_by_schedule(evaluation, chunks)
         peak = step_peak(chunks, counts.points[pp_rank], held, evaluation.workspace_bytes)
         ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, places, listed=listed)
     return ranks
@@ -154,17 +154,18 @@ def megarun_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tupl
     return tuple(KeptBytes(chunk.saved_bytes, chunk.waiting_bytes) for chunk in slot_chunks(spec, inventory, layout))
 
 
-def held_by_schedule(evaluation: Evaluation, slots: Sequence[Slot], chunks: Sequence[Chunk]) -> HeldBySchedule:
+def held_by_schedule(evaluation: Evaluation, chunks: Sequence[Chunk]) -> HeldBySchedule:
     """Tensors that local variables of 1F1B's and GPipe's step keep; actions of the other schedules return before the next one runs."""
     kind = evaluation.spec.schedule.kind
     if kind not in (GPIPE, ONE_F_ONE_B) or not evaluation.policy.pipelined:
         return HeldBySchedule()
-    boundary, logits = evaluation.boundary_bytes, chunks[0].logits_bytes
-    sent = boundary if slots[0].index > 0 else 0
-    return new(HeldBySchedule, (sent, logits or boundary, logits, kind == GPIPE))
+    (chunk,) = chunks
+    return new(HeldBySchedule, (chunk.input_bytes, chunk.logits_bytes or chunk.output_bytes, chunk.logits_bytes, kind == GPIPE))
 
 
-def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence[SlotParts], num_receives: int) -> Persistent:
+def _persistent(
+    evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence[SlotParts], receives: Sequence[tuple[int, int]]
+) -> Persistent:
     stored, building, buffers = evaluation.of_rank(slots), [], 0
     chunks = [of_slot.chunk for of_slot in parts]
     ends = [evaluation.layout.bounds(slot) for slot in slots]
@@ -177,6 +178,8 @@ def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence
             own, scratch = own + evaluation.tower_rotary_bytes, max(scratch, evaluation.tower_rotary_scratch_bytes - rotary)
         building.append(new(SlotInit, (of_slot.resident_bytes, of_slot.blocks if of_slot.uneven else (), of_slot.layers, own, scratch)))
         buffers += own
+    buffers_of = [(chunk.input_bytes, chunk.output_bytes) for chunk in chunks]
+    received = [each for counts, sizes in zip(receives, buffers_of, strict=False) for each in zip(counts, sizes, strict=True)]
     inputs = (evaluation.input_bytes if reads_tokens else 0) + (evaluation.label_bytes if reads_labels else 0)
     return new(
         Persistent,
@@ -186,9 +189,9 @@ def _persistent(evaluation: Evaluation, slots: tuple[Slot, ...], parts: Sequence
             building,
             buffers,
             inputs + evaluation.every_stage_bytes,
-            num_receives * evaluation.boundary_bytes,
+            sum([count * size for count, size in received]),
             evaluation.workspace_bytes,
-            stored.slack_bytes + num_receives * evaluation.boundary_slack_bytes,
+            stored.slack_bytes + sum([count * slack_bytes([size]) for count, size in received]),
             reserving(chunks, stored, evaluation.shards, num_reductions=evaluation.num_reductions, expandable=evaluation.expands_segments),
             evaluation.replays,
             evaluation.replays_update,

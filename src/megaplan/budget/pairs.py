@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from megaplan.budget.actions import Accumulating, accumulating_segment, backward_settings, ends_of_backward, received_gradient
+from megaplan.budget.actions import Accumulating, accumulating_segment, backward_settings, ends_of_backward
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.forwards import loss_points
 from megaplan.budget.tape import NOTHING_AHEAD, Point, after_experts_points, experts_index, point_of
@@ -107,7 +107,7 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
     settings = summed if chunk.policy.in_place else cast
     gradients, gathered = 0 if settings.first else chunk.unsharded_bytes, chunk.gathered_bytes
     lasting = chunk.summed_later if settings.accumulates else chunk.lasting
-    received = received_gradient(chunk)
+    received = chunk.input_bytes
     for index in range(len(chunk.units) - 1, -1, -1):
         unit, carried = chunk.units[index], chunk.backward_extra[index]
         own = summed if unit.block.in_place else cast
@@ -120,9 +120,14 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
             held = gradients + chunk.waiting_sums(index) + of_cast
             yield chunk.peak(index, Point(0, "cast of {}", None, (), 0, 0, 0), held, gathered, activations), False
         gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
+        if sums := chunk.value_sums(index):
+            yield (
+                chunk.peak(index, Point(0, "sums of earlier values' gradients after {}", None, (), 0, 0, 0), gradients, gathered, sums),
+                False,
+            )
     for end in ends_of_backward(chunk, gradients, gathered, casts=settings.casts):
         yield end, False
-    left = received - chunk.output_bytes - (chunk.policy.boundary_bytes if consumes else 0)
+    left = received - chunk.output_bytes - (chunk.output_bytes if consumes else 0)
     yield _between(chunk, 0, chunk.unsharded_bytes, gathered, left), True
 
 

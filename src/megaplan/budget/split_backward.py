@@ -39,6 +39,7 @@ class SplitBackwardChunk(Chunk):
         stored: SlotStorage,
         units: Sequence[Unit],
         policy: ChunkPolicy,
+        values: tuple[int, int] = (1, 1),
         *,
         sends_locally: bool,
         receives_locally: bool = False,
@@ -49,19 +50,23 @@ class SplitBackwardChunk(Chunk):
             stored: The same as for `Chunk`, like the next two.
             units: The blocks of its names; layers with their halves.
             policy: Settings of the host.
+            values: See `Chunk`.
             sends_locally: True if the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
             receives_locally: True if the stage before is on the same rank, so that its input is in no receive buffer.
         """
-        super().__init__(stored, units, policy)
+        super().__init__(stored, units, policy, values)
         self._halves = [unit.split for unit in self.units]
         sizes = [0 if half is None else half.halves.pending_bytes for half in self._halves]
-        last = self._halves[-1]
+        self._last = len(units) - 1 - self.packs
+        last = self._halves[self._last]
         self._received = last.halves.arrived_bytes if last is not None and self.output_bytes else 0
         self._in_receive_buffer = 0 if sends_locally else self._received
         self._waiting_below = [0, *accumulate(sizes)]
         everything = self._waiting_below[-1]
         self.late_bytes = sum([half.late_bytes for half in self._halves if half is not None])
-        self.waiting_bytes = everything - self._in_receive_buffer
+        # a view keeps the whole tensor that a neighbour on the rank has sent
+        self._beside = self.output_bytes - self._received if self.packs and sends_locally and self._received else 0
+        self.waiting_bytes = everything - self._in_receive_buffer + self._beside
         halves = [half.halves for half in self._halves if half is not None]
         kept = [half.inputs.part.tensors[name][0] for half in halves for name in half.pending.tensors]
         self.waiting_slack_bytes = slack_bytes(kept)
@@ -69,7 +74,7 @@ class SplitBackwardChunk(Chunk):
         first = self.units[0]
         self._owning = weigh_halves(first.block) if receives_locally and first.split is not None else None
         if self._owning is not None and INPUT_NAME in self._owning.pending.storages:
-            self.kept_input_bytes = policy.boundary_bytes
+            self.kept_input_bytes = self.input_bytes
 
     def input_peak(self, state: ChunkState, *, weight_grads: bool) -> Peak:
         """The largest point of I; tensors that wait for W in the units above the running one are among its activations."""
@@ -97,7 +102,8 @@ class SplitBackwardChunk(Chunk):
                 made = sum([gradients_of[name] for name in point.params])
                 kept = made * half.late_bytes // half.halves.late_bytes
                 gradients = there if weight_grads else there + done + (0 if self.units[index].block.in_place else kept)
-                received = self._in_receive_buffer if index == last and OUTPUT in point.gradients else 0
+                views = index == self._last and OUTPUT in point.gradients
+                received = self._in_receive_buffer - self._beside if views else 0
                 total = before + size - received + gradients
                 if total > best.total:
                     where = f"W of {self.names[index]}"
@@ -128,7 +134,7 @@ class SplitBackwardChunk(Chunk):
     def waiting_cells(self, count: int) -> dict[Column, int]:
         """Bytes that `count` microbatches keep between I and W."""
         cells = {column: size * count for column, size in self._waiting(0, len(self.units)).items()}
-        cells[ACTIVATIONS] -= self._in_receive_buffer * count
+        cells[ACTIVATIONS] -= (self._in_receive_buffer - self._beside) * count
         return cells
 
     def _waiting(self, start: int, stop: int) -> dict[Column, int]:

@@ -109,7 +109,7 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
     chunk = chunks[running]
     cells = chunk.action_cells(kind, peak, in_flight[running] - (kind not in (REDUCE, WEIGHT)))
     cells[ACTIVATIONS] += chunk.output_bytes if kind in (BACKWARD, INPUT) else 0
-    cells[ACTIVATIONS] += held.at(kind, states[running]) + passed_gradients * chunk.policy.boundary_bytes
+    cells[ACTIVATIONS] += held.at(kind, states[running]) + passed_gradients * chunks[0].output_bytes
     cells[ACTIVATIONS] += kept_inputs * chunks[-1].kept_input_bytes
     if partner >= 0 and peak.partner is not None:
         for column, size in chunks[partner].action_cells(BACKWARD, peak.partner, in_flight[partner] - 1).items():
@@ -230,7 +230,7 @@ def _others(chunks: Sequence[Chunk], point: RankState) -> int:
         if kind is not FORWARD:
             total += chunk.output_bytes
     if len(chunks) > 1:
-        total += passed_gradients * chunk.policy.boundary_bytes + kept_inputs * chunks[-1].kept_input_bytes
+        total += passed_gradients * chunks[0].output_bytes + kept_inputs * chunks[-1].kept_input_bytes
         for index, other in enumerate(chunks):
             if index == partner:  # its microbatch that runs is in the pair
                 total += (in_flight[index] - 1) * other.saved_bytes + waiting[index] * other.waiting_bytes + other.output_bytes

@@ -173,7 +173,7 @@ def torchtitan_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budge
     for pp_rank, slots in enumerate(layout.by_rank()):
         parts = [evaluation.parts(slot) for slot in slots]
         chunks = [part.chunk for part in parts]
-        peak = step_peak(chunks, counts.points[pp_rank], held_by_schedule(evaluation, slots, chunks))
+        peak = step_peak(chunks, counts.points[pp_rank], held_by_schedule(evaluation, chunks))
         receives = sum(map(sum, counts.receives[pp_rank])) if counts.receives else 0
         ranks += _ranks(evaluation, pp_rank, slots, peak, receives, device.usable_bytes)
     stages = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE
+from megaplan.blocks.ops import CHOICE, EARLIER, GIVEN_CHOICE
 from megaplan.budget.values import ACTIVATIONS
 from megaplan.columns import Column
 from megaplan.hosts.megarun.halves import HalvedBytes
@@ -56,6 +56,7 @@ class Unit(NamedTuple):
         split: The two halves of a layer with a split backward.
         choice_bytes: The choice of keys that a layer passes on: the stage holds it until a later layer keeps it.
         takes_choice: True if it is that layer.
+        earlier_bytes: Gradients that it makes of values of earlier blocks, in addition to that of its input.
         segments: Segments of the tape (`megaplan.budget.tape`), by action and settings.
     """
 
@@ -81,6 +82,7 @@ class Unit(NamedTuple):
     split: SplitUnit | None
     choice_bytes: int
     takes_choice: bool
+    earlier_bytes: int
     segments: dict[Hashable, Any]
 
 
@@ -123,6 +125,7 @@ def make_unit(
             None,
             tensors[CHOICE][0] if CHOICE in tensors else 0,
             GIVEN_CHOICE in tensors and tensors[GIVEN_CHOICE][0] > 0,
+            tensors[EARLIER][0] if EARLIER in tensors else 0,
             {},
         ),
     )

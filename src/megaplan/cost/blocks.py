@@ -15,6 +15,7 @@ from megakernels.ops.rms_norm.facts import FINAL_NORM
 from megaplan.blocks.costs import linear_work, norm_work, residual_work
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
+from megaplan.families.attention_residuals import depth_works
 from megaplan.families.layer_embeddings import side_works
 from megaplan.families.registry import FAMILIES
 from megaplan.families.residual import norm_works, path_in, work_of
@@ -210,7 +211,7 @@ def layer_works(load: Workload, model: Model, block: Block) -> Works:
     """
     family = FAMILIES[block.family]
     ops = family.work(load, family.section_of(model), model.hidden_size, block.variant)
-    return adapted_works(load, work_of(path_in(model.residual_path, block.tensors), load, ops, model.hidden_size), block)
+    return adapted_works(load, work_of(path_in(model.residual_path, block), load, ops, model.hidden_size), block)
 
 
 def end_works(load: Workload, spec: Spec) -> EndWorks:
@@ -238,6 +239,8 @@ def end_works(load: Workload, spec: Spec) -> EndWorks:
         last = (product, active, *norm_works(model.norm, load, hidden, "head layer norm"), *last)
     if model.streams is not None:
         last = (*stream_works(model.streams, hidden, load.itemsize, last=True), *last)
+    if model.attention_residuals is not None:
+        last = (*depth_works(model.attention_residuals.reads(model.num_layers), hidden, load.itemsize), *last)
     if spec.lora is not None:
         first, sides, last = tuple(map(unreached_work, first)), tuple(map(unreached_work, sides)), tuple(map(frozen_work, last))
     return EndWorks(

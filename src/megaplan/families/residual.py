@@ -21,10 +21,11 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families.attention_residuals import DepthReads, attending, depth_shapes, depth_tensors, depth_works
 from megaplan.families.layer_embeddings import ADDED, PREFIX, layer_ops, layer_shapes, layer_tensors, layer_works
 from megaplan.families.streams import Streams, block_tensors, connected, stream_shapes, stream_works
 from megaplan.inventory.makers import norm, replicated
-from megaplan.inventory.tensors import Group, Init, ParamTensor
+from megaplan.inventory.tensors import Block, Group, Init, ParamTensor
 
 NormKind = Literal["rmsnorm", "layernorm", "layernorm_no_bias"]
 StreamNorm = Literal["rmsnorm", "rmsnorm_no_scale", "layernorm", "layernorm_no_bias"]
@@ -67,6 +68,7 @@ class ResidualPath(NamedTuple):
         gate_rank: Width inside the gate of the norm before the block; None for no gate.
         embedding_dim: Width of an embedding of the layer, which is added behind the block's own result; None for none.
         scales_stream: Each channel of the stream has a learned factor before the block adds to it.
+        depth: What the block reads under attention residuals; None with a residual stream.
     """
 
     norm: StreamNorm = "rmsnorm"
@@ -79,6 +81,7 @@ class ResidualPath(NamedTuple):
     gate_rank: int | None = None
     embedding_dim: int | None = None
     scales_stream: bool = False
+    depth: DepthReads | None = None
 
 
 PLAIN = ResidualPath()
@@ -106,7 +109,8 @@ def tensors_of(path: ResidualPath, tensors: tuple[ParamTensor, ...], hidden_size
     gate = () if path.gate_rank is None else _gate_tensors(path.gate_rank, hidden_size)
     factors = (norm(SCALE, hidden_size),) if path.scales_stream else ()
     embedding = () if path.embedding_dim is None else layer_tensors(path.embedding_dim, hidden_size)
-    return (*before, *gate, *tensors[1:], *after, *factors, *embedding, *connections)
+    depth = () if path.depth is None else depth_tensors(hidden_size)
+    return (*before, *gate, *tensors[1:], *after, *factors, *embedding, *connections, *depth)
 
 
 def _gate_tensors(rank: int, hidden_size: int) -> tuple[ParamTensor, ...]:
@@ -116,8 +120,10 @@ def _gate_tensors(rank: int, hidden_size: int) -> tuple[ParamTensor, ...]:
     )
 
 
-def path_in(path: ResidualPath, tensors: tuple[ParamTensor, ...]) -> ResidualPath:
+def path_in(path: ResidualPath, block: Block) -> ResidualPath:
     """Residual path of one block of a model, from its tensors: without a norm before it, it shares its input or has a norm after it."""
+    tensors = block.tensors
+    path = path if block.reads is None else path._replace(depth=block.reads)
     width = [tensor.shape[0] for tensor in tensors if tensor.name == f"{PREFIX}.gate.weight"]
     path = path._replace(embedding_dim=width[0]) if width else path
     if path.norm == "rmsnorm_no_scale":  # all blocks have norms at the model's places
@@ -145,7 +151,7 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
             stream, made = op.reads
             ops += [norm_op(POST_NORM, path.norm, made, "post_normed", prefix="post_"), op._replace(reads=(stream, "post_normed"))]
         else:
-            ops.append(_reading_stream(op) if path.placement in UNNORMED else op)
+            ops.append(op.renamed({NORMED: INPUT}) if path.placement in UNNORMED else op)
     ops = [*_with_factors(path, ops)]
     if path.embedding_dim is not None:
         added = tuple([ADDED if name == OUTPUT else name for name in ops[-1].makes])
@@ -157,6 +163,8 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
         held |= {NORMED}
     after = program.after if path.placement in ("pre", "none") else program.after | {POST_NORM}
     plain = BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
+    if path.depth is not None:
+        return attending(plain, path.depth)
     return plain if path.streams is None else connected(plain)
 
 
@@ -167,20 +175,7 @@ CAST_IN, CAST_OUT, CAST_INPUT, CAST_OUTPUT = "cast in", "cast out", "cast_input"
 @cache
 def cast_program(program: BlockProgram) -> BlockProgram:
     """A program between two casts of the residual stream; neither keeps anything."""
-
-    def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple({INPUT: CAST_INPUT, OUTPUT: CAST_OUTPUT}.get(name, name) for name in names)
-
-    ops = [
-        op._replace(
-            reads=renamed(op.reads),
-            makes=renamed(op.makes),
-            keeps=renamed(op.keeps),
-            grads=None if op.grads is None else renamed(op.grads),
-            holds=renamed(op.holds),
-        )
-        for op in program.ops
-    ]
+    ops = [op.renamed({INPUT: CAST_INPUT, OUTPUT: CAST_OUTPUT}) for op in program.ops]
     casts = Op(CAST_IN, (INPUT,), (CAST_INPUT,)), Op(CAST_OUT, (CAST_OUTPUT,), (OUTPUT,))
     return replace(program, ops=(casts[0], *ops, casts[1]))
 
@@ -242,6 +237,7 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
         return shapes
     own = dims.residual[:2]
     shapes = shapes if path.streams is None else shapes | stream_shapes(path.streams, dims)
+    shapes = shapes if path.depth is None else shapes | depth_shapes(path.depth, dims)
     found = shapes | storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "post_mean", "post_rstd"), own))
     ones = dict.fromkeys(("ones", "post_ones"), (dims.hidden,))
     found |= storages(dims.dtype, Column.ACTIVATIONS, {"post_normed": dims.residual, "scaled_output": (0,), **ones})
@@ -261,6 +257,8 @@ def work_of(path: ResidualPath, load: Workload, ops: Works, hidden_size: int) ->
         statistic = Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
         ops = (ops[0]._replace(work=ops[0].work + statistic), *ops[1:])
     connections = () if path.streams is None else stream_works(path.streams, hidden_size, load.itemsize)
+    if path.depth is not None:
+        connections = depth_works(path.depth, hidden_size, load.itemsize)
     return (*ops, *more, *connections, *_narrow_works(path, load, hidden_size))
 
 
@@ -306,17 +304,3 @@ def _before(path: ResidualPath, op: Op) -> tuple[Op, ...]:
     if path.shares_input:
         return (reshape("shared norm", SHARED, NORMED),)
     return (norm_op("norm", path.norm, INPUT, NORMED),) if path.norm != "rmsnorm" else (op,)
-
-
-def _reading_stream(op: Op) -> Op:
-    """An operation that reads the stream itself instead of its norm."""
-
-    def names(old: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(INPUT if name == NORMED else name for name in old)
-
-    return op._replace(
-        reads=names(op.reads),
-        keeps=names(op.keeps),
-        grads=None if op.grads is None else names(op.grads),
-        holds=names(op.holds),
-    )

@@ -92,18 +92,13 @@ def connected(program: BlockProgram) -> BlockProgram:
 
     Its addition becomes the sum over streams.
     """
-
-    def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(COLLAPSED if name == INPUT else name for name in names)
-
     found = [*collapse_ops()]
     for op in program.ops:
         if op.name == "residual":
             reads = INPUT, *(name for name in op.reads if name != INPUT), WEIGHED
             found.append(Op(EXPAND, reads, (OUTPUT, EXPAND_SUMS), keeps=reads, fetches=(EXPAND_SUMS,)))
             continue
-        grads = None if op.grads is None else renamed(op.grads)
-        found.append(op._replace(reads=renamed(op.reads), keeps=renamed(op.keeps), grads=grads, holds=renamed(op.holds)))
+        found.append(op.renamed({INPUT: COLLAPSED}))
     return replace(program, ops=tuple(found), held=program.held | {COLLAPSED}, after=program.after | {EXPAND})
 
 

@@ -76,7 +76,7 @@ def adapted_block(lora: Chooses, block: Block, *, layer: bool) -> Block:
         name = adaptable(tensor)
         if name in chosen:
             tensors += adapter_tensors(tensor, f"{name}.", lora.rank)
-    return make_block(block.family, tuple(tensors), block.variant)
+    return make_block(block.family, tuple(tensors), block.variant, block.reads)
 
 
 def adapter_tensors(weight: ParamTensor, prefix: str, rank: int) -> tuple[ParamTensor, ParamTensor]:

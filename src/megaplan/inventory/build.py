@@ -59,7 +59,7 @@ def inventory_of(model: Model, *, vocab_parallel: bool, split_towers: bool = Fal
         block = made.get(make)
         if block is None:
             tensors = tensors_of(make[2], family.tensors(section, model.hidden_size, make[1]), model.hidden_size)
-            block = made[make] = make_block(letter, tensors, make[1])
+            block = made[make] = make_block(letter, tensors, make[1], make[2].depth)
         layers.append(block)
     outside = _outside_blocks(model, vocab_parallel=vocab_parallel, split_towers=split_towers)
     if model.zero_centered_norm:
@@ -91,7 +91,7 @@ def _centered(block: Block) -> Block:
         of_final = block.family == Outside.FINAL_NORM
         name = tensor.name.rpartition(".")[0].rpartition(".")[2]
         tensors.append(tensor._replace(init=Init.ZEROS) if tensor.init == Init.ONES and (of_final or name in CENTERED) else tensor)
-    return make_block(block.family, tuple(tensors), block.variant)
+    return make_block(block.family, tuple(tensors), block.variant, block.reads)
 
 
 def _outside_blocks(model: Model, *, vocab_parallel: bool, split_towers: bool) -> tuple[tuple[str, Block], ...]:
@@ -108,7 +108,7 @@ def _outside_blocks(model: Model, *, vocab_parallel: bool, split_towers: bool) -
         heads = (model.attention or _missing("attention")).num_heads
         blocks.append(("relation_bias", relation_bias_block(features.relation_bias, heads)))
     layer = () if model.head_layer is None else head_layer_tensors(model.head_layer, hidden, model.norm, vocab)
-    blocks.append(("final_norm", final_norm_block(hidden, model.norm, model.streams, layer)))
+    blocks.append(("final_norm", final_norm_block(model, layer)))
     if not model.tie_embeddings:
         blocks.append(("head", vocabulary_block(Outside.HEAD, vocab, hidden, vocab_parallel=vocab_parallel, bias=model.head_bias)))
     if features.mtp is not None:

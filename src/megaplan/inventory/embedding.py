@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from megaplan.families.attention_residuals import depth_tensors
 from megaplan.families.residual import StreamNorm, norm_tensors
-from megaplan.families.streams import Streams, last_tensors
+from megaplan.families.streams import last_tensors
 from megaplan.inventory.makers import replicated
 from megaplan.inventory.tensors import Block, Group, Init, Outside, Owner, ParamTensor, make_block
-from megaplan.spec.models import HeadLayer
+from megaplan.spec.models import HeadLayer, Model
 
 
 def vocabulary_block(
@@ -33,7 +34,9 @@ def head_layer_tensors(layer: HeadLayer, hidden_size: int, kind: StreamNorm, log
     return product, *given, *norm_tensors(kind, hidden_size, prefix="layer_norm.")
 
 
-def final_norm_block(hidden_size: int, kind: StreamNorm, streams: Streams | None = None, layer: tuple[ParamTensor, ...] = ()) -> Block:
-    """The norm before the head, the sum of streams that it reads, and the layer behind it."""
-    collapse = () if streams is None else last_tensors(streams, hidden_size)
-    return make_block(Outside.FINAL_NORM, (*collapse, *norm_tensors(kind, hidden_size, prefix=""), *layer))
+def final_norm_block(model: Model, layer: tuple[ParamTensor, ...] = ()) -> Block:
+    """The norm before the head, the sum of streams or of earlier values that it reads, and the layer behind it."""
+    hidden = model.hidden_size
+    read = () if model.streams is None else last_tensors(model.streams, hidden)
+    read = read if model.attention_residuals is None else depth_tensors(hidden)
+    return make_block(Outside.FINAL_NORM, (*read, *norm_tensors(model.norm, hidden, prefix=""), *layer))

@@ -146,6 +146,7 @@ class Block(NamedTuple):
         sizes: Unsharded elements of each tensor.
         elements: Elements of the whole block.
         trained: Name and unsharded elements of each tensor with a gradient.
+        reads: The values that a layer reads under attention residuals (`DepthReads`); else None.
     """
 
     family: str
@@ -154,13 +155,14 @@ class Block(NamedTuple):
     sizes: tuple[int, ...]
     elements: int
     trained: tuple[tuple[str, int], ...]
+    reads: Any = None
 
 
-def make_block(family: str, tensors: tuple[ParamTensor, ...], variant: Any = None) -> Block:
+def make_block(family: str, tensors: tuple[ParamTensor, ...], variant: Any = None, reads: Any = None) -> Block:
     """A block of these tensors."""
     sizes = tuple([prod(tensor.shape) for tensor in tensors])
     trained = tuple([(tensor.name, size) for tensor, size in zip(tensors, sizes, strict=True) if tensor.group is not Group.FROZEN])
-    return new(Block, (family, tensors, variant, sizes, sum(sizes), trained))
+    return new(Block, (family, tensors, variant, sizes, sum(sizes), trained, reads))
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
+from megaplan.families.attention_residuals import AttentionResiduals
 from megaplan.families.dense.section import Mlp
 from megaplan.families.layer_embeddings import LayerEmbeddings
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention, LightningAttention, MatrixLstm
@@ -183,6 +184,7 @@ class Model(OptionsSection):
         norm_gate: Gates of the norms before blocks; null for none.
         stream_scale: A learned factor of each channel of the stream before a block adds to it.
         streams: Hyper-connections, several streams of the residual path; null for one stream, to which blocks add.
+        attention_residuals: Blocks read weighted sums of earlier results, in place of the residual stream; null for the stream.
         norm_eps: Epsilon of every norm.
         zero_centered_norm: RMSNorms of the residual stream and of query and key heads scale by 1 + weight, and weights start at 0.
         embedding_multiplier: Factor of the token embedding at the start of the stack; a tied head does not have it.
@@ -203,6 +205,7 @@ class Model(OptionsSection):
         {"head_bias", "learned_positions", "norm", "norm_placement", "parallel_layers", "post_norm_layers"}
         | {"zero_centered_norm", "embedding_multiplier", "logits_multiplier", "logits_cap", "towers"}
         | {"added_norm_layers", "streams", "norm_gate", "stream_scale", "embedding_norm", "head_layer", "unnormed_layers"}
+        | {"attention_residuals"}
     )
 
     pattern: Text
@@ -223,6 +226,7 @@ class Model(OptionsSection):
     norm_gate: NormGate | None = None
     stream_scale: StrictBool = False
     streams: Streams | None = None
+    attention_residuals: AttentionResiduals | None = None
     norm_eps: PositiveFloat = 1e-5
     zero_centered_norm: StrictBool = False
     embedding_multiplier: PositiveFloat = 1.0
@@ -253,14 +257,20 @@ class Model(OptionsSection):
         """Streams of the residual path."""
         return 1 if self.streams is None else self.streams.count
 
+    def tensors_before(self, layer: int) -> int:
+        """Tensors of a block's output that a stage which begins with a layer receives: with attention residuals all that it reads."""
+        return 1 if self.attention_residuals is None else self.attention_residuals.reads(layer).earlier + 1
+
     @property
     def boundary_width(self) -> int:
-        """Values of a token that a block passes on to the next, and a stage to the next stage."""
-        return self.hidden_size * self.num_streams
+        """Numbers of a token that a stage passes on to the next, at most."""
+        return self.hidden_size * self.num_streams * self.tensors_before(self.num_layers)
 
     def path_of(self, layer: int) -> ResidualPath:
         """Residual path of one layer; `layer` is its global index."""
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)
+        if self.attention_residuals is not None:
+            path = path._replace(depth=self.attention_residuals.reads(layer))
         if self.norm_gate is not None and layer in self.norm_gate.layers:
             path = path._replace(gate_rank=self.norm_gate.rank)
         embedding = self.features.layer_embeddings
@@ -275,6 +285,8 @@ class Model(OptionsSection):
     @property
     def own_paths(self) -> frozenset[int]:
         """Layers whose residual path may be another than the model's."""
+        if self.attention_residuals is not None:
+            return frozenset(range(self.num_layers))
         gated = () if self.norm_gate is None else self.norm_gate.layers
         embedded = () if self.features.layer_embeddings is None else self.features.layer_embeddings.layers
         return frozenset((*embedded, *self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers, *self.unnormed_layers, *gated))

@@ -66,6 +66,7 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
     yield from _norms(checked)
     yield from _norm_gates(checked)
     yield from _streams(checked)
+    yield from _attention_residuals(checked)
     yield from _multipliers(checked)
     yield from _features(checked)
     yield from _towers(checked)
@@ -174,6 +175,23 @@ def _streams(checked: Checked) -> Iterator[Diagnostic]:
     for name in (name for name, is_given in given.items() if is_given):
         detail = f"model.streams.count = {model.streams.count}, and model.{name} is given, which has one stream"
         yield checked.error("MP715", detail, "model.streams", f"remove model.{name}, or model.streams")
+
+
+def _attention_residuals(checked: Checked) -> Iterator[Diagnostic]:
+    """Checks that no other part reads or makes the residual stream that a model with attention residuals does not have."""
+    model, key = checked.spec.model, "model.attention_residuals"
+    if model.attention_residuals is None:
+        return
+    given = {
+        "streams": model.streams is not None,
+        "features.mtp": model.features.mtp is not None,
+        "features.layer_embeddings": model.features.layer_embeddings is not None,
+        "parallel_layers": bool(model.parallel_layers),
+        "stream_scale": model.stream_scale,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        detail = f"attention_residuals is given, and model.{name}, which belongs to a residual stream"
+        yield checked.error("MP715", detail, key, f"remove model.{name}, or model.attention_residuals")
 
 
 def _head_biases(checked: Checked) -> Iterator[Diagnostic]:

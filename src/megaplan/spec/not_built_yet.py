@@ -165,6 +165,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.norm_placement",
         "model.parallel_layers",
         "model.streams",
+        "model.attention_residuals",
         "model.post_norm_layers",
         "model.added_norm_layers",
         "model.attention.gate_bias",

@@ -16,6 +16,7 @@ from megaplan.families.residual import CENTERED, ResidualPath, StreamNorm
 from megaplan.inventory.towers import STATED
 from megaplan.spec.models import Precision
 from megarun.dtypes import TORCH_DTYPES
+from megarun.model.attention_residuals import DepthAttention
 from megarun.model.streams import StreamConnections
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
@@ -100,6 +101,8 @@ class Block(nn.Module):
         norm: Norm of the block's input; the identity if the only norm is `post_norm`.
         post_norm: Norm of the block's output before it is added; None for none.
         streams: Connections with several residual streams; None for one stream.
+        depth: What reads earlier results in place of the residual stream; None with a stream.
+        starts_sum: True if the result is added to nothing.
         multiplier: Factor of what it adds.
         letter: Letter of its family in the pattern; empty in a prediction depth.
         sends_choice: True if it returns the keys that it chose too, for later layers.
@@ -109,11 +112,14 @@ class Block(nn.Module):
     norm: nn.Module
     post_norm: nn.Module | None
     streams: StreamConnections | None
+    depth: DepthAttention | None
     sends_choice = takes_choice = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.post_norm, self.streams, self.multiplier, self.letter = None, None, 1.0, ""
+        self.post_norm, self.streams, self.depth, self.multiplier, self.letter = None, None, None, 1.0, ""
+        self.starts_sum = False
+        self._sum: Tensor | None = None
         self._normed: Tensor | None = None
 
     def place_norms(self, path: ResidualPath, width: int, eps: float) -> None:
@@ -127,10 +133,16 @@ class Block(nn.Module):
         if path.streams is not None:
             self.streams = StreamConnections(path.streams, width, eps)
             self.forward = partial(self._on_streams, self.forward, self.streams)
+        if path.depth is not None:
+            self.depth, self.starts_sum = DepthAttention(width, eps), path.depth.starts
+            self.forward = partial(self._on_depth, self.forward, self.depth)
 
     def add(self, x: Tensor, made: Tensor) -> Tensor:
-        """Add the block's output to the residual stream, [B, t, h] each, or to the several streams of which it has read x."""
+        """Add the block's output to the residual stream, [B, t, h] each, or to the streams or the sum of which it has read x."""
         made = made if self.post_norm is None else self.post_norm(made)
+        if self.starts_sum:
+            return made if self.multiplier == 1 else made * self.multiplier
+        x = x if self._sum is None else self._sum
         return torch.add(x, made, alpha=self.multiplier) if self.streams is None else self.streams.expand(made, self.multiplier)
 
     def share_norm(self, *, reads: bool, passes_on: bool) -> None:
@@ -150,6 +162,13 @@ class Block(nn.Module):
 
     def _on_streams(self, inner: Callable[..., Any], streams: StreamConnections, x: Tensor, *rest: Any) -> Any:
         return inner(streams(x), *rest)
+
+    def _on_depth(self, inner: Callable[..., Any], depth: DepthAttention, values: tuple[Tensor, ...], *rest: Any) -> Any:
+        self._sum = values[0]
+        try:
+            return inner(depth(values), *rest)
+        finally:  # a recomputed forward may stop before its addition
+            self._sum = None
 
     def _with_casts(self, inner: Callable[..., Any], own: torch.dtype, stream: torch.dtype, x: Tensor, *rest: Any) -> Any:
         if self.sends_choice:

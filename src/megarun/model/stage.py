@@ -15,6 +15,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Slot
 from megaplan.spec import models as spec
+from megarun.model.attention_residuals import DepthAttention, pack_values, unpack_values
 from megarun.model.blocks import build_block, build_depth, build_relation_bias, build_sides
 from megarun.model.cap import capped
 from megarun.model.indexer import index_loss_factor
@@ -33,11 +34,13 @@ from megarun.parallel.groups.tensor_vocabulary import SlicedEmbedding, summed_cr
 
 
 def final_norm(model: spec.Model) -> nn.Module:
-    """The norm before the head, which is linear and has its factor; with several streams also what reads them."""
+    """The norm before the head, which is linear and has its factor; with several streams, or earlier values, also what reads them."""
     norm = stream_norm(model.norm, model.hidden_size, model.norm_eps)
     norm.factor = model.logits_multiplier
     if model.streams is not None:
         norm.streams = StreamConnections(model.streams, model.hidden_size, model.norm_eps, last=True)
+    if model.attention_residuals is not None:
+        norm.depth = DepthAttention(model.hidden_size, model.norm_eps)
     return norm
 
 
@@ -45,11 +48,12 @@ class Stage(nn.Module):
     """The modules of one slot, named as the inventory names them: `embedding`, `layers.{global index}`, `final_norm`, `head`.
 
     The first stage takes token ids [B, t] and the others the residual stream [B, t, h]; the last returns logits [B, t, V] and the others
-    the residual stream; t is the number of local tokens. Hyper-connections have n streams side by side, [B, t, n · h]. With
-    `vocab_parallel` ids are of all tokens, [B, T], and logits are [B, T, V / tp], of all tokens for the local vocabulary. A tied head reads
-    `embedding`; on the last of several stages that is a second copy, as for the depths of multi-token prediction, `mtp.{depth}`, whose loss
-    the last stage returns with the logits. With `host.kernels: triton` head and loss are one operation, and with labels the last stage
-    returns its summed loss, including multi-token prediction, for logits.
+    the residual stream; t is the number of local tokens. Hyper-connections have n streams side by side, [B, t, n · h]. Attention residuals
+    have all values that later layers read one after another, [n · B, t, h]. With `vocab_parallel` ids are of all tokens, [B, T], and logits
+    are [B, T, V / tp], of all tokens for the local vocabulary. A tied head reads `embedding`; on the last of several stages that is a
+    second copy, as for the depths of multi-token prediction, `mtp.{depth}`, whose loss the last stage returns with the logits. With
+    `host.kernels: triton` head and loss are one operation, and with labels the last stage returns its summed loss, including multi-token
+    prediction, for logits.
     """
 
     rope_cos: Tensor
@@ -90,7 +94,8 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict({str(i): build_block(config, families[i].family, i, tp, ep, cp, factors, index) for i in layers})
         if self.predicts:
             self.final_norm = final_norm(model)
-        self.num_streams = model.num_streams
+        self.num_streams, self.reads_depth = model.num_streams, model.attention_residuals is not None
+        self.span, self.num_received = (slot.start, slot.stop), model.tensors_before(slot.start)
         if "head" in slot.blocks:
             self.head = linear(model.hidden_size, num_words)
         mtp = model.features.mtp if self.predicts else None
@@ -203,13 +208,20 @@ class Stage(nn.Module):
             shared = rotary._replace(relations=relations)
         # in this frame: a caller's name for the stream would hold what the first block need not keep
         choice: Tensor | None = None
+        earlier: tuple[Tensor, ...] = ()
+        if self.reads_depth and not self.embeds:
+            x, earlier = unpack_values(x, self.num_received)
         for block in self.layers.values():  # only layers that read a choice of keys get it: recompute keeps every argument
             takes = shared is not None and block.takes_choice
-            x = block(x, shared._replace(choice=choice) if shared is not None and takes else shared, starts)
+            given, value = shared._replace(choice=choice) if shared is not None and takes else shared, (x,) if block.starts_sum else ()
+            x = block((x, *earlier) if self.reads_depth else x, given, starts)
             if block.sends_choice:
                 x, choice = x
+            earlier = (*earlier, *value)
         if not self.predicts:
-            return x
+            return pack_values(x, earlier) if self.reads_depth else x
+        if self.reads_depth:
+            x = self.final_norm.get_submodule("depth")((x, *earlier))
         return self.predict(x, labels, following, (following_before, following_structure, following_platform), rotary, starts)
 
     def predict(

@@ -12,20 +12,21 @@ from __future__ import annotations
 from functools import cache
 
 from megakernels.ops.linear_cross_entropy.facts import slice_columns
-from megaplan.blocks.ops import OUTPUT, Dims, Op, Projection, add, linear, partial_gradient, project
+from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, Projection, add, linear, partial_gradient, project
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families import layer_embeddings
+from megaplan.families.attention_residuals import DepthReads, attend_op, depth_shapes, pack_op, unpack_op
 from megaplan.families.layer_embeddings import LayerEmbeddings
 from megaplan.families.registry import families_of
 from megaplan.families.residual import StreamNorm, norm_op
-from megaplan.families.streams import COLLAPSED, Streams, collapse_ops, stream_shapes
+from megaplan.families.streams import COLLAPSED, collapse_ops, stream_shapes
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.hosts.megarun.towers import FP64_BYTES, tower_input_bytes
 from megaplan.inventory.tensors import Outside
-from megaplan.spec.models import Features, HeadLayer, LatentAttention, Ngram, Spec
+from megaplan.spec.models import Features, HeadLayer, LatentAttention, Model, Ngram, Spec
 from megaplan.spec.pattern import depth_families
 from megaplan.spec.step_graphs import NUMBERS, replays_graphs, replays_update
 
@@ -261,27 +262,29 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool, repeated: bo
     return replay((*ops, Op("repeat", (end,), (OUTPUT,))) if repeated else ops)
 
 
-def final_norm_part(
-    dims: Dims, kind: StreamNorm, *, scaled: bool = False, layer: HeadLayer | None = None, streams: Streams | None = None
-) -> BlockReplay:
+def final_norm_part(dims: Dims, model: Model) -> BlockReplay:
     """The norm before the head, a layer between both, and the factor of logits if they have one, because the head is linear."""
+    residuals = model.attention_residuals
+    reads = None if residuals is None else residuals.reads(model.num_layers)
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("out", "normed", "layer_in", "layer_made", "layer_active"), dims.residual)
     tensors = storages(dims.dtype, Column.ACTIVATIONS, shapes | dict.fromkeys(("ones", "layer_ones"), (dims.hidden,)))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("layer_mean", "layer_rstd"), dims.residual[:2]))
     tensors |= storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys(("mean", "rstd"), dims.residual[:2]))
     tensors = residual(tensors)
-    if streams is not None:
-        tensors |= stream_shapes(streams, dims, last=True)
-    return BlockReplay(_final_norm_replay(kind, scaled, streams is not None, layer), tensors)
+    tensors |= {} if model.streams is None else stream_shapes(model.streams, dims, last=True)
+    tensors |= {} if reads is None else depth_shapes(reads, dims)
+    scaled = model.logits_multiplier != 1
+    return BlockReplay(_final_norm_replay(model.norm, scaled, model.streams is not None, reads, model.head_layer), tensors)
 
 
 @cache
-def _final_norm_replay(kind: StreamNorm, scaled: bool, collapses: bool, layer: HeadLayer | None) -> Replay:
+def _final_norm_replay(kind: StreamNorm, scaled: bool, collapses: bool, reads: DepthReads | None, layer: HeadLayer | None) -> Replay:
     last = "normed" if scaled else OUTPUT
     made = last if layer is None else "layer_in"
-    normed = norm_op("norm", kind, COLLAPSED if collapses else "x", made, params=("weight", "bias"))
+    first = collapse_ops() if collapses else () if reads is None else (attend_op(reads),)
+    normed = norm_op("norm", kind, first[0].makes[0] if first else INPUT, made, params=("weight", "bias"))
     more = () if layer is None else _head_layer_ops(layer, kind, last)
-    return replay((*(collapse_ops() if collapses else ()), normed, *more, *((Op("scale", ("normed",), (OUTPUT,)),) if scaled else ())))
+    return replay((*first, normed, *more, *((Op("scale", ("normed",), (OUTPUT,)),) if scaled else ())))
 
 
 def _head_layer_ops(layer: HeadLayer, kind: StreamNorm, made: str) -> tuple[Op, ...]:
@@ -292,6 +295,19 @@ def _head_layer_ops(layer: HeadLayer, kind: StreamNorm, made: str) -> tuple[Op, 
         Op("layer activation", ("layer_made",), ("layer_active",), keeps=("layer_made",)),
         norm._replace(params=(*norm.params, "logits.bias")) if layer.logits_bias else norm,
     )
+
+
+def boundary_part(dims: Dims, values: int, *, packs: bool) -> BlockReplay:
+    """The end of a stage that sends several values, or with `packs` false the start of one that receives them."""
+    one, all_values = dims.residual, (values * dims.batch, *dims.residual[1:])
+    ends = (one, all_values) if packs else (all_values, one)
+    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict(zip((INPUT, OUTPUT), ends, strict=True)))
+    return BlockReplay(_boundary_replay(packs), tensors)
+
+
+@cache
+def _boundary_replay(packs: bool) -> Replay:
+    return replay((pack_op() if packs else unpack_op(),), counts_input=packs)
 
 
 def head_part(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from megaplan.blocks.ops import INPUT, SHARED, Op, again
+from megaplan.blocks.ops import EARLIER, INPUT, SHARED, Op, again
 
 REDUCE_SCATTER = "reduce_scatter"
 
@@ -53,7 +53,7 @@ class Graph(NamedTuple):
 
 def roots_of(ops: tuple[Op, ...]) -> dict[str, str]:
     """The storage of every name: for a view, the storage that it is a part of."""
-    roots = {INPUT: INPUT, SHARED: SHARED}
+    roots = {INPUT: INPUT, SHARED: SHARED, EARLIER: EARLIER}
     for op in ops:
         for name in op.makes:
             roots[name] = roots[op.reads[0]] if op.is_view else name

@@ -167,7 +167,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
             part = embedding_part(dims, vocab_parallel=vocab_parallel, positions=placed, scaled=scaled, normed=normed)
             part = part if images is None else merged_part(spec, images, dims, part)
         case Outside.FINAL_NORM:
-            part = final_norm_part(dims, model.norm, scaled=model.logits_multiplier != 1, layer=model.head_layer, streams=model.streams)
+            part = final_norm_part(dims, model)
         case Outside.NGRAM | Outside.STRUCTURE | Outside.PLATFORM | Outside.LAYER_EMBEDDINGS:
             part = side_part(dims, features, block.family)
         case Outside.RELATION_BIAS:
@@ -219,7 +219,7 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
             program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy, fused=fused, packed=packed)
         else:
             program, tensors = in_low_precision(program, tensors, recipe, parameters_by_name)
-    path = path_in(spec.model.residual_path, block.tensors)
+    path = path_in(spec.model.residual_path, block)
     fields = vars(FAMILIES[block.family].section_of(spec.model))  # pydantic's own lookup of a missing field costs more than the rest
     path = path._replace(passes_on=_passed_on(spec, dims, index, parameters), scaled=fields.get("output_multiplier", 1) != 1)
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)

@@ -163,6 +163,8 @@ def _adds_at_its_end(part: BlockReplay) -> bool:
     """
     ops, tensors = part.replay.program.graph.ops, part.tensors
     readers = [op for op in ops if INPUT in op.reads and op.flow is not Flow.ADD]
+    if not any(INPUT in op.reads for op in ops if op.flow is Flow.ADD):
+        return False
     if readers != [ops[0]] or ops[0].name == CAST_IN:
         return False
     first = ops[0]

@@ -95,7 +95,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, kept_gather_bytes: in
     if block.family is Outside.EMBEDDING:
         return embedding_part(dims, vocab_parallel=True)
     if block.family is Outside.FINAL_NORM:
-        return final_norm_part(dims, model.norm)
+        return final_norm_part(dims, model)
     index = int(name.removeprefix("layers."))
     if not isinstance(model.attention, (GroupedQueryAttention, LatentAttention)):
         raise ValueError(f"{name} is no transformer block that torchtitan's ledger has; check_rules reports this")

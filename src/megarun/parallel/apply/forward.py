@@ -23,7 +23,7 @@ from megarun.parallel.apply.gradients import parameter_groups
 from megarun.parallel.apply.pipeline import batch_loss
 from megarun.parallel.apply.whole import whole_state
 from megarun.parallel.groups.mesh import RankMesh
-from megarun.parallel.groups.shapes import residual_shape
+from megarun.parallel.groups.shapes import boundary_shape
 
 
 class ForwardRunner:
@@ -34,7 +34,7 @@ class ForwardRunner:
         self._num_microbatches, self._placement = spec.schedule.microbatches_per_update, placement(spec.schedule.kind)
         self._pp = spec.mesh.pp
         self._run = [stage for stage in stages if stage.index < spec.mesh.num_slots]  # of two copies of the model the first
-        self._shape, self._dtype = residual_shape(spec), TORCH_DTYPES[spec.precision.params]
+        self._spec, self._dtype = spec, TORCH_DTYPES[spec.precision.params]
 
     @torch.no_grad()
     def loss(self, batch: Batch) -> Tensor:
@@ -78,7 +78,7 @@ class ForwardRunner:
             part = batch.part(index, count)
             keywords = part.keyword_inputs()
             for stage in self._run:
-                x = part.tokens if stage.embeds else self._arrived(stage.index) if kept is None else kept
+                x = part.tokens if stage.embeds else self._arrived(stage) if kept is None else kept
                 kept, output = None, stage(x, **keywords)
                 if stage.predicts:
                     if part.labels is None:
@@ -95,9 +95,9 @@ class ForwardRunner:
     def _owner(self, slot: int) -> int:
         return slot_owner(self._placement, slot, self._pp)[0]
 
-    def _arrived(self, slot: int) -> Tensor:
-        x = torch.empty(self._shape, dtype=self._dtype, device=self._mesh.device)
-        dist.recv(x, group=self._group, group_src=self._owner(slot - 1))
+    def _arrived(self, stage: Stage) -> Tensor:
+        x = torch.empty(boundary_shape(self._spec, stage.span[0]), dtype=self._dtype, device=self._mesh.device)
+        dist.recv(x, group=self._group, group_src=self._owner(stage.index - 1))
         return x
 
     def _send(self, output: Tensor, owner: int) -> dist.Work:

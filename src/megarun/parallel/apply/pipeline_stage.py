@@ -19,7 +19,7 @@ from megarun.parallel.apply.mirrored import HALVES, stage_number
 from megarun.parallel.apply.weight_gradients import WeightGradients, split_linears
 from megarun.parallel.apply.whole import whole_state
 from megarun.parallel.groups.mesh import RankMesh
-from megarun.parallel.groups.shapes import logits_shape, residual_shape, token_shape
+from megarun.parallel.groups.shapes import boundary_shape, logits_shape, token_shape
 
 
 def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> FullBackwardStage:
@@ -33,7 +33,8 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> FullBackwardStag
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)  # the loss, or only the multi-token prediction loss
-    output = activation(logits_shape(spec) if stage.predicts else residual_shape(spec))
+    start, stop = stage.span
+    output = activation(logits_shape(spec) if stage.predicts else boundary_shape(spec, stop))
     if stage.predicts and stage.joins_loss:
         output_args: Any = loss
     else:
@@ -47,7 +48,7 @@ def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> FullBackwardStag
         stage_number(stage.index, spec.mesh.num_slots),
         copies * spec.mesh.num_slots + copies - 1,
         mesh.device,
-        input_args=tokens if stage.embeds else activation(residual_shape(spec)),
+        input_args=tokens if stage.embeds else activation(boundary_shape(spec, start)),
         output_args=output_args,
         group=mesh.axes["pp"].get_group(),
     )

@@ -7,8 +7,14 @@ from megaplan.spec.models import Spec
 
 
 def residual_shape(spec: Spec) -> tuple[int, int, int]:
-    """All residual streams of a rank's local tokens, [B, T / (cp · tp), n · h]: the output of a block or stage."""
+    """All residual streams of a rank's local tokens, [B, T / (cp · tp), n · h]: the output of a block."""
     return local_dims(spec).boundary
+
+
+def boundary_shape(spec: Spec, layer: int) -> tuple[int, int, int]:
+    """Input of a stage that begins with a layer: a block's output, or several, one after another along the rows."""
+    rows, tokens, width = residual_shape(spec)
+    return rows * spec.model.tensors_before(layer), tokens, width
 
 
 def token_shape(spec: Spec) -> tuple[int, int]:

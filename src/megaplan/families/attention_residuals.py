@@ -1,0 +1,121 @@
+"""Attention residuals: each block reads a weighted sum of the results of earlier blocks, in place of the residual stream.
+
+Layers are in groups. The results of a group's layers are summed, and that sum is one value; the embedding is the first value. A layer
+reads the values of all groups before its own and, if it is not the first of its group, the sum of its group so far. For each token the
+weights are a softmax over the values. With groups of one layer, a layer reads the result of every earlier layer.
+
+The value of an earlier group belongs to the block that made it, or to a receive buffer: a block keeps a reference. A stage sends all
+values that later layers read, one after another in one tensor. `megakernels.attend_depth` is the operation.
+
+Source: arXiv:2603.15031.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from megakernels.facts import Work
+from megakernels.ops.depth_attention.facts import scratch_bytes
+from megaplan.blocks.ops import EARLIER, INPUT, OUTPUT, BlockProgram, Dims, Op, cut
+from megaplan.blocks.storages import Shapes, storages
+from megaplan.blocks.work import OpWork, Works
+from megaplan.columns import Column
+from megaplan.inventory.makers import replicated
+from megaplan.inventory.tensors import Group, Init, ParamTensor
+from megaplan.scalars import PositiveInt, Section
+
+ATTEND, PACK, UNPACK = "attend depth", "pack values", "unpack values"
+ATTENDED, SCORES, RSTD, SUMS, GRADIENT_SUMS = "attended", "depth_scores", "depth_rstd", "depth_sums", "depth_gradient_sums"
+QUERY, SCALE = "depth.query", "depth.scale"
+
+
+class DepthReads(NamedTuple):
+    """The values that a layer, or the last norm, reads.
+
+    Attributes:
+        earlier: Values in addition to its input.
+        starts: True if it is the first layer of its group: its input is the value of the group before, and its result starts a sum.
+    """
+
+    earlier: int
+    starts: bool
+
+
+class AttentionResiduals(Section):
+    """Attention residuals, in place of a residual stream.
+
+    Attributes:
+        group_layers: Layers whose results are one value.
+    """
+
+    group_layers: PositiveInt
+
+    def reads(self, layer: int) -> DepthReads:
+        """The values that a layer reads by its global index; the number of layers stands for the last norm."""
+        group, place = divmod(layer, self.group_layers)
+        return DepthReads(group + (place > 0), place == 0)
+
+
+def depth_tensors(hidden_size: int) -> tuple[ParamTensor, ...]:
+    """Parameters of one reader: its query, and the scale of the norm of what it scores. Queries of zero weigh all values equally."""
+    return (
+        replicated(QUERY, (hidden_size,), Group.OTHER, Init.ZEROS),
+        replicated(SCALE, (hidden_size,), Group.OTHER, Init.ONES),
+    )
+
+
+def attend_op(reads: DepthReads) -> Op:
+    """The operation that makes what a block, or the last norm, reads. It keeps the input; the earlier values are others' storages."""
+    values = (INPUT, EARLIER) if reads.earlier else (INPUT,)
+    kept = INPUT, SCORES, RSTD
+    return Op(ATTEND, values, (ATTENDED, SCORES, RSTD, SUMS), keeps=kept, params=(QUERY, SCALE), fetches=(GRADIENT_SUMS,))
+
+
+def attending(program: BlockProgram, reads: DepthReads) -> BlockProgram:
+    """A block's operations on the sum that it reads, which its forward names to the end; it adds its result to its group's sum, if any."""
+    found, names = [attend_op(reads)], {INPUT: ATTENDED}
+    for op in program.ops:
+        if op.name != "residual":
+            found.append(op.renamed(names))
+        elif reads.starts:  # the result is the sum
+            made = {op.reads[1]: OUTPUT}
+            found = [each.renamed(made) for each in found]
+        else:
+            found.append(op)
+    return replace(program, ops=tuple(found), held=program.held | {ATTENDED})
+
+
+def depth_shapes(reads: DepthReads, dims: Dims) -> Shapes:
+    """Storages of a reader: that of earlier values stands for their gradients, which leave the block."""
+    batch, tokens, hidden = dims.residual
+    rows, count, wide = batch * tokens, reads.earlier + 1, dims.stat_dtype.bytes
+    scratch = {
+        name: scratch_bytes(rows, hidden, dims.dtype.bytes, count, backward=name == GRADIENT_SUMS) // wide for name in (SUMS, GRADIENT_SUMS)
+    }
+    earlier = {EARLIER: (reads.earlier * batch, tokens, hidden)} if reads.earlier else {}
+    return {
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, dict.fromkeys((SCORES, RSTD), (batch, tokens, count))),
+        **storages(dims.dtype, Column.ACTIVATIONS, {ATTENDED: dims.residual, **earlier}),
+        **storages(dims.stat_dtype, Column.WORKSPACE, {name: (size,) for name, size in scratch.items()}),
+    }
+
+
+def pack_op() -> Op:
+    """The end of a stage: its last sum behind the earlier values. Gradients are views of the tensor that is received."""
+    return Op(PACK, (INPUT,), (OUTPUT,), grads=())
+
+
+def unpack_op() -> Op:
+    """The start of a stage: views of the tensor that is received, whose gradients are joined."""
+    return cut(UNPACK, INPUT, (OUTPUT,))
+
+
+def depth_works(reads: DepthReads, hidden_size: int, itemsize: int) -> Works:
+    """Work of a reader, on the rank's own tokens: plain torch reads a value for its norm, its score and the sum."""
+    count = reads.earlier + 1
+    values, row = count * hidden_size, hidden_size * itemsize
+    flops = 6 * values
+    read = 3 * count * row
+    work = Work(forward=flops, input_grad=2 * flops, moved_forward=read + row, moved_input=2 * (read + row))
+    return (OpWork(ATTEND, "head", work, own_tokens=True),)

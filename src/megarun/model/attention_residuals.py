@@ -1,0 +1,32 @@
+"""Attention residuals: what a block, or the last norm, reads of the results of earlier blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megakernels import attend_depth
+
+
+class DepthAttention(nn.Module):
+    """The learned query of one reader and the scale of the norm of what it scores, [width] each."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.query, self.scale = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+
+    def forward(self, values: tuple[Tensor, ...]) -> Tensor:
+        """The input and earlier values, [B, t, h] each -> what is read, [B, t, h]."""
+        return attend_depth(values, self.query, self.scale, self.eps)
+
+
+def unpack_values(received: Tensor, count: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What a stage sends, [count · B, t, h] -> the first layer's input and the earlier values, views [B, t, h] each."""
+    first, *earlier = received.chunk(count)
+    return first, tuple(earlier)
+
+
+def pack_values(x: Tensor, earlier: tuple[Tensor, ...]) -> Tensor:
+    """The reverse."""
+    return torch.cat((x, *earlier))
