@@ -40,6 +40,7 @@ from random_plans.settings import (
 from random_plans.torchtitan import TORCHTITAN_SHARE, add_state_dtypes, torchtitan_document
 from random_plans.towers import add_stated, add_trained
 from random_plans.variants import (
+    add_attention_residuals,
     add_connections,
     add_latents,
     add_later_variants,
@@ -85,6 +86,7 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         add_blocks(stream("scales of blocks"), document)
         add_gathers(stream("packed gathers"), document)
         add_base(stream("base"), document)
+        add_attention_residuals(stream("attention residuals"), document)
     elif seed >= FIRST_RUN:
         add_layout(stream("layout"), document)
         add_single(stream("single"), document)

@@ -65,6 +65,14 @@ def add_connections(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(model["streams"], 0.5, sinkhorn_steps=draw.randint(1, 30), eps=draw.choice([1e-4, 1e-8]), post_scale=1.25)
 
 
+def add_attention_residuals(draw: Draw, document: dict[str, Any]) -> None:
+    """Write attention residuals into a drawn plan of megarun without parts that need a residual stream, or dtypes of families."""
+    model, families = document["model"], document.get("precision", {}).get("families")
+    barred = model.get("features", {}).keys() & {"mtp", "layer_embeddings"} or model.keys() & {"parallel_layers", "streams", "stream_scale"}
+    if not barred and not families and draw.chance(CONNECTIONS_SHARE):
+        model["attention_residuals"] = {"group_layers": draw.randint(1, max(2, model["num_layers"]))}
+
+
 def add_streams(draw: Draw, model: dict[str, Any]) -> None:
     """Options that megarun does not build: factors of the stream, gates of norms and queries, scores of keys."""
     if model.get("mlp", {}).get("activation") == "geglu":

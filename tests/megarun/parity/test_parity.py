@@ -9,6 +9,7 @@ from choice_cells import CHOICE_CELLS
 from context_cells import CONTEXT_CELLS
 from controls_cells import CONTROLS_CELLS
 from copied_cells import COPIED_CELLS
+from depth_cells import DEPTH_CELLS
 from dtype_cells import DTYPE_CELLS
 from feature_cells import FEATURE_CELLS
 from gathered_cells import GATHERED_CELLS
@@ -40,6 +41,7 @@ ALL_CELLS = (
     *DTYPE_CELLS,
     *SLICE_CELLS,
     *STREAM_CELLS,
+    *DEPTH_CELLS,
     *GATHERED_CELLS,
     *TOWER_CELLS,
     *MIRRORED_CELLS,
