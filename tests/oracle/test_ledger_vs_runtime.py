@@ -74,8 +74,9 @@ class Alone(nn.Module):
             self.register_buffer("cos", stage.rope_cos)
             self.register_buffer("sin", stage.rope_sin)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.block(x, Rotary(self.cos, self.sin) if self.rotates else None, self.starts)
+    def forward(self, x: torch.Tensor, *earlier: torch.Tensor) -> torch.Tensor:
+        read = x if self.block.depth is None else (x, *earlier)
+        return self.block(read, Rotary(self.cos, self.sin) if self.rotates else None, self.starts)
 
 
 class Labelled(nn.Module):
@@ -103,10 +104,10 @@ class HeadAndLoss(nn.Module):
 
 
 def built(
-    random_specs: ModuleType, kind: str, seed: int, policy: str = "none", recipe: str | None = None, streams: dict[str, Any] | None = None
+    random_specs: ModuleType, kind: str, seed: int, policy: str = "none", recipe: str | None = None, more: dict[str, Any] | None = None
 ) -> tuple[Spec, Any, Stage]:
     values = random_specs.random_spec(kind, seed, policy)
-    values["model"] |= {} if streams is None else {"streams": streams}
+    values["model"] |= more or {}
     if recipe is not None:
         values["precision"] = {**values["precision"], "recipe": {"name": recipe}}
         if "moe" in values["model"]:
@@ -148,7 +149,9 @@ def document_starts(spec: Spec, *, packed: bool) -> torch.Tensor | None:
 def check_kept(spec: Spec, inventory: Inventory, stage: Stage, index: int, *, packed: bool) -> BlockLedger:
     """Document starts are an input of the microbatch, kept by whoever reads them and by no block's ledger."""
     ledger = block_ledger(spec, f"layers.{index}", inventory.layers[index])
-    found = saved_storages(Alone(stage, index, document_starts(spec, packed=packed)), (residual(spec),))
+    reads = inventory.layers[index].reads
+    inputs = [residual(spec) for _ in range(1 if reads is None else 1 + reads.earlier)]
+    found = saved_storages(Alone(stage, index, document_starts(spec, packed=packed)), tuple(inputs))
     assert sorted((s.nbytes, str(s.dtype)) for s in found.kept) == kept_of(ledger)
     assert found.output_bytes == ledger.output.bytes
     assert found.live_bytes == sum(tensor.bytes for tensor in ledger.saved) + ledger.output.bytes
@@ -235,11 +238,20 @@ def test_a_layer_on_several_streams(
     kind: str, policy: str, streams: dict[str, Any], random_specs: ModuleType, live_storages: ModuleType
 ) -> None:
     """All streams in and out, the numbers of each token, and the peaks with what the connections hold inside themselves."""
-    spec, inventory, stage = built(random_specs, kind, 0, policy, streams=streams)
+    spec, inventory, stage = built(random_specs, kind, 0, policy, more={"streams": streams})
     for index in range(2):
         check_kept(spec, inventory, stage, index, packed=False)
         sums = block_bytes(spec, local_dims(spec), f"layers.{index}", inventory.layers[index])
         assert live_storages.peaks(Alone(stage, index), residual(spec), held=False) == expected_peaks(sums)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize(("kind", "policy"), [*((kind, "none") for kind in KINDS), *POLICIES])
+def test_a_layer_that_reads_earlier_values(kind: str, policy: str, group: int, random_specs: ModuleType) -> None:
+    """Earlier values are inputs; a layer that begins a group returns its result itself."""
+    spec, inventory, stage = built(random_specs, kind, 0, policy, more={"attention_residuals": {"group_layers": group}})
+    for index in range(2):
+        check_kept(spec, inventory, stage, index, packed=False)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -246,7 +246,7 @@ class Evaluation:
         return new(SlotParts, (chunk, stored, step_sums))
 
     def _with_boundaries(self, stored: SlotStorage, units: list[Unit], values: tuple[int, int]) -> tuple[SlotStorage, list[Unit]]:
-        """The units of a slot with those that take apart what it receives and join what it sends, under attention residuals."""
+        """The units of a slot with those that cut what it receives and join what it sends, under attention residuals."""
         if self.spec.model.attention_residuals is None or not self.policy.pipelined:
             return stored, units
         names = list(stored.names)

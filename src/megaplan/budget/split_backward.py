@@ -65,8 +65,8 @@ class SplitBackwardChunk(Chunk):
         everything = self._waiting_below[-1]
         self.late_bytes = sum([half.late_bytes for half in self._halves if half is not None])
         # a view keeps the whole tensor that a neighbour on the rank has sent
-        self._beside = self.output_bytes - self._received if self.packs and sends_locally and self._received else 0
-        self.waiting_bytes = everything - self._in_receive_buffer + self._beside
+        self._viewed = self.output_bytes - self._received if self.packs and sends_locally and self._received else 0
+        self.waiting_bytes = everything - self._in_receive_buffer + self._viewed
         halves = [half.halves for half in self._halves if half is not None]
         kept = [half.inputs.part.tensors[name][0] for half in halves for name in half.pending.tensors]
         self.waiting_slack_bytes = slack_bytes(kept)
@@ -103,7 +103,7 @@ class SplitBackwardChunk(Chunk):
                 kept = made * half.late_bytes // half.halves.late_bytes
                 gradients = there if weight_grads else there + done + (0 if self.units[index].block.in_place else kept)
                 views = index == self._last and OUTPUT in point.gradients
-                received = self._in_receive_buffer - self._beside if views else 0
+                received = self._in_receive_buffer - self._viewed if views else 0
                 total = before + size - received + gradients
                 if total > best.total:
                     where = f"W of {self.names[index]}"
@@ -134,7 +134,7 @@ class SplitBackwardChunk(Chunk):
     def waiting_cells(self, count: int) -> dict[Column, int]:
         """Bytes that `count` microbatches keep between I and W."""
         cells = {column: size * count for column, size in self._waiting(0, len(self.units)).items()}
-        cells[ACTIVATIONS] -= (self._in_receive_buffer - self._beside) * count
+        cells[ACTIVATIONS] -= (self._in_receive_buffer - self._viewed) * count
         return cells
 
     def _waiting(self, start: int, stop: int) -> dict[Column, int]:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from megaplan.blocks.ops import Flow, in_bank, runs_bank
+from megaplan.blocks.ops import Flow, Op, in_bank, runs_bank
 from megaplan.budget.unit import Unit
 from megaplan.families.attention_residuals import ATTEND
 from megaplan.families.moe.travel import INSIDE_BACKWARD
@@ -158,10 +158,7 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
         return
     dense, experts = storage.dense, storage.experts
     first, before_first = points[0], points[0].before()
-    # a depth's backward begins with its loss, one on several streams with their sum, one of another dtype with a cast, one whose result is
-    # added to nothing with what made it, and another layer's with the addition, which makes nothing
-    ops = run.program.graph.ops
-    if name.startswith("mtp.") or ops[-1].name in (CAST_OUT, EXPAND) or (ops[0].name == ATTEND and ops[-1].flow is not Flow.ADD):
+    if name.startswith("mtp.") or _begins_with_work(run.program.graph.ops):
         kept = dict(run.saved)
         first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
     held = experts.part_bytes - experts.gathered_bytes + (experts.flat_bytes if ahead.explicit else 0)
@@ -179,6 +176,15 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
         if runs_bank(point.op):
             # the operation's scratch is not allocated yet
             yield point.before().without((INSIDE_BACKWARD,)), copied if ahead.explicit else max(copied, ahead.cast_bytes)
+
+
+def _begins_with_work(ops: Sequence[Op]) -> bool:
+    """True if the backward's first operation makes something.
+
+    A block on several streams begins with their sum, one of another dtype with a cast, one whose result is added to nothing with the
+    operation that made it; any other with the addition, which makes nothing.
+    """
+    return ops[-1].name in (CAST_OUT, EXPAND) or (ops[0].name == ATTEND and ops[-1].flow is not Flow.ADD)
 
 
 @cache

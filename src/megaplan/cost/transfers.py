@@ -129,15 +129,18 @@ def exchange_ns(rates: Rates, spec: Spec, group: RankGroup, sent_bytes: int) -> 
     return rates.latency_ns + max(rates.node_ns(intra), rates.network_ns(inter))
 
 
-def boundary_ns(rates: Rates, spec: Spec, load: Workload, *, leaves: bool = False) -> int:
+def boundary_ns(rates: Rates, spec: Spec, load: Workload, *, tensors: int | None = None, leaves: bool = False) -> int:
     """One microbatch's boundary from a pipeline rank to the next; over the network as soon as one such link leaves a node.
+
+    It has so many tensors of a block's output; without a number those of the widest boundary, as schedules have one time for all.
 
     Neighbouring pipeline ranks are world size / pp ranks apart, and all of them together span the job: they leave a node if the job does,
     or if `leaves` says so.
     """
     if spec.mesh.pp == 1:
         return 0
-    sent = load.num_tokens // load.tp * spec.model.boundary_width * load.itemsize
+    tensors = tensors or spec.model.tensors_before(spec.model.num_layers)
+    sent = load.num_tokens // load.tp * spec.model.boundary_width * load.itemsize * tensors
     return rates.latency_ns + (rates.network_ns(sent) if leaves or spec.mesh.world_size > spec.device.per_node else rates.node_ns(sent))
 
 

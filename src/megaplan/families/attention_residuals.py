@@ -52,7 +52,7 @@ class AttentionResiduals(Section):
     group_layers: PositiveInt
 
     def reads(self, layer: int) -> DepthReads:
-        """The values that a layer reads by its global index; the number of layers stands for the last norm."""
+        """The values that a layer reads by its global index; the last norm has the number of layers as its index."""
         group, place = divmod(layer, self.group_layers)
         return DepthReads(group + (place > 0), place == 0)
 
@@ -87,7 +87,7 @@ def attending(program: BlockProgram, reads: DepthReads) -> BlockProgram:
 
 
 def depth_shapes(reads: DepthReads, dims: Dims) -> Shapes:
-    """Storages of a reader: that of earlier values stands for their gradients, which leave the block."""
+    """Storages of a reader: that of earlier values has the size of their gradients, which leave the block."""
     batch, tokens, hidden = dims.residual
     rows, count, wide = batch * tokens, reads.earlier + 1, dims.stat_dtype.bytes
     scratch = {

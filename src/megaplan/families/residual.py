@@ -68,7 +68,7 @@ class ResidualPath(NamedTuple):
         gate_rank: Width inside the gate of the norm before the block; None for no gate.
         embedding_dim: Width of an embedding of the layer, which is added behind the block's own result; None for none.
         scales_stream: Each channel of the stream has a learned factor before the block adds to it.
-        depth: What the block reads under attention residuals; None with a residual stream.
+        depth: Values that the block reads under attention residuals; None with a residual stream.
     """
 
     norm: StreamNorm = "rmsnorm"

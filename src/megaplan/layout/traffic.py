@@ -140,10 +140,11 @@ def _of_activations(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
     if pp > 1:
         layout = placement(spec.schedule.kind)
         owners = [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))]
-        hops = sum(before != after for before, after in pairwise(owners))
-        moved = boundary_ns(sent, spec, load) + boundary_ns(left, spec, load)
+        hops = zip(pairwise(owners), spans, strict=False)
+        tensors = sum([spec.model.tensors_before(stop) for (before, after), (_, stop) in hops if before != after])
+        moved = boundary_ns(sent, spec, load, tensors=1) + boundary_ns(left, spec, load, tensors=1)
         crosses = mesh.world_size > spec.device.per_node
-        yield _row(spec, "pp", "activations and their gradients", RankGroup(pp, 1), 2 * count * hops * moved // pp, leaves=crosses)
+        yield _row(spec, "pp", "activations and their gradients", RankGroup(pp, 1), 2 * count * tensors * moved // pp, leaves=crosses)
 
 
 def _of_data_ranks(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[AxisTraffic]:

@@ -263,8 +263,8 @@ class Model(OptionsSection):
 
     @property
     def boundary_width(self) -> int:
-        """Numbers of a token that a stage passes on to the next, at most."""
-        return self.hidden_size * self.num_streams * self.tensors_before(self.num_layers)
+        """Numbers of a token that a block passes on to the next, and a stage in each tensor to the next stage."""
+        return self.hidden_size * self.num_streams
 
     def path_of(self, layer: int) -> ResidualPath:
         """Residual path of one layer; `layer` is its global index."""

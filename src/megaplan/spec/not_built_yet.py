@@ -151,7 +151,7 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("precision.params", _params, "fp32, bf16 or, without a recipe, fp16"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("grads", "master", "moments", "reduce")),
     ("precision.reduce", _other_reduction, "precision.grads"),
-    ("precision.families", _families, "fp32, bf16 or fp16, without a recipe, model.parallel_layers or model.attention_residuals"),
+    ("precision.families", _families, "fp32, bf16 or fp16, without a recipe, parallel_layers or attention_residuals"),
     ("precision.recipe.name", _recipe, " or ".join(sorted(TRAINED))),
     ("schedule.kind", _recipe_split, "a recipe under a schedule whose backward is whole"),
     ("host.name", _other_host, "megarun"),

@@ -1,4 +1,4 @@
-"""Attention residuals: what a block, or the last norm, reads of the results of earlier blocks."""
+"""Attention residuals: a weighted sum of the results of earlier blocks, which a block or the last norm reads."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class DepthAttention(nn.Module):
 
 
 def unpack_values(received: Tensor, count: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """What a stage sends, [count · B, t, h] -> the first layer's input and the earlier values, views [B, t, h] each."""
+    """Tensor that a stage has sent, [count · B, t, h] -> the first layer's input and the earlier values, views [B, t, h] each."""
     first, *earlier = received.chunk(count)
     return first, tuple(earlier)
 
 
 def pack_values(x: Tensor, earlier: tuple[Tensor, ...]) -> Tensor:
-    """The reverse."""
+    """The values that a stage sends, [B, t, h] each -> one tensor [n · B, t, h]."""
     return torch.cat((x, *earlier))

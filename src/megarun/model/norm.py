@@ -101,7 +101,7 @@ class Block(nn.Module):
         norm: Norm of the block's input; the identity if the only norm is `post_norm`.
         post_norm: Norm of the block's output before it is added; None for none.
         streams: Connections with several residual streams; None for one stream.
-        depth: What reads earlier results in place of the residual stream; None with a stream.
+        depth: Module that reads earlier results in place of the residual stream; None with a stream.
         starts_sum: True if the result is added to nothing.
         multiplier: Factor of what it adds.
         letter: Letter of its family in the pattern; empty in a prediction depth.

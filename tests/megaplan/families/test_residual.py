@@ -4,12 +4,16 @@ from typing import Any
 
 import pytest
 
+from megaplan.budget.peaks import build_budget
+from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_ledger
 from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
+from megaplan.layout.build import build_layout
+from megaplan.schedules import shared_buffers
 from megaplan.spec.load import spec_from_document
 from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import megarun_refuses
@@ -99,6 +103,38 @@ def test_streams_widen_what_a_block_keeps_and_what_a_stage_sends() -> None:
     assert inventory.parameters == made()[1].parameters + 2 * one + last
     alone = made(streams={"count": count, "mixing": "independent"})[1]
     assert alone.parameters == made()[1].parameters + 2 * (2 * count * (count * H + 1) + 2) + last
+
+
+@pytest.mark.parametrize(("group", "layer", "earlier"), [(1, 0, 0), (1, 3, 3), (2, 2, 1), (2, 3, 2), (4, 3, 1), (9, 3, 1)])
+def test_a_block_with_attention_residuals_keeps_its_input_and_numbers_of_each_value(group: int, layer: int, earlier: int) -> None:
+    """Earlier values are others' storages; the block keeps its score and norm of each."""
+    spec, inventory = made(num_layers=4, attention_residuals={"group_layers": group})
+    number = STATISTIC * (earlier + 1)
+    own = {"attended": STREAM, "depth_scores": number, "depth_rstd": number}
+    assert kept(spec, inventory, layer) == kept(*made(num_layers=4)) | own
+    assert names(inventory, layer)[-2:] == ["depth.query", "depth.scale"]
+    assert block_ledger(spec, f"layers.{layer}", inventory.layers[layer]).output.bytes == STREAM
+    assert inventory.parameters == made(num_layers=4)[1].parameters + 5 * 2 * H
+    assert spec.model.tensors_before(layer) == earlier + 1
+
+
+def test_a_stage_receives_the_values_that_its_layers_read() -> None:
+    """Receive buffers of each rank: its input for each microbatch in flight, and the gradient of its output."""
+    model = {"num_layers": 4, "attention_residuals": {"group_layers": 2}}
+    document = made(**model)[0].as_document() | {"mesh": {"pp": 4}, "schedule": {"kind": "1f1b", "num_microbatches": 4}}
+    spec = spec_from_document(document)
+    budget = build_budget(spec, build_inventory(spec), build_layout(spec, build_inventory(spec), [(0, 1), (1, 2), (2, 3), (3, 4)]))
+    received = [each.cells[Phase.OPTIMIZER][Column.COMMUNICATION] // STREAM for each in sorted(budget.ranks, key=lambda each: each.ranks)]
+    values = [1, 2, 2, 3]  # embedding; and a sum; embedding and the first pair's; and a sum
+    buffers = shared_buffers("1f1b", 4, 1, 4)
+    expected = [buffers[rank][0][0] * values[rank] + buffers[rank][0][1] * (values[rank + 1] if rank < 3 else 0) for rank in range(4)]
+    assert received == expected
+
+
+@pytest.mark.parametrize(("key", "value"), [("streams", {"count": 2}), ("parallel_layers", [1]), ("stream_scale", True)])
+def test_other_parts_of_a_residual_stream_are_refused_with_attention_residuals(key: str, value: object) -> None:
+    with pytest.raises(MegaplanError, match=rf"MP715[\s\S]*attention_residuals is given, and model\.{key}"):
+        made(attention_residuals={"group_layers": 1}, **{key: value})
 
 
 def test_other_parts_of_one_stream_are_refused_with_several() -> None:

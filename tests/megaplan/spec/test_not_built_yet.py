@@ -27,7 +27,7 @@ NOT_BUILT = {
     "precision.params=fp8": "precision.params = fp8; megarun trains with fp32, bf16 or, without a recipe, fp16",
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
     "precision.families={E: fp8}": (
-        "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16, without a recipe or model.parallel_layers"
+        "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16, without a recipe, parallel_layers or attention_residuals"
     ),
     "precision.recipe={name: fp8_delayed, families: [A]}": (
         "precision.recipe.name = fp8_delayed; megarun trains with fp8_current or fp8_rowwise or mxfp8 or nvfp4"
@@ -110,5 +110,5 @@ def test_all_of_it_is_one_note(accepted: Accepted) -> None:
     (found,) = megarun_refuses(accepted(overrides=overrides).spec)
     assert found.detail.splitlines() == [
         "precision.grads = fp16; megarun trains with fp32 or bf16",
-        "precision.families = M: fp8; megarun trains with fp32, bf16 or fp16, without a recipe or model.parallel_layers",
+        "precision.families = M: fp8; megarun trains with fp32, bf16 or fp16, without a recipe, parallel_layers or attention_residuals",
     ]

@@ -63,7 +63,7 @@ def _parts(spec: Spec) -> Iterator[Limit]:
     for name in type(model.features).model_fields:
         if getattr(model.features, name) is not None:
             yield Limit(f"model.features.{name}", f"model.features.{name}: it is not priced under MaxText", f"{name}: null")
-    for key in ("towers", "streams", "layer_embeddings"):
+    for key in ("towers", "streams", "attention_residuals", "layer_embeddings"):
         if getattr(model, key, None) not in (None, 1):
             yield Limit(f"model.{key}", f"model.{key}: it is not priced under MaxText", f"remove model.{key}")
     for family, section in families_of(model):

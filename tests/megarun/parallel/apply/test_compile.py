@@ -20,7 +20,9 @@ pytestmark = pytest.mark.runtime
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [{}, {"recompute.default": "selective"}, {"model.streams": {"count": 3}}], ids=["", "selective", "streams"]
+    "settings",
+    [{}, {"recompute.default": "selective"}, {"model.streams": {"count": 3}}, {"model.attention_residuals": {"group_layers": 2}}],
+    ids=["", "selective", "streams", "depth"],
 )
 def test_compiled_blocks_train_as_eager_ones(settings: dict[str, Any], spec_with: Any, worker: Any, one_process: Any) -> None:
     """Losses and norms of three steps, to the rounding of fused operations."""
