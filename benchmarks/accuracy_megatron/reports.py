@@ -155,7 +155,7 @@ def estimate(row: dict[str, Any]) -> megaplan.Estimate:
     """The estimate of a row's launch or job file."""
     changes = [f"device.name={DEVICES.get(row['platform'], row['platform'])}"]
     if "job" in row:
-        return megaplan.estimate(import_torchtitan(row["job"], "job.toml", changes, row["gpus"]).document)
+        return megaplan.estimate(import_torchtitan(row["job"], "job.toml", [*changes, *row.get("sets", [])], row["gpus"]).document)
     text = row["arguments"]
     name = "launch.json" if text.startswith("{") else "launch"
     return megaplan.estimate(import_megatron(text, name, changes, row["gpus"], environment=row["environment"]).document)
