@@ -30,12 +30,14 @@ class Compared(NamedTuple):
         peak_bytes: Estimated reserved bytes of the fullest rank.
         allocated_bytes: Estimated bytes of that rank without the part that is reserved above the pools.
         where: Time of its peak.
+        usable_bytes: Bytes that the device has for it.
     """
 
     row: Published
     peak_bytes: int
     allocated_bytes: int
     where: str
+    usable_bytes: int
 
     @property
     def error(self) -> float:
@@ -54,7 +56,7 @@ def compare(row: Published) -> Compared:
     inventory = build_inventory(spec)
     spans = choose_cuts(spec, inventory).spans
     worst = build_budget(spec, inventory, build_layout(spec, inventory, spans)).worst
-    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.peak_places[worst.peak_phase])
+    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.peak_places[worst.peak_phase], worst.usable_bytes)
 
 
 def compared() -> list[Compared]:

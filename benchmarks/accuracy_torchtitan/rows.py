@@ -15,6 +15,7 @@ TRAINY = "pytorch/torchtitan, benchmarks/llama3-8b_h200_202506_trainy-whitefiber
 AO = "pytorch/ao, docs/source/workflows/training.md"
 CHUNKED = "pytorch/torchtitan, pull request 996, before the change"
 EXPERTS = "pytorch/torchtitan, issue 1789"
+QWEN = "pytorch/torchtitan, pull request 1690"
 H100, H200, MI300X, B200 = (f"device.name={name}" for name in ("h100-sxm-500w", "h200", "mi300x", "b200"))
 AUGUST_2025 = "host.fsdp_ends=separate"
 """Override for rows from July 2025 on, which have the same keys."""
@@ -139,6 +140,13 @@ def _others() -> list[Published]:
         Published("DeepSeek-V3 16B, 8 H100: EP 8", EXPERTS, 73.32, 8, {**SHARED, **routed, **spread}, of_october),
         Published("DeepSeek-V3 16B, 8 H100: EP 1, batch 8", EXPERTS, ALMOST_96, 8, {**SHARED, **routed, **double}, of_october),
     ]
+    qwen = {**SHARED, **FULL, "model.name": "qwen3", "model.flavor": "32B", "training.seq_len": 4096}
+    qwen |= {"compile.components": ["model", "loss"]}
+    batches = ((8, 1, 8, 2, 81.85), (32, 8, 4, 16, 43.45), (32, 8, 4, 32, 70.79), (64, 8, 8, 32, 63.27))
+    for gpus, tp, shard, batch, gib in batches:
+        keys = {"training.local_batch_size": batch, "compile.enable": tp == 1}
+        keys |= {"parallelism.data_parallel_shard_degree": shard, "parallelism.tensor_parallel_degree": tp}
+        found.append(Published(f"Qwen3 32B, {gpus} GPUs: TP {tp}, batch {batch}", QWEN, gib, gpus, {**qwen, **keys}))
     for device, memory in ((MI300X, (39.09, 39.07, 39.32)), (B200, (33.71, 33.38, 33.72))):
         kinds = {"compile": {}, "tensorwise": LOW_2025, "rowwise": ROWS_2025}
         for (name, keys), gib in zip(kinds.items(), memory, strict=True):
