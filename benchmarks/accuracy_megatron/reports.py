@@ -47,16 +47,18 @@ container Transformer Engine writes gradients over logits, as before release 2.1
 """
 
 OPEN = """Three of those that are missed ran again with growing *segments* alone: without, they needed at least 30, 37 and 56 % more
-than the estimate has allocated, beyond the 21 % of published pairs. Two have *graphs* of attention, Mamba and the router, and one of
-them is said to have run out while these were captured; without the router's graphs, or with less kept, they ran. A third has graphs
-of whole layers and ran out in the capture: Transformer Engine's warm-up holds the outputs of every microbatch since 30 July 2026
-(4e755d888), until pull request 3427. By that source 42 GiB that stay, 74 GiB of activations in the warm-up and again in the graphs'
-pool, and 40 GiB of outputs meet there, 229 of 182 GiB. Launches do not say which Transformer Engine they have, and that sum, which is
-below the device for the other two, would refuse two jobs that ran; so no bytes are priced for a capture. The last one has a graph of
-the whole step on B200, and ran out with micro-batches of 4 and of 2; the same job with one of 8 ran on B300. What is missing would be
-above 12 GiB with 16 micro-batches a step, above 54 GiB with 32 and below 18 GiB with 8, so it is no constant. Of the narrow ones two
-are one job without growing segments, which ran out in 30 to 60 % of its attempts. torchtitan's peaks include the percentage that it
-reserves, which is fitted to dense runs. A V100 and a card of 48 GB are judged by their capacity, with another device's workspaces.
+than the estimate has allocated, beyond the 21 % of published pairs. Two more, one job in two precisions, would need 48 and 73 % more;
+their failure is said to be in Triton at the first forward, and nobody says that growing segments mended it. Two have *graphs* of
+attention, Mamba and the router, and one of them is said to have run out while these were captured; without the router's graphs, or
+with less kept, they ran. A third has graphs of whole layers and ran out in the capture: Transformer Engine's warm-up holds the
+outputs of every microbatch since 30 July 2026 (4e755d888), until pull request 3427. By that source 42 GiB that stay, 74 GiB of
+activations in the warm-up and again in the graphs' pool, and 40 GiB of outputs meet there, 229 of 182 GiB. Launches do not say which
+Transformer Engine they have, and that sum, which is below the device for the other two, would refuse two jobs that ran; so no bytes
+are priced for a capture. The last one has a graph of the whole step on B200, and ran out with micro-batches of 4 and of 2; the same
+job with one of 8 ran on B300. What is missing would be above 12 GiB with 16 micro-batches a step, above 54 GiB with 32 and below 18
+GiB with 8, so it is no constant. Of the narrow ones two are one job without growing segments, which ran out in 30 to 60 % of its
+attempts. torchtitan's peaks include the percentage that it reserves, which is fitted to dense runs. A V100 and a card of 48 GB are
+judged by their capacity, with another device's workspaces.
 
 One failure prints what was allocated: the GPT-2 job asked for 786 MiB in addition to 28.82 GiB at the loss of its first step, 29.59
 GiB in all; the estimate has 27.28 there, and is of a later Megatron.""".splitlines()
