@@ -30,12 +30,14 @@ class Compared(NamedTuple):
         peak_bytes: Estimated reserved bytes of the fullest rank.
         allocated_bytes: Estimated bytes of that rank without the part that is reserved above the pools.
         where: Time of its peak.
+        usable_bytes: Bytes that the device has for it.
     """
 
     row: Published
     peak_bytes: int
     allocated_bytes: int
     where: str
+    usable_bytes: int
 
     @property
     def error(self) -> float:
@@ -54,7 +56,7 @@ def compare(row: Published) -> Compared:
     inventory = build_inventory(spec)
     spans = choose_cuts(spec, inventory).spans
     worst = build_budget(spec, inventory, build_layout(spec, inventory, spans)).worst
-    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.peak_places[worst.peak_phase])
+    return Compared(row, worst.peak_bytes, worst.allocated_bytes, worst.peak_places[worst.peak_phase], worst.usable_bytes)
 
 
 def compared() -> list[Compared]:
@@ -112,8 +114,10 @@ no number was tuned, it is {held_error:.1f} %, and {near} of them are within 5 %
 {others_most:.1f} %, errors of everything else included: set `host.reserved_percent` to what your own runs show.
 
 The formulas were written from the sources, with December's tables known. The {num_unseen} rows of other tables were estimated only after
-they were final: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. One term came later, from the
-source: until July 2025 the last block stays gathered together with the head, at most 1 % of a row.
+they were final: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. Two terms came later,
+from the source: until July 2025 the last block stays gathered together with the head, at most 1 % of a row; and with flex attention
+the version of October 2025 checkpoints attention and experts separately (`host.checkpoints: halves`), without which the two rows of
+DeepSeek-V3 are +5.2 and +4.1 %.
 
 Worst first; *reserved* is the published peak above live tensors and pools, *fitted* whether the percentage is from the row. The time of a
 step has [a page of its own](accuracy-time.md), with many of the same rows.
@@ -132,5 +136,7 @@ OPEN = """
 - Tensor parallelism with async TP on symmetric memory is priced as if without async TP; of the table's two 2D runs,
   the one without it has the higher peak.
 - Under `checkpoint_every` a pipeline rank counts its own blocks, and the estimate the model's: they can differ by one checkpoint per stage.
-- Experts, latent attention, flex attention and masks of packed documents are refused, as is the chunked loss of 2026.
+- The run without expert parallelism is said to use "almost 96 %" of its memory; 75.9 GiB are that share of 79.09.
+- Experts or latent attention with tensor parallelism and masks of packed documents are refused; flex attention is priced as if without
+  masks, and the chunked loss of 2026 as whole.
 """

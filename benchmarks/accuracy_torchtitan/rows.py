@@ -15,9 +15,14 @@ TRAINY = "pytorch/torchtitan, benchmarks/llama3-8b_h200_202506_trainy-whitefiber
 AO = "pytorch/ao, docs/source/workflows/training.md"
 CHUNKED = "pytorch/torchtitan, pull request 996, before the change"
 EXPERTS = "pytorch/torchtitan, issue 1789"
+QWEN = "pytorch/torchtitan, pull request 1690"
 H100, H200, MI300X, B200 = (f"device.name={name}" for name in ("h100-sxm-500w", "h200", "mi300x", "b200"))
 AUGUST_2025 = "host.fsdp_ends=separate"
 """Override for rows from July 2025 on, which have the same keys."""
+HALVES = "host.checkpoints=halves"
+"""Override for models with flex attention from 24 September to 8 December 2025, which have the same keys as before and after."""
+ALMOST_96 = 75.9
+"""GiB of the run that is said to use "almost 96 %" of 79.09 GiB."""
 
 SHARED: dict[str, Any] = {
     "training.seq_len": 8192,
@@ -122,7 +127,9 @@ def _others() -> list[Published]:
     one, rowwise = {**OF_2024, "training.batch_size": 1}, "precision.recipe={name: fp8_rowwise}"
     two = {**OF_2025, **LOW_2025, "training.local_batch_size": 2}
     routed = {"model.name": "deepseek_v3", "model.flavor": "16B", "training.local_batch_size": 4, "training.seq_len": 4096}
-    routed |= {"parallelism.expert_parallel_degree": 8, "compile.enable": True, "compile.components": ["loss"]}
+    routed |= {"compile.enable": True, "compile.components": ["loss"]}
+    spread, double = {"parallelism.expert_parallel_degree": 8}, {"training.local_batch_size": 8}
+    of_october = ("device.name=h100-sxm", HALVES)
     found = [
         Published("8B, 8 GPUs: batch 1", CHUNKED, 49.58, 8, one),
         Published("8B, 32 H200: float8", TRAINY, 47.96, 32, two, (H200,)),
@@ -130,8 +137,16 @@ def _others() -> list[Published]:
         Published("8B, 8 H100: compile", AO, 47.65, 8, {**one, **COMPILED}),
         Published("8B, 8 H100: tensorwise", AO, 47.77, 8, {**one, **COMPILED, **LOW_2024}),
         Published("8B, 8 H100: rowwise", AO, 47.79, 8, {**one, **COMPILED}, (H100, rowwise)),
-        Published("DeepSeek-V3 16B, 8 H100: EP 8", EXPERTS, 73.32, 8, {**SHARED, **routed}, ("device.name=h100-sxm",)),
+        Published("DeepSeek-V3 16B, 8 H100: EP 8", EXPERTS, 73.32, 8, {**SHARED, **routed, **spread}, of_october),
+        Published("DeepSeek-V3 16B, 8 H100: EP 1, batch 8", EXPERTS, ALMOST_96, 8, {**SHARED, **routed, **double}, of_october),
     ]
+    qwen = {**SHARED, **FULL, "model.name": "qwen3", "model.flavor": "32B", "training.seq_len": 4096}
+    qwen |= {"compile.components": ["model", "loss"]}
+    batches = ((8, 1, 8, 2, 81.85), (32, 8, 4, 16, 43.45), (32, 8, 4, 32, 70.79), (64, 8, 8, 32, 63.27))
+    for gpus, tp, shard, batch, gib in batches:
+        keys = {"training.local_batch_size": batch, "compile.enable": tp == 1}
+        keys |= {"parallelism.data_parallel_shard_degree": shard, "parallelism.tensor_parallel_degree": tp}
+        found.append(Published(f"Qwen3 32B, {gpus} GPUs: TP {tp}, batch {batch}", QWEN, gib, gpus, {**qwen, **keys}))
     for device, memory in ((MI300X, (39.09, 39.07, 39.32)), (B200, (33.71, 33.38, 33.72))):
         kinds = {"compile": {}, "tensorwise": LOW_2025, "rowwise": ROWS_2025}
         for (name, keys), gib in zip(kinds.items(), memory, strict=True):

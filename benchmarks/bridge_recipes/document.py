@@ -29,6 +29,9 @@ PRECISIONS = {
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
 """The preset of a recipe's suffix; `_perf_precision` of `megatron/bridge/perf_recipes/_common.py` at 067f987d."""
+LAUNCHED = "megatron.bridge.perf_recipes."
+"""Modules of the recipes that `scripts/performance/run_script.py` starts. Without `--data` it replaces their dataset by one of mock texts,
+of the length that the model states: `set_user_overrides` of `scripts/performance/utils/overrides.py` at 067f987d."""
 _NAME = re.compile(rf"(?P<model>.+?)_(pretrain|sft|peft|lora)_(?P<gpus>\d+)gpu_(?P<device>[a-z]+\d+)_(?P<precision>{'|'.join(PRECISIONS)})")
 
 
@@ -69,6 +72,8 @@ def bridge_document(name: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
     stated = {key: value for key, value in document.setdefault("model", {}).items() if value is not None}
     stated.pop("offload_modules", None) if not stated.get("fine_grained_activation_offloading") else None
     document["model"] = {**architecture(parts["model"], stated), **stated}
+    if str(recipe.get("_module", "")).startswith(LAUNCHED) and "dataset" in document and "seq_length" in stated:
+        document["dataset"] = {**document["dataset"], "seq_length": stated["seq_length"]}
     document["mixed_precision"] = {**MIXED_PRECISIONS[preset_of(parts)], **document.get("mixed_precision", {})}
     return document
 

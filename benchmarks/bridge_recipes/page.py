@@ -25,8 +25,9 @@ architectures come from `benchmarks/bridge_recipes/architectures.json`.
 
 **{fit} of {judged} recipes fit ({share:.1f} %); {missing} of {count} ({missing_share:.1f} %) cannot be expressed as a spec.**
 {narrow} of those that fit, {narrow_share:.1f} % of all judged, fit narrowly: as `megaplan estimate` says, they would not if torch reserved
-as much as it has at most in published runs. {invalid} more are refused by Megatron itself: degrees that do not divide the GPUs of their
-name, or lengths of texts that differ. The tightest that fit have less room than any margin, which says that estimates are not simply low;
+as much as it has at most in published runs. {invalid} more are refused by Megatron itself: their degrees do not divide the GPUs of their
+name, and the launcher of these recipes changes neither. It does change lengths of texts, to the model's, so that no recipe is refused for
+lengths that differ. The tightest that fit have less room than any margin, which says that estimates are not simply low;
 how far they are from measurements is on [another page](accuracy-megatron.md). That a recipe is published does not say that it ran.
 
 Peaks include what the allocator reserves above what is allocated: 3 % where the recipe lets its segments grow without graphs of layers,

@@ -12,9 +12,8 @@ from bridge_recipes.document import DEVICES, PER_NODE, NotExpressedError, bridge
 from megaplan.errors import MegaplanError, Severity
 from megaplan.importers.megatron.spec import import_megatron
 
-INVALID = ("MP914 --world-size ", "MP916 dataset.seq_length")
-"""Beginnings of the reasons at which Megatron itself raises: degrees that do not divide the GPUs, in `initialize_model_parallel` of
-Megatron-Core, and lengths of texts that differ, in `ConfigContainer.validate` of Megatron-Bridge."""
+INVALID = "MP914 --world-size "
+"""Beginning of the reason at which Megatron itself raises: degrees that do not divide the GPUs, in `initialize_model_parallel`."""
 
 
 @dataclass(frozen=True)

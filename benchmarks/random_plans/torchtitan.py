@@ -45,6 +45,7 @@ def torchtitan_document(draw: Draw, name: str) -> dict[str, Any]:
     )
     if "recompute" in sections:
         draw.maybe(sections["host"], 0.4, checkpoint_every=draw.choice([2, 3]))
+        draw.maybe(sections["host"], 0.4, checkpoints="halves")
     return sections
 
 

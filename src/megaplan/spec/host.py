@@ -174,8 +174,7 @@ RELEASED = ("megatron-bridge", "nemo")
 class Host(Section):
     """The framework that runs the plan. `kernels`, `libraries` are megarun's; keys from compile_model on torchtitan's, then MaxText's.
 
-    Every key has the host's own default. `expandable_segments`, `cuda_graphs` and `optimizer_offload` are megarun's and Megatron-Core's;
-    torchtitan sets the first itself.
+    Every key has the host's own default. megarun and Megatron-Core have `cuda_graphs`, `optimizer_offload`, and `expandable_segments`.
 
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, torchtitan, or maxtext.
@@ -233,6 +232,7 @@ class Host(Section):
         compile_model: torch.compile of every transformer block.
         compile_loss: torch.compile of the loss, which then keeps only the logits.
         checkpoint_every: Every n-th transformer block follows the recompute policy.
+        checkpoints: halves makes attention, and MLP or experts, a selective checkpoint each; eager attention then runs again as a whole.
         repeat_kv: Keys and values are repeated for every query head before attention, as in torchtitan until 2025.
         fsdp_ends: separate shards the embedding, and norm with head, as groups of their own; root, until July 2025, as one that stays.
         async_tensor_parallel: TP gathers and reductions overlap TP products.
@@ -302,6 +302,7 @@ class Host(Section):
     compile_model: StrictBool = False
     compile_loss: StrictBool = False
     checkpoint_every: PositiveInt = 1
+    checkpoints: Literal["blocks", "halves"] = "blocks"
     repeat_kv: StrictBool = False
     fsdp_ends: Literal["separate", "root"] = "separate"
     async_tensor_parallel: StrictBool = False
@@ -391,10 +392,9 @@ class Host(Section):
 
 
 _LATER = frozenset({
-    "libraries", "expandable_segments", "framework", "release", "dp_comm_overlap",
-    "recompute_method", "transformer_impl", "sequence_parallel", "moe_router_dtype", "moe_load_balancing",
-    "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity",
-    "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe",
-    "optimizer_offload", "moe_shared_overlap", "optimizer", "layer_wise_layout", "remat_policy", "remat_tensors", "layers_per_block",
-    "num_vocab_tiling", "int8", "fsdp_transpose",
+    "libraries", "expandable_segments", "framework", "release", "dp_comm_overlap", "recompute_method", "transformer_impl",
+    "sequence_parallel", "moe_router_dtype", "moe_load_balancing", "cuda_graphs", "cuda_graph_modules", "offload_modules",
+    "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements",
+    "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer",
+    "layer_wise_layout", "remat_policy", "remat_tensors", "layers_per_block", "num_vocab_tiling", "int8", "fsdp_transpose", "checkpoints",
 })  # fmt: skip

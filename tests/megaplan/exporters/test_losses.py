@@ -122,7 +122,8 @@ def test_every_key_of_torchtitans_host_is_written_or_told() -> None:
     changes = [
         "host.compile_model=true", "host.compile_loss=true", "host.repeat_kv=true", "host.fsdp_ends=root",
         "host.async_tensor_parallel=true", "host.keep_pipeline_outputs=true", "host.foreach_optimizer=true",
-        "recompute.default=full>>host.checkpoint_every=2", "recompute.default=selective", "precision.recipe={name: fp8_rowwise}",
+        "recompute.default=full>>host.checkpoint_every=2", "recompute.default=selective", "host.checkpoints=halves",
+        "precision.recipe={name: fp8_rowwise}",
         "precision.recipe={name: fp8_current}>>precision.recipe.param_gather=true",
     ]  # fmt: skip
     assert silent("torchtitan", text, changes) == []

@@ -213,6 +213,6 @@ def _again(recomputed: Recomputed, op: OpWork) -> float:
 
 def _products_again(recomputed: Recomputed, letter: str) -> float:
     """Number of times that backward runs the products of a block again: a half if the policy is per operation."""
-    if letter == "E" and "moe" in recomputed.modules:
+    if (letter == "E" and "moe" in recomputed.modules) or (letter == "A" and "attention" in recomputed.modules):
         return 1.0
     return 0.5 if recomputed.per_op else recomputed.full

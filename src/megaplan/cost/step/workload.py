@@ -48,7 +48,7 @@ class Recomputed(NamedTuple):
     Attributes:
         full: Share of the blocks that run again completely.
         per_op: True if half of the products run again, and all memory-bound operations (torchtitan's selective policy).
-        modules: Megatron's names: core_attn, layernorm, mla_up_proj, mlp, moe, moe_act.
+        modules: Megatron's names: core_attn, layernorm, mla_up_proj, mlp, moe, moe_act; and attention, all its products.
         kept: Operations of these blocks, by part and name, that do not run again.
     """
 

@@ -8,10 +8,15 @@ from typing import NamedTuple
 from megaplan.blocks.ops import EARLIER, INPUT, SHARED, Op, again
 
 REDUCE_SCATTER = "reduce_scatter"
+AGAIN = "recompute"  # the region's second run, among the keepers of a storage
+LATER = "W"  # the second half of a split backward, among the keepers of a storage
 
 
 class Graph(NamedTuple):
-    """A program with derived facts: view roots, keepers, and the storages that a recompute region reads, drops and caches."""
+    """A program with derived facts: view roots, keepers, and the storages that a recompute region reads, drops and caches.
+
+    `parts` are the operations of each checkpoint in order, where a block has several: each runs its part of the region again by itself.
+    """
 
     ops: tuple[Op, ...]
     roots: dict[str, str]
@@ -23,22 +28,34 @@ class Graph(NamedTuple):
     dropped: frozenset[str]
     cached: frozenset[str]
     away: frozenset[str] = frozenset()
+    parts: tuple[frozenset[str], ...] = ()
+
+    @property
+    def checkpoints(self) -> tuple[frozenset[str], ...]:
+        """Operations of each checkpoint: all in one, if none are stated."""
+        return self.parts or (frozenset(op.name for op in self.ops),)
+
+    def made_by(self, part: frozenset[str]) -> frozenset[str]:
+        """Storages that a checkpoint's operations make."""
+        return frozenset(name for op in self.ops if op.name in part for name in op.makes)
 
     @property
     def reduced(self) -> frozenset[str]:
         """Partial sums over a TP group: a bias is added to their sum, so its gradient exists before theirs."""
         return frozenset(name for op in self.ops if op.name == REDUCE_SCATTER for name in op.reads)
 
-    def run_again(self, wanted: frozenset[str], *, splittable: bool) -> tuple[Op, ...]:
-        """Operations of the region that recompute runs: up to the last storage that it saves.
+    def run_again(self, part: frozenset[str], wanted: frozenset[str], *, splittable: bool) -> tuple[Op, ...]:
+        """Operations of a checkpoint that recompute runs: up to the last storage that it saves.
 
         Args:
+            part: Operations of the checkpoint.
             wanted: Storages that backward needs.
             splittable: True if a linear's input and weight gradients are separate, so that the product that ends the region runs too.
         """
-        region = set(self.region)
+        region = set(self.region & part)
         if splittable:
-            region |= {op.name for op in self.ops if op.late and self.roots[op.keeps[0]] in self.dropped}
+            dropped = self.dropped & self.made_by(part)
+            region |= {op.name for op in self.ops if op.late and self.roots[op.keeps[0]] in dropped}
         inner = tuple(op for op in self.ops if op.name in region)
         saving = [index for index, op in enumerate(inner) if op.keeps]
         if not saving:  # frozen parameters: backward asks for nothing of the region
@@ -49,6 +66,24 @@ class Graph(NamedTuple):
             return *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # no operation reads it
         runs = not last.keeps_first or any(name in wanted for name in last.makes)  # an operation that did not run again keeps its result
         return inner[: stop + 1 if runs else stop]
+
+    def again(self, part: frozenset[str]) -> str:
+        """The second run of a checkpoint, among the keepers of a storage."""
+        return f"{AGAIN} {min(part)}"
+
+    def waiting(self, *, splits: bool) -> dict[str, set[str]]:
+        """The keepers of each storage whose backward has not run, when backward begins."""
+        found = {name: set(names) for name, names in self.keepers.items() if name != INPUT}
+        for part in self.checkpoints:
+            inner = [op for op in self.ops if op.name in part & self.region]
+            for name in frozenset(self.roots[name] for op in inner for name in op.reads) & self.entering & self.saved:
+                found.setdefault(name, set()).update(op.name for op in inner)
+            for name in self.cached & self.made_by(part):
+                found.setdefault(name, set()).add(self.again(part))
+        for op in self.ops if splits else ():
+            if op.late and self.roots[op.keeps[0]] != INPUT:
+                found[self.roots[op.keeps[0]]].add(LATER)
+        return found
 
 
 def roots_of(ops: tuple[Op, ...]) -> dict[str, str]:

@@ -30,12 +30,10 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op
-from megaplan.hosts.megarun.graph import Graph, dropped_by, keepers_of, roots_of
+from megaplan.hosts.megarun.graph import AGAIN, Graph, dropped_by, keepers_of, roots_of
 from megaplan.hosts.megarun.undominated import undominated
 
-AGAIN = "recompute"  # the region's second run, among the keepers of a storage
 CALLER = "caller"  # autograd's caller, among the owners of gradients
-LATER = "W"  # the second half of a split backward, among the keepers of a storage
 AGAIN_MADE = "+"  # the holder of a sum among the holders of its parts, once for each time that it was not made in place
 
 
@@ -130,6 +128,7 @@ def replay(
     waiting: tuple[str, ...] = (),
     counts_input: bool = False,
     away: frozenset[str] = frozenset(),
+    parts: tuple[frozenset[str], ...] = (),
 ) -> Replay:
     """Replay a program.
 
@@ -148,6 +147,7 @@ def replay(
             whole forward, outside.
         away: Storages that are not there between forward and backward (moved to the host's memory, or made again one by one): each comes
             back when backward reaches the last operation that keeps it.
+        parts: Operations of each checkpoint, in order, if the region has several, none of which reads what another drops.
     """
     roots = roots_of(ops)
     dropped = dropped_by(ops, roots, region, after)
@@ -158,7 +158,7 @@ def replay(
         why[name] = [AGAIN]
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if not op.is_view for name in op.makes if name in why]
-    graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset(), away)
+    graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset(), away, parts)
     forward = _forward(ops, roots, graph.saved, held, arrived=(INPUT,) if counts_input else ())
     arriving = {arrives: arrives, **({CALLER: arrives} if starts else {}), **{name: name for name in waiting}}
     program = Program(graph, tuple(order), arriving, pinned)
@@ -243,19 +243,6 @@ class Pending(NamedTuple):
     gradient: str
 
 
-def _waiting(graph: Graph, *, splits: bool) -> dict[str, set[str]]:
-    """The keepers of each storage whose backward has not run, when backward begins."""
-    found = {name: set(names) for name, names in graph.keepers.items() if name != INPUT}
-    for name in graph.entering & graph.saved:
-        found.setdefault(name, set()).update(graph.region)
-    for name in graph.cached:
-        found.setdefault(name, set()).add(AGAIN)
-    for op in graph.ops if splits else ():
-        if op.late and graph.roots[op.keeps[0]] != INPUT:
-            found[graph.roots[op.keeps[0]]].add(LATER)
-    return found
-
-
 class Backward:
     """The replay of a backward.
 
@@ -278,16 +265,15 @@ class Backward:
         self._graph, self._splits, self._pinned = graph, splits, program.pinned
         self._gradients = dict(program.arriving)
         self._views, self._splittable = set[str](), splits or splittable
-        self._waiting = _waiting(graph, splits=splits)
+        self._waiting = graph.waiting(splits=splits)
         self._live = dict.fromkeys(program.order)
         self._params: tuple[str, ...] = ()
         self.points: tuple[LiveSet, ...] = ()
         self.pending: list[Pending] = []
-        waits = bool(graph.region)
+        waits = list(graph.checkpoints) if graph.region else []
         for op in reversed(graph.ops):
-            if waits and op.keeps and (op.name in graph.region or any(graph.roots[name] in graph.dropped for name in op.keeps)):
-                self._recompute()
-                waits = False
+            if waits and op.keeps and self._reads_again(op, waits[-1]):
+                self._recompute(waits.pop())
             self._live |= dict.fromkeys(sorted(graph.away.intersection(map(graph.roots.__getitem__, op.keeps))))
             made, params = self._pass_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
             for name in op.makes:
@@ -365,11 +351,18 @@ class Backward:
         """True if the operation's input gradient is a view: a schedule's own linears make none, and a frozen one is not among them."""
         return op.hands_views and not (self._splittable and op.late)
 
-    def _recompute(self) -> None:
-        graph, live, wanted = self._graph, tuple(self._live), frozenset(self._waiting)
-        self.points += tuple(_recomputed(graph, live, wanted, self._held(), self._params, splittable=self._splittable))
-        self._live |= dict.fromkeys(name for name in sorted(graph.dropped) if name in self._waiting)
-        _release(AGAIN, self._live, self._waiting, self._pinned)
+    def _reads_again(self, op: Op, part: frozenset[str]) -> bool:
+        """True if an operation's backward needs a checkpoint's second run."""
+        graph, dropped = self._graph, self._graph.dropped & self._graph.made_by(part)
+        return op.name in graph.region & part or any(graph.roots[name] in dropped for name in op.keeps)
+
+    def _recompute(self, part: frozenset[str]) -> None:
+        graph, wanted = self._graph, frozenset(self._waiting)
+        again = _forward(graph.run_again(part, wanted, splittable=self._splittable), graph.roots, wanted, graph.held)
+        live, held = tuple(self._live), self._held()
+        self.points += tuple(LiveSet(f"recompute {point.op}", (*live, *point.storages), held, self._params) for point in again)
+        self._live |= dict.fromkeys(name for name in sorted(graph.dropped & graph.made_by(part)) if name in self._waiting)
+        _release(graph.again(part), self._live, self._waiting, self._pinned)
 
     def _held(self) -> tuple[str, ...]:
         pending = (each.gradient for each in self.pending)
@@ -388,13 +381,3 @@ def _release(op: str, live: dict[str, None], waiting: dict[str, set[str]], pinne
             waiting[name].discard(op)
             if not waiting[name]:
                 del live[name]
-
-
-def _recomputed(
-    graph: Graph, live: tuple[str, ...], wanted: frozenset[str], gradients: tuple[str, ...], params: tuple[str, ...], *, splittable: bool
-) -> list[LiveSet]:
-    """Live sets of the region's second forward, during backward."""
-    return [
-        LiveSet(f"recompute {point.op}", (*live, *point.storages), gradients, params)
-        for point in _forward(graph.run_again(wanted, splittable=splittable), graph.roots, wanted, graph.held)
-    ]

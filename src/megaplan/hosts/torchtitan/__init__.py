@@ -20,8 +20,8 @@ def _compiled(host: Any) -> str:
 HOST = HostKind(
     name="torchtitan",
     keys=frozenset({
-        "compile_model", "compile_loss", "checkpoint_every", "repeat_kv", "fsdp_ends", "async_tensor_parallel", "keep_pipeline_outputs",
-        "foreach_optimizer", "reserved_percent",
+        "compile_model", "compile_loss", "checkpoint_every", "checkpoints", "repeat_kv", "fsdp_ends", "async_tensor_parallel",
+        "keep_pipeline_outputs", "foreach_optimizer", "reserved_percent",
     }),
     holds={
         Column.REPLICATED_PARAMS: "the only copy, sharded over dp_shard · cp, in precision.master",

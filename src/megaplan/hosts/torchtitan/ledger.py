@@ -42,7 +42,8 @@ def block_key(spec: Spec, block: Block, *, rotates: bool) -> BlockKey:
     routed = moe is not None and any(tensor.owner is Owner.EXPERT_PARALLEL for tensor in block.tensors)
     experts = ExpertKey(moe.shared_ffn_hidden_size > 0, mesh.ep > 1) if moe is not None and routed else None
     sharded, context, compiled = mesh.tp > 1, mesh.cp > 1, spec.host.compile_model
-    return BlockKey(normed, rotates, repeats, sharded, context, compiled, recipe is not None, not gathers_low, latent, experts)
+    eight, halves = recipe is not None, spec.host.checkpoints == "halves"
+    return BlockKey(normed, rotates, repeats, sharded, context, compiled, eight, not gathers_low, latent, experts, halves)
 
 
 def sums_in_place(spec: Spec) -> bool:

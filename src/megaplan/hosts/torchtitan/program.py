@@ -3,9 +3,11 @@
 Eager, silu and the following product keep three tensors, and rotary embeddings go through fp32; compiled, both are one kernel and cheap
 operations run again in backward. Under TP a separate operation gathers the normed input, and the linears keep the gathered tensor.
 Selective checkpointing saves attention, reduce-scatters and every other product, counted from the block's first, and runs everything else
-again; in eager mode the saved tensors are kept even if backward does not read them.
+again; in eager mode the saved tensors are kept even if backward does not read them. With `host.checkpoints: halves` attention and MLP are
+checkpoints of their own, each with its own count: eager attention runs again as a whole, and what is between the halves is kept.
 
-Source: torchtitan/models/llama3/model.py, models/common/{attention,feed_forward,rope}.py, distributed/activation_checkpoint.py.
+Source: torchtitan/models/llama3/model.py, models/common/{attention,feed_forward,rope}.py, distributed/activation_checkpoint.py;
+`_apply_op_sac_to_transformer_block_with_flex` of the last at 0cfbd0b3 (October 2025) for the halves.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from megaplan.families.attention.section import GroupedQueryAttention, LatentAtt
 from megaplan.families.dense.section import Mlp
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.hosts.megarun.program import Replay, replay
+from megaplan.hosts.torchtitan.blocks import ATTENTION, MLP
 from megaplan.hosts.torchtitan.experts import GROUPED, ROUTER, ExpertKey, expert_ops, expert_shapes
 from megaplan.hosts.torchtitan.latent import latent_ops, latent_shapes
 from megaplan.scalars import RecomputePolicy
@@ -33,6 +36,8 @@ MIDDLE = "h"
 
 LAST = "mlp.residual"
 """The last operation: its result is the next block's input, so that no compiled code runs it again."""
+BETWEEN = frozenset({"attention.norm", "attention.residual", "mlp.norm", LAST})
+"""Operations outside the checkpoints of the halves."""
 
 
 class BlockKey(NamedTuple):
@@ -49,6 +54,7 @@ class BlockKey(NamedTuple):
         casts_weights: Weights of linears are cast on every use, because they are gathered in 16 bits.
         latent: Latent attention: True if its queries have a latent, too; None for grouped queries.
         experts: Properties of the experts in place of a dense MLP; None without.
+        halves: A selective checkpoint is one of attention and one of MLP or experts; a compiled dense block is one all the same.
     """
 
     qk_norm: bool
@@ -61,32 +67,51 @@ class BlockKey(NamedTuple):
     casts_weights: bool
     latent: bool | None = None
     experts: ExpertKey | None = None
+    halves: bool = False
 
 
 @cache
 def block_replay(key: BlockKey, policy: RecomputePolicy) -> Replay:
     """The replay of a block under a checkpoint policy; selective is torchtitan's per-operation one."""
     ops = _operations(key)
-    names = frozenset(op.name for op in ops)
     if policy == "full":
-        return replay(ops, region=names)
+        return replay(ops, region=frozenset(op.name for op in ops))
     if policy == "none":
         cheap = frozenset(op.name for op in ops if op.name.rpartition(".")[2].startswith(CHEAP))
         return replay(ops, region=cheap if key.compiled else frozenset())
-    saved = saved_operations(ops)
+    return _selective(key, ops)
+
+
+def _selective(key: BlockKey, ops: tuple[Op, ...]) -> Replay:
+    """The replay of a block whose checkpoint, or each of two, saves some of its operations."""
+    parts = _halves(ops) if key.halves and (key.experts is not None or not key.compiled) else (ops,)
+    selective = parts[-1:] if not key.compiled else parts  # eager attention of its own is checkpointed as a whole
+    saved = frozenset(name for part in selective for name in saved_operations(part, keeps_choices=not key.halves))
     if not key.compiled:
         ops = tuple(op._replace(keeps=(*op.keeps, *op.makes[:1])) if op.name in saved else op for op in ops)
     kept = {name for op in ops for name in op.keeps}
     cached = frozenset(name for op in ops if op.name in saved for name in op.makes if name in kept)
     ends = frozenset({LAST}) if key.compiled else frozenset[str]()
-    return replay(ops, region=names - saved - ends, cached=cached)
+    checkpoints = tuple(frozenset(op.name for op in part) for part in parts)
+    return replay(ops, region=frozenset[str]().union(*checkpoints) - saved - ends, cached=cached, parts=checkpoints)
 
 
-def saved_operations(ops: tuple[Op, ...]) -> frozenset[str]:
-    """Operations saved by selective checkpointing: attention, reduce-scatters, exchanges, choices, every other product from the first."""
+def _halves(ops: tuple[Op, ...]) -> tuple[tuple[Op, ...], ...]:
+    """Operations of attention, and of MLP or experts, each between its norm and its residual addition."""
+    inner = [op for op in ops if op.name not in BETWEEN]
+    return tuple(tuple(op for op in inner if op.name.startswith(half)) for half in (ATTENTION, MLP))
+
+
+def saved_operations(ops: tuple[Op, ...], *, keeps_choices: bool = True) -> frozenset[str]:
+    """Operations saved by selective checkpointing: attention, reduce-scatters, exchanges, choices, every other product from the first.
+
+    Args:
+        ops: Operations of one checkpoint.
+        keeps_choices: The router's choices are saved, as since May 2026.
+    """
     products = [op.name for op in ops if op.late and op.name != ROUTER and not op.name.startswith(GROUPED)]
-    others = [op.name for op in ops if op.name.endswith(("reduce_scatter", ".core", "exchange", "choose"))]
-    return frozenset([*products[::2], *others])
+    ends = "reduce_scatter", ".core", "exchange", *(["choose"] if keeps_choices else [])
+    return frozenset([*products[::2], *[op.name for op in ops if op.name.endswith(ends)]])
 
 
 def block_shapes(

@@ -11,7 +11,9 @@ from megaplan.spec.models import Spec
 def step_of(spec: Spec) -> tuple[Software, Recomputed]:
     """Software of the host, and the operations that backward runs again."""
     policy, share = spec.recompute.default, 1 / spec.host.checkpoint_every
-    return _software(spec), Recomputed(share if policy == "full" else 0.0, per_op=policy == "selective" and share == 1)
+    per_op = policy == "selective" and share == 1
+    whole = ("attention", "core_attn") if per_op and spec.host.checkpoints == "halves" and not spec.host.compile_model else ()
+    return _software(spec), Recomputed(share if policy == "full" else 0.0, per_op=per_op, modules=frozenset(whole))
 
 
 def _software(spec: Spec) -> Software:

@@ -15,6 +15,7 @@ TOPIC = (
     "A pipeline accumulates whole gradients in the reduction's dtype, 4 bytes a parameter of the stage in fp32, to its last microbatch.",
     "Blocks keep, of each microbatch: recompute full, the input; selective, also attention and the first, third, fifth and seventh "
     "product, eager even those that backward never reads; none, all that autograd saves, compiled without what is cheap to make again.",
+    "host.checkpoints: halves, selective: of eager attention what enters and leaves it; the products of MLP or experts by their own count.",
     "Experts, with k rows a token and R rows on the rank: eager keeps the router's input and the experts' outputs in fp32, 4 bytes each, "
     "and of the rows their inputs and three inner tensors, 2 bytes each; recompute selective keeps what both all-to-alls brought. Experts "
     "that a group of their own reduces before their block has ended count until then.",

@@ -24,13 +24,17 @@ def test_figures_that_no_term_was_made_from(row: dict[str, Any]) -> None:
     assert abs(error) < (0.03 if row["cause"] else 0.011)
 
 
-def test_jobs_that_ran_out_of_memory_fit_narrowly_if_at_all() -> None:
+def test_jobs_that_ran_out_of_memory_fit_narrowly_if_at_all_unless_their_cause_is_open() -> None:
+    """The page lists the others: graphs after their capture, and segments that do not grow, are not priced."""
     said = [(row, reports.estimate(row)) for row in DATA["threads"]]
-    failed = Counter(found.verdict for row, found in said if not row["ran"])
-    ran = Counter(found.fits for row, found in said if row["ran"])
-    assert failed["fits"] <= 0.1 * failed.total()
+    failed = Counter(found.verdict for row, found in said if not row["ran"] and "open" not in row)
+    assert not failed["fits"]
     assert failed["does not fit"] > failed["fits narrowly"]
-    assert ran[True] >= 0.8 * ran.total()
+    assert all(found.verdict == "fits" for row, found in said if "open" in row)
+
+
+def test_jobs_that_ran_fit() -> None:
+    assert [row["name"] for row in DATA["threads"] if row["ran"] and not reports.estimate(row).fits] == []
 
 
 def test_the_most_that_is_reserved_is_of_the_published_pairs() -> None:

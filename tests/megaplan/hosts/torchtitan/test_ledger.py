@@ -83,6 +83,29 @@ def test_compiled_selective_checkpoints_drop_what_backward_never_reads():
     assert eager.keys() - compiled.keys() == {"mlp.o"}
 
 
+HALVES = "recompute.default=selective", "host.checkpoints=halves"
+
+
+def test_checkpoints_of_halves_keep_what_is_between_them_and_every_other_product_of_the_second():
+    between = {**dict.fromkeys(("normed", "h", "mlp.normed"), STREAM), "rstd": RSTD, "mlp.rstd": RSTD}
+    assert saved(*HALVES) == {**between, "gate": FFN, "mlp.o": STREAM}
+
+
+def test_a_compiled_dense_block_is_one_checkpoint():
+    assert saved(*HALVES, "host.compile_model=true") == saved(HALVES[0], "host.compile_model=true")
+
+
+def test_halves_run_again_one_after_the_other():
+    spec = spec_of(*HALVES)
+    blocks = transformer_blocks(build_inventory(spec))
+    points = block_bytes(spec, local_dims(spec), "layers.0", blocks.layers[0]).part.replay.backward
+    first = next(index for index, point in enumerate(points) if point.op == "recompute attention.q_proj")
+    of_mlp = {"mlp.normed", "silu", "up", "product", "gate"}
+    assert any(of_mlp <= set(point.storages) for point in points[:first])
+    assert not any(set(point.storages) & {"q", "k", "v", "heads"} for point in points[:first])
+    assert not any(set(point.storages) & of_mlp for point in points[first:])
+
+
 def test_a_reduce_scatter_is_saved_beside_the_products_of_tensor_parallelism():
     found = saved("recompute.default=selective", "mesh.tp=2", "mesh.vocab_parallel=true")
     assert found["o"] == found["mlp.o"] == STREAM // 2
