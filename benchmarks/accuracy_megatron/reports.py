@@ -48,11 +48,7 @@ container Transformer Engine writes gradients over logits, as before release 2.1
 
 OPEN = """Three of those that are missed ran again with growing *segments* alone: without, they needed at least 30, 37 and 56 % more
 than the estimate has allocated, beyond the 21 % of published pairs. Two more, one job in two precisions, would need 48 and 73 % more;
-<<<<<<< HEAD
-their failure is said to be in Triton at the first forward, and no reply says that growing segments mended it. Two have *graphs* of
-=======
 their failure is said to be in Triton at the first forward, and no one says that growing segments mended it. Two have *graphs* of
->>>>>>> 8c61cd45681944b71bc1189c57e406ce1cd56884
 attention, Mamba and the router, and one of them is said to have run out while these were captured; without the router's graphs, or
 with less kept, they ran. A third has graphs of whole layers and ran out in the capture: Transformer Engine's warm-up holds the
 outputs of every microbatch since 30 July 2026 (4e755d888), until pull request 3427. By that source 42 GiB that stay, 74 GiB of
