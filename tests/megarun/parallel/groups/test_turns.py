@@ -88,3 +88,22 @@ def test_exchanges_of_one_are_in_flight_while_the_other_computes(monkeypatch: py
         "compute forward", "start forward", "compute backward", "start backward",
         "wait forward", "compute forward", "wait backward", "compute backward",
     ]  # fmt: skip
+
+
+def test_exchanges_without_a_pair_are_not_asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, and in a pair whose other part has ended: NCCL then runs them in the stream of the computation."""
+    calls: list[bool] = []
+
+    def moved(arrived: Any, leaving: Any, *_: Any, async_op: bool = False, **__: Any) -> None:
+        calls.append(async_op)
+        arrived.copy_(leaving)
+
+    monkeypatch.setattr(dist, "all_to_all_single", moved)
+    ep, rows = ExpertParallel(2, 0, None, MeasuredRouting()), torch.ones(4, 3, requires_grad=True)
+
+    def exchanged() -> None:
+        _exchange(ep, (2, 2), (2, 2), rows)[0].sum().backward()
+
+    exchanged()
+    Turns(lambda: None, exchanged, CPU).run()
+    assert calls == [False] * 4
