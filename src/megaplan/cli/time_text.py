@@ -26,6 +26,8 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
     if any(time.traffic):
         reduced, gathered = (f"{format_figure(size / 1e9)} GB" for size in time.traffic)
         yield from wrap(f"  data ranks reduce {reduced} of gradients and gather {gathered} of parameters per step", indent="  ")
+    if time.hidden is not None:
+        yield f"  pairs in turns hide {_text(time.hidden)} of experts' exchanges"
     largest = sorted((term for term in time.terms.items() if term[1] > 0), key=lambda term: -term[1])[:NUM_TERMS]
     yield from wrap("  " + ", ".join(f"{name} {_text(seconds)}" for name, seconds in largest), indent="  ")
 

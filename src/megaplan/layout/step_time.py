@@ -107,6 +107,7 @@ class PlannedTime(NamedTuple):
         unmeasured: Reason that a step of megarun is modelled on a device with measured constants.
         missing: Parts of the step that no step of the fit has together with the other parts; empty for megarun.
         traffic: Bytes of all gradients that data ranks reduce, and of all parameters that they gather, in a step.
+        hidden: Seconds of exchanges of experts' rows that pairs in turns hide, on a mean pipeline rank; None without turns.
     """
 
     seconds: float
@@ -120,6 +121,7 @@ class PlannedTime(NamedTuple):
     unmeasured: str | None = None
     missing: tuple[str, ...] = ()
     traffic: tuple[int, int] = (0, 0)
+    hidden: float | None = None
 
     @property
     def counts_launches(self) -> bool:
@@ -143,6 +145,7 @@ class PlannedTime(NamedTuple):
             "basis": str(self.basis),
             "calibration": self.calibration,
             **({} if self.unmeasured is None else {"unmeasured": self.unmeasured}),
+            **({} if self.hidden is None else {"hidden_exchange_seconds": round(self.hidden, 6)}),
             **({"missing": list(self.missing)} if self.missing else {}),
             **({"data_traffic": dict(zip(("reduced_bytes", "gathered_bytes"), self.traffic, strict=True))} if any(self.traffic) else {}),
         }
@@ -213,7 +216,8 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         return f"products of {spec.precision.recipe.name} are emulated in fp32"
     tensors = build_inventory(spec) if inventory is None else inventory
     timer = ReplayTimer(tensors, spec)
-    terms = PooledTimer(tensors).terms(spec, spans) if spec.pools else timer.terms(spec, spans)
+    own = PooledTimer(tensors) if spec.pools else timer
+    terms = own.terms(spec, spans)
     known = time_basis(spec, timer)
     seconds = sum(terms.values()) * NS
     tokens = spec.global_batch_tokens / spec.mesh.world_size / seconds
@@ -226,6 +230,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         calibration=known.calibration,
         unmeasured=known.reason,
         traffic=shard_traffic(spec, tensors),
+        hidden=own.hidden_ns(spec, spans) * NS if spec.interleaves_pairs else None,
     )
 
 

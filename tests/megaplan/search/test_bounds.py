@@ -10,7 +10,7 @@ from random_plans.draw import draw
 from small_problems import problem
 
 from megaplan.budget.peaks import build_budget
-from megaplan.cost.times import LayerTime
+from megaplan.cost.values import LayerTime
 from megaplan.errors import MegaplanError
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.floors import floors_of
