@@ -98,9 +98,11 @@ class PooledTimer:
         linked, lengths, steps = linked_orders(*orders), replayed(times, spans), spec.schedule.steps_per_update
         return steps * linked.makespan(lengths, p2p=times[0].boundary_ns), steps * linked.hidden(lengths)
 
-    def hidden_ns(self, spec: Spec, spans: SlotSpans) -> int:
-        """Exchanges of rows in a step that turns hide, on a mean pipeline rank."""
-        return self._replayed(spec, self.slots(spec), spans)[1] // spec.mesh.pp
+    def turns_ns(self, spec: Spec, spans: SlotSpans) -> tuple[int, int]:
+        """Exchanges of rows in a step at which pairs take turns, and what these hide, on a mean pipeline rank."""
+        times, count, pp = self.slots(spec), spec.schedule.microbatches_per_update, spec.mesh.pp
+        exchanged = sum(slot.total_ns - slot.compute_ns for slot in of_own_slots(times, spans))
+        return count * exchanged // pp, self._replayed(spec, times, spans)[1] // pp
 
     def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, as `ReplayTimer.terms`: of a mean pipeline rank, each slot by its own device."""

@@ -156,9 +156,10 @@ class ReplayTimer:
         sums = self.sums(spec)
         return self._replayed(spec, sums, spans)[0] + self.beside(spec, sums)
 
-    def hidden_ns(self, spec: Spec, spans: SlotSpans) -> int:
-        """Exchanges of rows in a step that turns hide, on a mean pipeline rank."""
-        return self._replayed(spec, self.sums(spec), spans)[1] // spec.mesh.pp
+    def turns_ns(self, spec: Spec, spans: SlotSpans) -> tuple[int, int]:
+        """Exchanges of rows in a step at which pairs take turns, and what these hide, on a mean pipeline rank."""
+        sums, count = self.sums(spec), spec.schedule.microbatches_per_update
+        return count * (sums.total - sums.computing) // spec.mesh.pp, self._replayed(spec, sums, spans)[1] // spec.mesh.pp
 
     def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, which add up to the step's.

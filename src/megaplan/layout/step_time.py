@@ -92,6 +92,22 @@ REPLAYED = "replayed"
 """The interval of times that depend only on a device's rates."""
 
 
+class TurnTimes(NamedTuple):
+    """Exchanges of experts' rows at which the microbatches of a pair take turns, in a step of a mean pipeline rank.
+
+    Attributes:
+        seconds: Seconds of all of them.
+        hidden: Seconds in which the other microbatch of a pair computes.
+    """
+
+    seconds: float
+    hidden: float
+
+    def as_document(self) -> dict[str, float]:
+        """The times as JSON."""
+        return {"seconds": round(self.seconds, 6), "hidden_seconds": round(self.hidden, 6)}
+
+
 class PlannedTime(NamedTuple):
     """Predicted time of a step.
 
@@ -107,7 +123,7 @@ class PlannedTime(NamedTuple):
         unmeasured: Reason that a step of megarun is modelled on a device with measured constants.
         missing: Parts of the step that no step of the fit has together with the other parts; empty for megarun.
         traffic: Bytes of all gradients that data ranks reduce, and of all parameters that they gather, in a step.
-        hidden: Seconds of exchanges of experts' rows that pairs in turns hide, on a mean pipeline rank; None without turns.
+        turns: Exchanges at which pairs take turns; None without turns.
     """
 
     seconds: float
@@ -121,7 +137,7 @@ class PlannedTime(NamedTuple):
     unmeasured: str | None = None
     missing: tuple[str, ...] = ()
     traffic: tuple[int, int] = (0, 0)
-    hidden: float | None = None
+    turns: TurnTimes | None = None
 
     @property
     def counts_launches(self) -> bool:
@@ -145,7 +161,7 @@ class PlannedTime(NamedTuple):
             "basis": str(self.basis),
             "calibration": self.calibration,
             **({} if self.unmeasured is None else {"unmeasured": self.unmeasured}),
-            **({} if self.hidden is None else {"hidden_exchange_seconds": round(self.hidden, 6)}),
+            **({} if self.turns is None else {"exchanges_in_turns": self.turns.as_document()}),
             **({"missing": list(self.missing)} if self.missing else {}),
             **({"data_traffic": dict(zip(("reduced_bytes", "gathered_bytes"), self.traffic, strict=True))} if any(self.traffic) else {}),
         }
@@ -230,7 +246,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         calibration=known.calibration,
         unmeasured=known.reason,
         traffic=shard_traffic(spec, tensors),
-        hidden=own.hidden_ns(spec, spans) * NS if spec.interleaves_pairs else None,
+        turns=TurnTimes(*(each * NS for each in own.turns_ns(spec, spans))) if spec.interleaves_pairs else None,
     )
 
 

@@ -153,16 +153,17 @@ def test_a_step_in_turns_is_shorter_by_what_its_pairs_hide(make_spec: Any, mesh:
     schedule = PAIRS if mesh["vpp"] == 2 else PAIRS | {"kind": "dualpipe"}
     after, before = (timed(turning(make_spec, turns=turns, mesh=mesh, schedule=schedule)) for turns in (True, False))
     assert after.seconds < before.seconds
-    assert before.hidden is None
-    assert after.hidden is not None
+    assert before.turns is None
+    assert after.turns is not None
     waited = f"{EXPOSED} transfers"
-    assert after.terms[waited] == pytest.approx(before.terms[waited] - after.hidden, abs=2e-9)
-    assert after.hidden > 0.5 * before.terms[waited]
+    assert after.terms[waited] == pytest.approx(before.terms[waited] - after.turns.hidden, abs=2e-9)
+    assert before.terms[waited] == pytest.approx(after.turns.seconds, abs=2e-9)
+    assert after.turns.seconds > after.turns.hidden > 0.5 * before.terms[waited]
     assert {name: value for name, value in after.terms.items() if name not in (waited, BUBBLE)} == {
         name: value for name, value in before.terms.items() if name not in (waited, BUBBLE)
     }
-    assert after.as_document()["hidden_exchange_seconds"] == round(after.hidden, 6)
-    assert "hidden_exchange_seconds" not in before.as_document()
+    assert after.as_document()["exchanges_in_turns"] == after.turns.as_document()
+    assert "exchanges_in_turns" not in before.as_document()
 
 
 def test_a_host_that_launches_too_slowly_hides_nothing(make_spec: Any) -> None:
@@ -172,16 +173,18 @@ def test_a_host_that_launches_too_slowly_hides_nothing(make_spec: Any) -> None:
     steps = [
         timed(turning(make_spec, turns=turns, host=host, device=device, batch=batch)) for batch in (small, large) for turns in (True, False)
     ]
-    assert (steps[0].hidden, steps[0].seconds) == (0, steps[1].seconds)
+    assert steps[0].turns is not None
+    assert (steps[0].turns.hidden, steps[0].seconds) == (0, steps[1].seconds)
     assert steps[0].terms[HOST] > 0.1 * steps[0].seconds
-    assert steps[2].hidden
+    assert steps[2].turns is not None
+    assert steps[2].turns.hidden > 0
     assert steps[2].seconds < steps[3].seconds
 
 
 def test_steps_per_update_hide_as_often(make_spec: Any) -> None:
-    once, twice = (timed(turning(make_spec, schedule=PAIRS | {"steps_per_update": steps})).hidden for steps in (1, 2))
-    assert once
-    assert twice == pytest.approx(2 * once)
+    once, twice = (timed(turning(make_spec, schedule=PAIRS | {"steps_per_update": steps})).turns for steps in (1, 2))
+    assert once is not None
+    assert twice == pytest.approx((2 * once.seconds, 2 * once.hidden))
 
 
 def test_stages_on_two_types_of_devices_take_turns(make_spec: Any) -> None:
@@ -190,11 +193,11 @@ def test_stages_on_two_types_of_devices_take_turns(make_spec: Any) -> None:
     def step(second: str, *, turns: bool = True) -> tuple[int, int]:
         spec = turning(make_spec, turns=turns, pools=[{"count": 4, "device": {"name": second}}])
         timer = PooledTimer(build_inventory(spec))
-        return timer.step_ns(spec, SPANS), timer.hidden_ns(spec, SPANS)
+        return timer.step_ns(spec, SPANS), timer.turns_ns(spec, SPANS)[1]
 
     spec = turning(make_spec)
     alone = ReplayTimer(build_inventory(spec), spec)
     one, mixed = step("h100-sxm"), step("a100-80gb")
-    assert one == (alone.step_ns(spec, SPANS), alone.hidden_ns(spec, SPANS))
+    assert one == (alone.step_ns(spec, SPANS), alone.turns_ns(spec, SPANS)[1])
     assert one[0] < mixed[0] < step("a100-80gb", turns=False)[0]
     assert mixed[1] > 0
