@@ -140,7 +140,7 @@ class Flight:
         self.clock, self.end = clock, end
 
     def wait(self) -> None:
-        """The computing stream goes on behind the exchange."""
+        """The computing stream continues behind the exchange."""
         self.clock.now = max(self.clock.now, self.end)
 
 
