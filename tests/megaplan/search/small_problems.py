@@ -66,7 +66,8 @@ def problem(seed: int, *, mirrored: bool = False, turns: bool = False) -> tuple[
             document["mesh"] |= {"pp": 2, "ep": 2} if mirrored else {"pp": 2, "vpp": 2, "ep": 2}
             document["schedule"] = {"kind": "dualpipe" if mirrored else "dualpipev", "num_microbatches": draw.choice((4, 8))}
             document["host"] = {"moe_overlap": True}
-            document["device"] |= {"name": draw.choice(("h200", "h100-sxm"))}
+            name, latency = draw.choice(("h200", "h100-sxm")), draw.choice((20_000, 200_000))  # exchanges as long as computations
+            document["device"] |= {"name": name, "collective_latency_ns": latency}
         spec = megaplan.load(document).spec
         vary = [word for word in ("recompute", "schedule", "batch", "kernels") if draw.random() < 0.5]
         fixed: dict[str, Any] = {}
