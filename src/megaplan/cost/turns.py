@@ -67,7 +67,7 @@ def stops_of(spec: Spec, load: Workload, block: Block, exchanges: Exchanges) -> 
     family = FAMILIES[block.family]
     if not spec.interleaves_pairs or family.exchanging is None:
         return None
-    program = program_of(path_in(spec.model.residual_path, block.tensors), family.exchanging(load, family.section_of(spec.model)))
+    program = program_of(path_in(spec.model.residual_path, block), family.exchanging(load, family.section_of(spec.model)))
     pass_turns, before = list[bool](), dict[str, int]()
     for op in program.ops:
         for name in (op.name, *(param.removesuffix(".weight") for param in op.params)):  # linears of one input may be one operation

@@ -45,7 +45,9 @@ def drawn(random: Random) -> dict[str, Any]:
     own = random.choice([{}, {"latent_size": 512}, {"shared_gate": True}, {"shared_ffn_hidden_size": 0}, {"null_experts": 2}])
     moe = own | random.choice([{}, {"capacity_factor": 1.5}, {"routing_skew": 1.5}, {"bias": True}, {"activation": "relu2"}])
     meshes = [V, V | {"tp": 2}, V | {"tp": 2, "etp": 2}, V | {"ep": 2}, V | {"cp": 2}]
-    model: dict[str, Any] = random.choice([{}, {"norm_placement": "both"}, {"norm": "layernorm"}])
+    model: dict[str, Any] = random.choice(
+        [{}, {"norm_placement": "both"}, {"norm": "layernorm"}, {"streams": {"count": 2}}, {"attention_residuals": {"group_layers": 2}}]
+    )
     found: dict[str, Any] = {
         "moe": moe,
         "model": model,
