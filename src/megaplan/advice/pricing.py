@@ -27,7 +27,7 @@ from megaplan.spec.pools import parts_of
 from megaplan.spec.rules import check_rules
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
 
 RULES, BOUNDS = 300, 400
 """Work of checking a spec, and of its bounds, in steps of about a microsecond."""

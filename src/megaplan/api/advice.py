@@ -19,7 +19,7 @@ from megaplan.spec.read import STDIN
 if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob
     from megaplan.budget.values import Budget
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
     from megaplan.layout.build import Spans
     from megaplan.layout.ranks import Layout
 

@@ -25,7 +25,7 @@ from megaplan.spec.models import Spec
 from megaplan.spec.read import MAX_BYTES, STDIN, display_name, model_file, read_text
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
     from megaplan.partition.values import Cuts
     from megaplan.plan.document import PlanDocument
 

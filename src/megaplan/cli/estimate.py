@@ -93,6 +93,6 @@ def estimate(
         if explain:
             from megaplan.cli.explain_text import explain_lines  # noqa: PLC0415
 
-            output.write_styled(explain_lines(job, ranks[0]))
+            output.write_styled(explain_lines(job, ranks[0], found.step_time))
         output.report(found.diagnostics)
     return 0 if found.fits else DOES_NOT_FIT

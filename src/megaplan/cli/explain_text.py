@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from megaplan.budget.values import RankBudget
+from megaplan.cli.time_text import turns_text
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.embedding import graph_bytes
@@ -24,10 +25,11 @@ from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
     from megaplan.api.load import LoadedJob
+    from megaplan.layout.step_time import PlannedTime
 
 
-def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
-    """(text, style): the position of the peak, each column's formula, then parameters and kept activations by block."""
+def explain_lines(given: LoadedJob, rank: RankBudget, time: PlannedTime | str) -> Iterator[StyledLine]:
+    """(text, style): the position of the peak, each column's formula, then parameters and kept activations by block; `time`: of a step."""
     label, host = runs_label(runs_of(rank.ranks)), given.spec.host.kind
     yield "", ""
     yield f"details of {label}", "bold"
@@ -39,7 +41,7 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
         yield f"{column}: {num_bytes:,} bytes ({format_bytes(num_bytes)})", "bold"
         holds = column_lines(column) if host.trained else wrap(host.holds[column], width=76)
         yield from _plain(f"  {line}" for line in holds)
-    yield from _steps(given, rank)
+    yield from _steps(given, rank, time)
     found: Explained = host.explain(given.spec, given.inventory, given.layout, rank.coordinate["pp"])
     yield "", ""
     yield "parameters of each block on this rank, before state sharding", "bold"
@@ -55,8 +57,8 @@ def explain_lines(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
             yield from _plain(table([found.heads, *tensors], left=texts, indent="    "))
 
 
-def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
-    """Lines that say if megarun runs the microbatches of a step eagerly or as CUDA graphs."""
+def _steps(given: LoadedJob, rank: RankBudget, time: PlannedTime | str) -> Iterator[StyledLine]:
+    """Lines that say if megarun runs the microbatches of a step eagerly or as CUDA graphs, and what pairs in turns hide."""
     spec = given.spec
     if not spec.host.kind.trained:
         return
@@ -72,6 +74,10 @@ def _steps(given: LoadedJob, rank: RankBudget) -> Iterator[StyledLine]:
         yield "gathered weights (precision.recipe.param_gather)", "bold"
         for text in gathers:
             yield from _plain(wrap(f"  {text}", indent="    "))
+        yield "", ""
+    if not isinstance(time, str) and time.turns is not None:
+        yield "pairs in turns (host.moe_overlap)", "bold"
+        yield from _plain(wrap(f"  {turns_text(time)}", indent="    "))
         yield "", ""
     yield "steps", "bold"
     reason = why_eager(spec)

@@ -26,8 +26,23 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
     if any(time.traffic):
         reduced, gathered = (f"{format_figure(size / 1e9)} GB" for size in time.traffic)
         yield from wrap(f"  data ranks reduce {reduced} of gradients and gather {gathered} of parameters per step", indent="  ")
+    if time.turns is not None:
+        yield f"  pairs in turns hide {_text(time.turns.hidden)} of {_text(time.turns.seconds)} of experts' exchanges"
     largest = sorted((term for term in time.terms.items() if term[1] > 0), key=lambda term: -term[1])[:NUM_TERMS]
     yield from wrap("  " + ", ".join(f"{name} {_text(seconds)}" for name, seconds in largest), indent="  ")
+
+
+def turns_text(time: PlannedTime) -> str:
+    """The exchanges that pairs in turns hide, and those that are waited for; nothing without turns."""
+    if time.turns is None:
+        return ""
+    hidden, waited = _text(time.turns.hidden), _text(time.turns.seconds - time.turns.hidden)
+    launches = ", and a pair takes at least as long as the host launches its kernels" if time.counts_launches else ""
+    return (
+        f"{hidden} of exchanges of experts' rows, in a step of a mean pipeline rank, are hidden by the other microbatch of a pair, which"
+        f" computes up to its own next exchange meanwhile. {waited} are waited for: in forwards and backwards outside of pairs, and where"
+        f" the other microbatch computes for a shorter time{launches}"
+    )
 
 
 def traffic_lines(rows: Sequence[AxisTraffic]) -> list[str]:
@@ -77,7 +92,9 @@ def change_line(before: PlannedTime | str, after: PlannedTime | str) -> str:
     unlike = f"; {note}" if (note := unlike_steps(before, after)) else ""
     old, new = before.tokens_per_second_per_device, after.tokens_per_second_per_device
     rates = f"{old:,.0f} → {new:,.0f} tokens/s per device ({gain:+.1f} %), MFU {100 * before.mfu:.1f} → {100 * after.mfu:.1f} %"
-    return f"step: {_text(before.seconds)} → {_text(after.seconds)} ({growth:+.1f} %), {rates}; {' → '.join(kinds)}{unlike}"
+    hidden = [0.0 if time.turns is None else time.turns.hidden for time in (before, after)]
+    turns = "" if before.turns is after.turns is None else f", pairs in turns hide {' → '.join(map(_text, hidden))} of exchanges"
+    return f"step: {_text(before.seconds)} → {_text(after.seconds)} ({growth:+.1f} %), {rates}{turns}; {' → '.join(kinds)}{unlike}"
 
 
 def rate_gain(before: PlannedTime, after: PlannedTime) -> float:

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from megaplan.cost.times import LayerTime, MeasuredCosts, ModelTimes, StoredBytes, model_times
+from megaplan.cost.times import model_times
+from megaplan.cost.values import LayerTime, MeasuredCosts, ModelTimes, StoredBytes
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.inventory.tensors import Inventory

@@ -12,10 +12,12 @@ from dataclasses import replace
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import BUBBLE, COPIES, EXPOSED, HOST, PLAIN, Change, ReplayTimer, SlotSpans, Sums, linked_orders
-from megaplan.cost.times import LayerTime, ModelTimes, model_times
+from megaplan.cost.slots import of_own_slots, replayed
+from megaplan.cost.times import model_times
 from megaplan.cost.transfers import boundary_ns, layer_transfers
+from megaplan.cost.values import LayerTime, ModelTimes
 from megaplan.inventory.tensors import Block, Inventory
-from megaplan.schedules import SlotTimes, placement, slot_owner
+from megaplan.schedules import placement, slot_owner
 from megaplan.spec.models import Recompute, Spec
 from megaplan.spec.pools import alone_specs, joins_pools, parts_of
 
@@ -32,30 +34,6 @@ def slot_times(spec: Spec, inventory: Inventory) -> tuple[ModelTimes, ...]:
     if not spec.pools:
         return (model_times(spec, inventory),) * spec.mesh.num_slots
     return PooledTimer(inventory).slots(spec)
-
-
-def of_own_slots(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]]) -> tuple[LayerTime, ...]:
-    """Time of each slot by the times of its own device; one model's times for each slot."""
-    of_device = {id(each): each.of_slots(spans) for each in times}
-    return tuple(of_device[id(each)][slot] for slot, each in enumerate(times))
-
-
-def fastest(times: Sequence[ModelTimes]) -> ModelTimes:
-    """The least times of every part of the model on any of the slots."""
-    if len(set(map(id, times))) == 1:
-        return times[0]
-    layers = tuple(map(_least, zip(*(each.layers for each in times), strict=True)))
-    return ModelTimes(layers, _least([each.first for each in times]), _least([each.last for each in times]), times[0].boundary_ns)
-
-
-def _least(times: Sequence[LayerTime]) -> LayerTime:
-    return LayerTime(min(each.forward_ns for each in times), min(each.input_ns for each in times), min(each.weight_ns for each in times))
-
-
-def replayed(times: Sequence[LayerTime]) -> SlotTimes:
-    """F, I and W of the slots for a replay."""
-    forward, inputs, weight = ([getattr(each, part) for each in times] for part in ("forward_ns", "input_ns", "weight_ns"))
-    return SlotTimes(tuple(forward), tuple(inputs), tuple(weight))
 
 
 def devices_of_slots(spec: Spec) -> tuple[int, ...]:
@@ -103,7 +81,7 @@ class PooledTimer:
 
     def step_ns(self, spec: Spec, spans: SlotSpans) -> int:
         """The sum of `terms`."""
-        return self._makespan(spec, self.slots(spec), spans) + self.added_ns(spec)
+        return self._replayed(spec, self.slots(spec), spans)[0] + self.added_ns(spec)
 
     def added_ns(self, spec: Spec) -> int:
         """Time of a step beside its microbatches, which does not depend on cuts."""
@@ -114,10 +92,17 @@ class PooledTimer:
         pace = timed[0][0].sums(timed[0][1])
         return max((timer.beside_terms(alone, pace) for timer, alone in timed), key=lambda terms: sum(terms.values()))
 
-    def _makespan(self, spec: Spec, times: Sequence[ModelTimes], spans: SlotSpans) -> int:
+    def _replayed(self, spec: Spec, times: Sequence[ModelTimes], spans: SlotSpans) -> tuple[int, int]:
+        """Time of all microbatches of an update, and what turns hide on all ranks."""
         orders = spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches
-        made = linked_orders(*orders).makespan(replayed(of_own_slots(times, spans)), p2p=times[0].boundary_ns)
-        return spec.schedule.steps_per_update * made
+        linked, lengths, steps = linked_orders(*orders), replayed(times, spans), spec.schedule.steps_per_update
+        return steps * linked.makespan(lengths, p2p=times[0].boundary_ns), steps * linked.hidden(lengths)
+
+    def turns_ns(self, spec: Spec, spans: SlotSpans) -> tuple[int, int]:
+        """Exchanges of rows in a step at which pairs take turns, and what these hide, on a mean pipeline rank."""
+        times, count, pp = self.slots(spec), spec.schedule.microbatches_per_update, spec.mesh.pp
+        exchanged = sum(slot.total_ns - slot.compute_ns for slot in of_own_slots(times, spans))
+        return count * exchanged // pp, self._replayed(spec, times, spans)[1] // pp
 
     def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, as `ReplayTimer.terms`: of a mean pipeline rank, each slot by its own device."""
@@ -127,13 +112,14 @@ class PooledTimer:
         once = [alone.model_copy(update={"recompute": Recompute()}) for alone in alone_specs(spec)]
         kept, fused = (_total(timers, once, own, spans) for timers in (self.timers(spec), self.timers(spec, fused=True)))
         plain, recompute, exposed = (count * each // pp for each in (kept - fused, whole - kept, self._waits(spec, own, spans)))
-        busy = count * whole // pp
+        makespan, hidden = self._replayed(spec, times, spans)
+        busy, exposed = count * whole // pp - hidden // pp, exposed - hidden // pp
         found = {
             "layers": busy - plain - recompute - exposed,
             PLAIN: plain,
             "recompute": recompute,
             f"{EXPOSED} transfers": exposed,
-            BUBBLE: self._makespan(spec, times, spans) - busy,
+            BUBBLE: makespan - busy,
             **self._added_terms(spec),
         }
         absent = {PLAIN} if not plain else set()

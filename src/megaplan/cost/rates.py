@@ -69,6 +69,11 @@ class Rates:
     measured: Measured | None = None
     rings: tuple[Protocol, ...] = RINGS
 
+    @property
+    def issue_ns(self) -> int:
+        """Host time of a launch of forward and backward; 0 where launches are not counted."""
+        return 0 if self.measured is None else self.measured.issue_ns
+
     def kind_ns(self, kind: str, num_bytes: int, flops: int, part: str, dtype: DType) -> int:
         """Time of one kind of kernels beside their launches: the counted floor over the measured share, or the modelled rates.
 

@@ -24,11 +24,13 @@ from megaplan.cost.data import (
 )
 from megaplan.cost.elements import LocalElements, local_elements, with_packed
 from megaplan.cost.rates import Note, Rates, Seen, rates_of
-from megaplan.cost.times import LayerTime, ModelTimes, end_times, layer_time
+from megaplan.cost.slots import replayed
+from megaplan.cost.times import end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
+from megaplan.cost.values import LayerTime, ModelTimes
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
-from megaplan.schedules import LinkedOrders, SlotTimes, actions, link, num_copies, placement
+from megaplan.schedules import LinkedOrders, actions, link, num_copies, placement
 from megaplan.spec.host import fabric_size
 from megaplan.spec.models import RecomputePolicy, Spec
 
@@ -49,6 +51,7 @@ class Sums(NamedTuple):
 
     Attributes:
         total: F, I and W.
+        computing: The same without exchanges that the other microbatch of a pair may hide.
         forward: F.
         chain: F and I, which the first microbatch runs one after another.
         largest: The largest layer, and either end with the layer it stands with.
@@ -59,6 +62,7 @@ class Sums(NamedTuple):
     """
 
     total: int
+    computing: int
     forward: int
     chain: int
     largest: int
@@ -107,7 +111,7 @@ class ReplayTimer:
         self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, int]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}
         self._times: dict[tuple[object, ...], ModelTimes] = {}
-        self._makespans: dict[tuple[object, ...], int] = {}
+        self._replays: dict[tuple[object, ...], tuple[int, int]] = {}
         self._data: dict[tuple[object, ...], DataTimes] = {}
         self._elements: dict[tuple[int, int, int], LocalElements] = {}
         self.seen = Seen()
@@ -145,12 +149,17 @@ class ReplayTimer:
             if time is None:
                 time = makes[make] = self.layer(spec, block, make[1], scaled=make[2])
             found.append(time)
-        return ModelTimes(tuple(found), *self._end(spec))
+        return ModelTimes(tuple(found), *self._end(spec), self.rates(spec).issue_ns)
 
     def step_ns(self, spec: Spec, spans: SlotSpans) -> int:
         """The replay's makespan, and what data ranks and the optimizer add."""
         sums = self.sums(spec)
-        return self._makespan(spec, sums, spans) + self.beside(spec, sums)
+        return self._replayed(spec, sums, spans)[0] + self.beside(spec, sums)
+
+    def turns_ns(self, spec: Spec, spans: SlotSpans) -> tuple[int, int]:
+        """Exchanges of rows in a step at which pairs take turns, and what these hide, on a mean pipeline rank."""
+        sums, count = self.sums(spec), spec.schedule.microbatches_per_update
+        return count * (sums.total - sums.computing) // spec.mesh.pp, self._replayed(spec, sums, spans)[1] // spec.mesh.pp
 
     def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, which add up to the step's.
@@ -162,13 +171,14 @@ class ReplayTimer:
         once = spec.model_copy(update={"recompute": type(spec.recompute)()})
         kept, fused = self.sums(once), ReplayTimer(self.inventory, once, self._change, fused=True).sums(once)
         plain, recompute, exposed = (count * each // pp for each in (kept.total - fused.total, sums.total - kept.total, self._waits(spec)))
-        busy = count * sums.total // pp
+        makespan, hidden = self._replayed(spec, sums, spans)
+        busy, exposed = count * sums.total // pp - hidden // pp, exposed - hidden // pp
         found = {
             "layers": busy - plain - recompute - exposed,
             PLAIN: plain,
             "recompute": recompute,
             f"{EXPOSED} transfers": exposed,
-            BUBBLE: self._makespan(spec, sums, spans) - busy,
+            BUBBLE: makespan - busy,
             **self.beside_terms(spec, sums),
         }
         absent = {PLAIN} if not plain else set()
@@ -248,6 +258,7 @@ class ReplayTimer:
             for (block, scaled, count), policy in zip(self.makes, policies, strict=True)
         ]
         total = first.total_ns + last.total_ns + end.total_ns + sum([time.total_ns * count for time, count in each])
+        computing = first.compute_ns + last.compute_ns + end.compute_ns + sum([time.compute_ns * count for time, count in each])
         forward = first.forward_ns + last.forward_ns + end.forward_ns + sum([time.forward_ns * count for time, count in each])
         weight = first.weight_ns + last.weight_ns + end.weight_ns + sum([time.weight_ns * count for time, count in each])
         largest = max([first.total_ns + start.total_ns, last.total_ns + end.total_ns, *[time.total_ns for time, _ in each]])
@@ -255,7 +266,7 @@ class ReplayTimer:
         launches += sum([time.forward_launches * count for time, count in each])
         back = first.backward_launches + last.backward_launches + end.backward_launches
         back += sum([time.backward_launches * count for time, count in each])
-        return Sums(total, forward, total - weight, largest, first, last, launches, back)
+        return Sums(total, computing, forward, total - weight, largest, first, last, launches, back)
 
     def layer(self, spec: Spec, block: Block, policy: str, *, scaled: bool) -> LayerTime:
         """One layer under a recompute policy; `scaled` as for `layer_time`."""
@@ -330,27 +341,34 @@ class ReplayTimer:
             found = kept(self._data)[key] = data_times(spec, self.rates(spec), with_packed(spec, self.inventory, self._elements[degrees]))
         return found
 
-    def _makespan(self, spec: Spec, sums: Sums, spans: SlotSpans) -> int:
-        """Time of all microbatches of an update: the schedule runs `steps_per_update` times, and fills and drains each time."""
+    def _replayed(self, spec: Spec, sums: Sums, spans: SlotSpans) -> tuple[int, int]:
+        """Time of all microbatches of an update, and what turns hide on all ranks.
+
+        The schedule runs `steps_per_update` times, and fills and drains each time.
+        """
         schedule, mesh = spec.schedule, spec.mesh
         if len(spans) == 1:
-            return schedule.microbatches_per_update * sums.total
+            return schedule.microbatches_per_update * sums.total, 0
         times = self.times(spec)
-        slots = times.of_slots(spans) * spec.num_copies
-        lengths = SlotTimes(
-            tuple([slot.forward_ns for slot in slots]), tuple([slot.input_ns for slot in slots]), tuple([slot.weight_ns for slot in slots])
-        )
+        lengths = replayed([times] * len(spans), spans, spec.num_copies)
         orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
         key = (*orders, lengths, times.boundary_ns)
-        found = self._makespans.get(key)
+        found = self._replays.get(key)
         if found is None:
-            found = kept(self._makespans)[key] = linked_orders(*orders).makespan(lengths, p2p=times.boundary_ns)
-        return schedule.steps_per_update * found
+            linked = linked_orders(*orders)
+            found = kept(self._replays)[key] = linked.makespan(lengths, p2p=times.boundary_ns), linked.hidden(lengths)
+        makespan, hidden = found
+        return schedule.steps_per_update * makespan, schedule.steps_per_update * hidden
 
 
-def _around(spec: Spec) -> tuple[bool, int, tuple[str, ...]]:
-    """True if groups of ranks may span nodes, which decides over which links they exchange; bytes of an accumulated gradient; libraries."""
-    return spec.mesh.world_size > fabric_size(spec.device), spec.precision.grads.bytes, spec.host.libraries
+def _around(spec: Spec) -> tuple[bool, int, tuple[str, ...], bool]:
+    """Settings that decide times of every layer.
+
+    True if groups of ranks may span nodes, which decides over which links they exchange; bytes of an accumulated gradient; libraries; True
+    if pairs take turns.
+    """
+    leaves = spec.mesh.world_size > fabric_size(spec.device)
+    return leaves, spec.precision.grads.bytes, spec.host.libraries, spec.interleaves_pairs
 
 
 def _images(spec: Spec) -> tuple[int, str, str]:

@@ -26,8 +26,9 @@ it, `selective` the ops that its family names; the model's last layer and MTP ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
+from operator import add
 from typing import NamedTuple
 
 from megakernels.facts import ADD, KindWork, Pass, Passes
@@ -42,110 +43,17 @@ from megaplan.cost.transfers import (
     block_transfers,
     boundary_ns,
     layer_transfers,
+    rows_ns,
     tower_transfers,
     vocabulary_transfers,
 )
+from megaplan.cost.turns import Priced, Waits, legs_of, stops_of
+from megaplan.cost.values import LayerTime, ModelTimes
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import depth_blocks
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTime:
-    """Time of one layer, or of one end of the model, for one microbatch on one rank.
-
-    Attributes:
-        forward_ns: F.
-        input_ns: I: everything that a split backward computes before it sends its gradient on, recompute included.
-        weight_ns: W: the weight gradients that a split backward leaves for later, those of linears.
-        forward_launches: Kernels that the host launches in F; 0 where launches are not counted.
-        backward_launches: The same of I and W.
-    """
-
-    forward_ns: int = 0
-    input_ns: int = 0
-    weight_ns: int = 0
-    forward_launches: int = 0
-    backward_launches: int = 0
-
-    @property
-    def backward_ns(self) -> int:
-        """A whole backward, B = I + W."""
-        return self.input_ns + self.weight_ns
-
-    @property
-    def total_ns(self) -> int:
-        """F + I + W."""
-        return self.forward_ns + self.input_ns + self.weight_ns
-
-    def __add__(self, other: LayerTime) -> LayerTime:
-        return LayerTime(
-            self.forward_ns + other.forward_ns,
-            self.input_ns + other.input_ns,
-            self.weight_ns + other.weight_ns,
-            self.forward_launches + other.forward_launches,
-            self.backward_launches + other.backward_launches,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTimes:
-    """Times of a whole model.
-
-    Attributes:
-        layers: One per layer, in model order.
-        first: Added to the first slot: token and side embeddings, a stated encoder with its projection.
-        last: Added to the last slot: final norm, head and loss, and every MTP depth.
-        boundary_ns: One microbatch's residual stream, sent from one pipeline rank to the next over the slowest of these links; 0 at pp 1.
-    """
-
-    layers: tuple[LayerTime, ...]
-    first: LayerTime
-    last: LayerTime
-    boundary_ns: int = 0
-
-    def of_slots(self, spans: Sequence[tuple[int, int]]) -> tuple[LayerTime, ...]:
-        """Time of each slot, the ends included; `spans` are half-open and in model order."""
-        times = [sum(self.layers[start:stop], start=LayerTime()) for start, stop in spans]
-        times[0] += self.first
-        times[-1] += self.last
-        return tuple(times)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBytes:
-    """Memory of one layer or end on its rank.
-
-    Attributes:
-        static_bytes: Bytes that stay for the whole step; None if a costs file leaves it to the budget.
-        activation_bytes: Bytes that one microbatch in flight keeps; None if a costs file leaves it to the budget.
-    """
-
-    static_bytes: int | None = None
-    activation_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredCosts:
-    """Contents of a costs file.
-
-    Attributes:
-        times: Times of each layer and of both ends.
-        digest: `sha256:` and the hex digest of the file's values; spaces and the order of keys do not count.
-        static_bytes: Bytes of each layer, as `StoredBytes.static_bytes`.
-        activation_bytes: Bytes of each layer, as `StoredBytes.activation_bytes`.
-        first: Memory of what `times.first` stands for.
-        last: Memory of what `times.last` stands for.
-    """
-
-    times: ModelTimes
-    digest: str
-    static_bytes: tuple[int | None, ...]
-    activation_bytes: tuple[int | None, ...]
-    first: StoredBytes = StoredBytes()
-    last: StoredBytes = StoredBytes()
 
 
 def model_times(spec: Spec, inventory: Inventory, rates: Rates | None = None) -> ModelTimes:
@@ -167,8 +75,7 @@ def model_times(spec: Spec, inventory: Inventory, rates: Rates | None = None) ->
         if make not in made:
             made[make] = layer_time(spec, rates, block, make[1], scaled=make[2])
         layers.append(made[make])
-    first, last, boundary = end_times(spec, rates)
-    return ModelTimes(tuple(layers), first, last, boundary)
+    return ModelTimes(tuple(layers), *end_times(spec, rates), rates.issue_ns)
 
 
 def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | None = None) -> tuple[LayerTime, LayerTime, int]:
@@ -215,9 +122,16 @@ def layer_time(
     timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy, seen=seen)
     ops, family = layer_works(timer.load, spec.model, block), FAMILIES[block.family]
     reruns = family.selective(family.section_of(spec.model), block.variant).reruns
-    waits = layer_transfers(rates, spec, timer.load, block)
-    again = timer.again(_repeated(ops, policy, reruns))
-    return timer.time(ops) + _waiting(waits) + again + LayerTime(input_ns=waits.repeated_ns(policy))
+    waits, repeated = layer_transfers(rates, spec, timer.load, block), _repeated(ops, policy, reruns)
+    again, (time, priced) = timer.again(repeated), timer.priced(ops)
+    time += _waiting(waits) + again + LayerTime(input_ns=waits.repeated_ns(policy))
+    exchanges = family.exchanges(family.section_of(spec.model), spec.model.hidden_size, block.variant)
+    stops = stops_of(spec, timer.load, block, exchanges)
+    if stops is None:
+        return time
+    waited = Waits(*rows_ns(rates, spec, timer.load, exchanges), waits.forward_ns, waits.input_ns)
+    forward, backward = legs_of(stops, ops, priced, waited, (repeated, again.input_ns))
+    return replace(time, forward_legs=forward, backward_legs=backward)
 
 
 def _repeated(ops: Works, policy: str, reruns: frozenset[str]) -> Works:
@@ -274,10 +188,18 @@ class _Timer:
 
     def time(self, ops: Works) -> LayerTime:
         """F, I and W of operations one after another."""
+        return self.priced(ops)[0]
+
+    def priced(self, ops: Works) -> tuple[LayerTime, Priced]:
+        """The same, and the times of each."""
         found = self._passes(ops)
-        forward, launched = sum(map(self._forward_ns, found)), self._prices.taken()
-        inputs = sum(map(self._input_ns, found)) + self._sums_ns(ops)
-        return LayerTime(forward, inputs, sum(map(self._weight_ns, found)), launched, self._prices.taken())
+        forward, launched = list(map(self._forward_ns, found)), self._prices.taken()
+        inputs = list(map(self._input_ns, found))
+        for index, added in self._sums_ns(ops):
+            inputs[index] += added
+        weights = list(map(self._weight_ns, found))
+        time = LayerTime(sum(forward), sum(inputs), sum(weights), launched, self._prices.taken())
+        return time, Priced(forward, list(map(add, inputs, weights)))
 
     def again(self, ops: Works) -> LayerTime:
         """F of operations one after another, before their backward."""
@@ -294,16 +216,15 @@ class _Timer:
             found.append(_Passes(op, scaled, kernels, plain))
         return found
 
-    def _sums_ns(self, ops: Works) -> int:
-        """Gradients of one input that several linears read, added up; linears in eight bits have them among their copies."""
+    def _sums_ns(self, ops: Works) -> Iterator[tuple[int, int]]:
+        """Gradients of one input that several linears read, added up, by linear; those in eight bits have them among their copies."""
         if not self._counts or self._scaled is not None:
-            return 0
-        size, found = self._dtype.of_products.bytes, 0
+            return
+        size = self._dtype.of_products.bytes
         for index in sharing(ops):
             op = ops[index]
             added = KindWork(ADD, 3 * op.in_width * size * self._tokens(op), 0, 1)
-            found += self._prices.parts_ns(op, (added,), 0, INPUT)
-        return found
+            yield index, self._prices.parts_ns(op, (added,), 0, INPUT)
 
     def _forward_ns(self, passes: _Passes) -> int:
         op, scaled, kernels, plain = passes

@@ -1,6 +1,7 @@
 """Transfers between ranks that a layer waits for, and the boundary between stages.
 
-Counted, each wholly exposed, since megarun overlaps none of them with the layer's own work:
+Counted, each wholly exposed, since megarun overlaps none of them with the layer's own work (`megaplan.cost.turns` has the exchanges that
+another microbatch's work hides):
 
 - Tensor groups: a sharded block gathers its normed input and scatters the sum of its output in forward; backward does both in reverse and
   gathers the input once more, since gathered inputs are not kept. MLA gathers its narrow latents instead.
@@ -194,20 +195,25 @@ def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Tran
 
 
 def row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
-    """Rows of the rank's own tokens, to the ranks with their experts, or those that the busiest of them receives.
-
-    The ranks with slices of an expert then gather each other's, and scatter the sums of their results.
-    """
+    """Rows to the ranks with their experts and back, or tokens of all these ranks."""
     if load.gathers_tokens:
         return token_transfers(rates, spec, load, exchanges)
+    once = sum(rows_ns(rates, spec, load, exchanges))
+    return Transfers(2 * once, 2 * once)
+
+
+def rows_ns(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> tuple[int, int]:
+    """An exchange of the rows of the rank's own tokens, or of those that the busiest of the ranks with their experts receives.
+
+    And a gather by the ranks with slices of an expert, of each other's rows, or a scatter of the sums of their results.
+    """
     row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize
     sent = load.num_tokens // load.tp * exchanges.rows * row
     moe = spec.model.moe
     share = Fraction(1) if moe is None else moe.busiest_share(exchanges.skew, load.ep) * Fraction(moe.num_experts, moe.num_choices)
     moved = sent * share.numerator // share.denominator
-    once = exchange_ns(rates, spec, RankGroup(load.ep, load.etp), moved)
-    once += gather_ns(rates, spec, RankGroup(load.etp, 1), moved * load.etp)
-    return Transfers(2 * once, 2 * once)
+    exchanged = exchange_ns(rates, spec, RankGroup(load.ep, load.etp), moved)
+    return exchanged, gather_ns(rates, spec, RankGroup(load.etp, 1), moved * load.etp)
 
 
 def token_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from megaplan.cost.pools import PooledTimer, devices_of_slots, fastest, pool_rates
+from megaplan.cost.pools import PooledTimer, devices_of_slots, pool_rates
 from megaplan.cost.replay import kept
-from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.cost.slots import fastest
+from megaplan.cost.values import LayerTime, ModelTimes
 from megaplan.exploration.clock import StepOf, Terms
 from megaplan.exploration.replayed import ReplayClock, changes_of
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
@@ -70,7 +71,7 @@ class PooledClock:
         mesh, schedule, own, times = spec.mesh, spec.schedule, devices_of_slots(spec), self._device_times(spec)
         wholes = [sum(layer.total_ns for layer in each.layers) for each in times]
         paces = tuple(COARSE * wholes[index] // max(1, *wholes) for index in own)
-        numbers, turns = mean_path(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, paces)
+        numbers, turns = mean_path(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, paces, turns=spec.interleaves_pairs)
         found = at_slot(numbers, 0, times[own[0]].first) + at_slot(numbers, -1, times[own[-1]].last)
         least = dict[tuple[LayerTime, ...], int]()
         for layer in zip(*(each.layers for each in times), strict=True):
@@ -86,7 +87,10 @@ class PooledClock:
         return self._timer.timers(spec)[0].work_key(spec)
 
     def costs(self, spec: Spec) -> StackCosts:
-        """F + I + W on the device of each slot; of a mesh without a pipeline, which no job on several devices has, on the first."""
+        """F + I + W on the device of each slot, without exchanges that pairs in turns may hide.
+
+        Of a mesh without a pipeline, which no job on several devices has, on the first.
+        """
         own = devices_of_slots(spec) if spec.mesh.pp > 1 else (0,)
         key = self._work(spec), own
         found = self._costs.get(key)

@@ -40,11 +40,14 @@ class ReplayClock:
         self._costs: dict[tuple[object, ...], StackCosts] = {}
 
     def bound_ns(self, spec: Spec) -> int:
-        """The busiest rank runs at least an equal share of the layers, or the largest layer, for every microbatch of its copy."""
+        """The busiest rank runs at least an equal share of the layers, or the largest layer, for every microbatch of its copy.
+
+        Pairs in turns may hide exchanges, but not those of a layer alone: its own forward and backward are in no pair together.
+        """
         sums = self._timer.sums(spec)
         mesh, count = spec.mesh, spec.schedule.microbatches_per_update
         copies = self._copies if spec.schedule.kind == UNSCHEDULED[0] else spec.num_copies
-        step = max(count * -(-sums.total // mesh.pp), count // copies * sums.largest, sums.chain)
+        step = max(count * -(-sums.computing // mesh.pp), count // copies * sums.largest, sums.chain)
         if mesh.pp > 1 and spec.schedule.kind in WHOLE:
             step = max(step, filled(sums.total, mesh.pp, count))
         return step + self._timer.beside(spec, sums)
@@ -68,7 +71,7 @@ class ReplayClock:
     def _on_paths(self, spec: Spec, sums: Sums) -> int:
         """The mean of the paths, with every layer on the slot where it adds the least."""
         timer, mesh, schedule = self._timer, spec.mesh, spec.schedule
-        numbers, turns = mean_path(schedule.kind, mesh.pp, mesh.vpp, schedule.microbatches_per_update)
+        numbers, turns = mean_path(schedule.kind, mesh.pp, mesh.vpp, schedule.microbatches_per_update, turns=spec.interleaves_pairs)
         last = timer.inventory.layers[-1]
         found = (
             at_slot(numbers, 0, sums.first)
@@ -91,7 +94,7 @@ class ReplayClock:
         return packed([before[edge] for edge in edges], spec.mesh.pp, spec.schedule.microbatches_per_update, hop)
 
     def costs(self, spec: Spec) -> StackCosts:
-        """F + I + W."""
+        """F + I + W, without exchanges that pairs in turns may hide."""
         key = self._timer.work_key(spec)
         found = self._costs.get(key)
         if found is None:

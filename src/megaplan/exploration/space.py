@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
@@ -87,8 +88,7 @@ class Space:
     def has_more_meshes(self, number: int) -> bool:
         """True if there are more meshes than a number; only as many are listed."""
         before = dict(self.illegal)  # counts are those of all meshes
-        found = next(islice(self._meshes(), number, None), None) is not None
-        self.illegal = before
+        found, self.illegal = next(islice(self._meshes(), number, None), None) is not None, before
         return found
 
     def usual_meshes(self) -> list[LayoutChoice]:
@@ -98,8 +98,7 @@ class Space:
         copies of state, in shards of some nodes. A fixed value is kept.
         """
         before = dict(self.illegal)  # counts are those of all meshes
-        found = sorted(self._meshes(usual=True))
-        self.illegal = before
+        found, self.illegal = sorted(self._meshes(usual=True)), before
         return found
 
     def plain_layout(self, mesh: LayoutChoice) -> LayoutChoice | None:
@@ -137,7 +136,7 @@ class Space:
 
     def _policies_of(self, layout: LayoutChoice) -> list[MemoryPolicy]:
         host, recomputes = self._host, self._recomputed
-        reshards = self._choice("reshard", (False, True)) if host.reshards else [False]
+        reshards = self._choice("reshard", (False, True)) if host.reshards and not self.base.interleaves_pairs else [False]
         freely = layout.tp > 1 and not host.vocab_with_tp
         vocabs = self._choice("vocab_parallel", (False, True)) if freely else [layout.tp > 1]
         kernels = [name == "triton" for name in self._kernels()] if "kernels" in host.keys else [False]
@@ -223,8 +222,9 @@ class Space:
                         yield LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
 
     def _takes(self, pp: int) -> bool:
-        """True if the host runs this number of pipeline ranks, and each pool holds whole stages of them."""
-        if not self._allows(pp=pp) or not self._host_runs(pp > 1, ONE_RANK._replace(pp=2, num_microbatches=2)):
+        """True if the host runs this number of pipeline ranks, pairs take turns on them if asked to, and each pool holds whole stages."""
+        alone = pp == 1 and self.base.interleaves_pairs
+        if alone or not self._allows(pp=pp) or not self._host_runs(pp > 1, ONE_RANK._replace(pp=2, num_microbatches=2)):
             return False
         uneven = next(uneven_pools(self.base, self.devices, pp), None)
         if uneven is not None:
@@ -258,7 +258,7 @@ class Space:
         return [micro for micro in divisors(self.global_batch // data) if self._allows(micro_batch=micro)]
 
     def schedules(self, pp: int) -> Iterator[tuple[str, int]]:
-        """Kinds and slots per rank."""
+        """Kinds and slots per rank; those with pairs, where these take turns."""
         own = self.base.schedule.kind
         kinds = [kind for kind in SCHEDULES if kind in (self._host.schedules or (*KINDS, own)) or kind == self.fixed.get("kind")]
         if "schedule" not in self.varied and "kind" not in self.fixed:
@@ -268,9 +268,9 @@ class Space:
                 yield "1f1b", 1
             return
         for kind in kinds:
-            if not self._allows(kind=kind):
-                continue
             schedule = SCHEDULES[kind]
+            if not self._allows(kind=kind) or (self.base.interleaves_pairs and not schedule.pairs):
+                continue
             slots = {"single": (1,), "mirror": (1,), "v": (2,), "loop": SLOTS}[schedule.placement]
             wanted = self.fixed.get("vpp")
             slots = (wanted,) if wanted is not None and schedule.placement == "loop" else slots
@@ -280,7 +280,7 @@ class Space:
         moe = self.base.model.moe
         if moe is None or "E" not in self.letters:
             return [(1, 1)]
-        eps = [ep for ep in divisors(moe.num_experts) if self.devices % ep == 0]
+        eps = [ep for ep in divisors(moe.num_experts) if self.devices % ep == 0 and (ep > 1 or not self.base.interleaves_pairs)]
         etps = [etp for etp in divisors(moe.ffn_hidden_size) if self.devices % etp == 0]
         return [(ep, etp) for ep, etp in product(eps, etps) if self.devices % (ep * etp) == 0]
 
@@ -355,8 +355,10 @@ class Space:
         return not self._groups[key]
 
     def _broken(self, layout: LayoutChoice, tp: int) -> Sequence[Diagnostic]:
-        """Findings about a layout; pools have a rule of their own, of whole stages."""
-        return check_rules(self.spec_of(layout, self._plain_policy(tp)).model_copy(update={"pools": ()}))
+        """Findings about a layout; pools have a rule of their own, of whole stages, and turns of pairs are a schedule's."""
+        spec = self.spec_of(layout, self._plain_policy(tp))
+        host = spec.host.model_copy(update={"moe_overlap": spec.host.moe_overlap and not spec.interleaves_pairs})
+        return check_rules(spec.model_copy(update={"pools": (), "host": host}))
 
     def _schedule_is_legal(self, kind: str, pp: int, vpp: int, count: int) -> bool:
         broken = self._schedule_breaks(kind, pp, vpp, count)
@@ -366,9 +368,8 @@ class Space:
 
     def _schedule_breaks(self, kind: str, pp: int, vpp: int, count: int) -> tuple[str, str, str] | None:
         """Key, code and detail of the rule that a schedule breaks on this number of ranks."""
-        places = len(self.allowed_cuts) + 1
+        places, layers = len(self.allowed_cuts) + 1, len(self.letters)
         if pp * vpp > places:
-            layers = len(self.letters)
             detail = f"mesh.pp · mesh.vpp = {pp} · {vpp} = {pp * vpp} slots, {layers} layers in {places} pieces, and {pp * vpp} > {places}"
             return "mesh.pp", "MP212", detail
         for problem in schedule_problems(kind, pp, vpp, count, planned=True):
@@ -393,5 +394,5 @@ class Space:
         return self._cuts
 
     def _count(self, key: str, code: str, detail: str) -> None:
-        known = self.illegal.get((code, key))
-        self.illegal[code, key] = Illegal(key, code, known.detail if known else detail, known.count + 1 if known else 1)
+        known = self.illegal.get((code, key), Illegal(key, code, detail, 0))
+        self.illegal[code, key] = replace(known, count=known.count + 1)

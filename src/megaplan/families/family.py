@@ -47,6 +47,7 @@ class Exchanges(NamedTuple):
         rows: Rows that a token sends to the ranks of an expert group.
         row_width: Width of such a row; None for the residual stream's.
         skew: Rows that the busiest rank receives over the even share.
+        counts: True if ranks exchange the counts of these rows first.
     """
 
     sharded: bool = True
@@ -56,6 +57,7 @@ class Exchanges(NamedTuple):
     rows: int = 0
     row_width: int | None = None
     skew: float = 1.0
+    counts: bool = False
 
 
 class ServingState(NamedTuple):
@@ -112,6 +114,8 @@ class Family:
         rules: (check, section) to the diagnostics of its rules.
         sharded: (section, hidden size) to the counts that `mesh.tp` must divide, by name.
         exchanges: (section, hidden size, variant) to the data that it moves between ranks.
+        exchanging: (workload, section) to the operations of `program` without sizes, among them the exchanges of rows; None if it has no
+            rows that leave their rank.
         serving: (section, hidden size, variant, dtype of activations) to its state for each sequence that is served.
         convolution: (section) to the taps of its causal convolution; None without one. Under CP a piece has at least one position less.
         rotary: (section) to the rotated width of rotary embedding; None for layers without it.
@@ -139,6 +143,7 @@ class Family:
     operations: Callable[[Any, int], Hashable] = lambda _section, _layer: None
     rules: Callable[[CheckedSpec, Any], Iterator[Diagnostic]] = lambda _checked, _section: iter(())
     sharded: Callable[[Any, int], Mapping[str, int]] = lambda _section, _hidden: {}
+    exchanging: Callable[[Workload, Any], BlockProgram] | None = None
     exchanges: Callable[[Any, int, Any], Exchanges] = lambda _section, _hidden, _variant: Exchanges()
     serving: Callable[[Any, int, Any, DType], ServingState] = lambda _section, _hidden, _variant, _dtype: ServingState()
     convolution: Callable[[Any], int | None] = lambda _section: None

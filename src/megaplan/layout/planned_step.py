@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from megaplan.cost.pools import of_own_slots, replayed, slot_times
+from megaplan.cost.pools import slot_times
+from megaplan.cost.slots import replayed
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans
 from megaplan.schedules import Timeline, actions, replay
@@ -19,5 +20,4 @@ def planned_step(spec: Spec, inventory: Inventory, spans: Spans) -> Timeline:
     """
     mesh, schedule, times = spec.mesh, spec.schedule, slot_times(spec, inventory)
     orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
-    lengths = replayed(of_own_slots(times, spans) * spec.num_copies)
-    return replay(orders, lengths, p2p=times[0].boundary_ns, copies=spec.num_copies)
+    return replay(orders, replayed(times, spans, spec.num_copies), p2p=times[0].boundary_ns, copies=spec.num_copies)

@@ -92,6 +92,22 @@ REPLAYED = "replayed"
 """The interval of times that depend only on a device's rates."""
 
 
+class TurnTimes(NamedTuple):
+    """Exchanges of experts' rows at which the microbatches of a pair take turns, in a step of a mean pipeline rank.
+
+    Attributes:
+        seconds: Seconds of all of them.
+        hidden: Seconds in which the other microbatch of a pair computes.
+    """
+
+    seconds: float
+    hidden: float
+
+    def as_document(self) -> dict[str, float]:
+        """The times as JSON."""
+        return {"seconds": round(self.seconds, 6), "hidden_seconds": round(self.hidden, 6)}
+
+
 class PlannedTime(NamedTuple):
     """Predicted time of a step.
 
@@ -107,6 +123,7 @@ class PlannedTime(NamedTuple):
         unmeasured: Reason that a step of megarun is modelled on a device with measured constants.
         missing: Parts of the step that no step of the fit has together with the other parts; empty for megarun.
         traffic: Bytes of all gradients that data ranks reduce, and of all parameters that they gather, in a step.
+        turns: Exchanges at which pairs take turns; None without turns.
     """
 
     seconds: float
@@ -120,6 +137,7 @@ class PlannedTime(NamedTuple):
     unmeasured: str | None = None
     missing: tuple[str, ...] = ()
     traffic: tuple[int, int] = (0, 0)
+    turns: TurnTimes | None = None
 
     @property
     def counts_launches(self) -> bool:
@@ -143,6 +161,7 @@ class PlannedTime(NamedTuple):
             "basis": str(self.basis),
             "calibration": self.calibration,
             **({} if self.unmeasured is None else {"unmeasured": self.unmeasured}),
+            **({} if self.turns is None else {"exchanges_in_turns": self.turns.as_document()}),
             **({"missing": list(self.missing)} if self.missing else {}),
             **({"data_traffic": dict(zip(("reduced_bytes", "gathered_bytes"), self.traffic, strict=True))} if any(self.traffic) else {}),
         }
@@ -213,7 +232,8 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         return f"products of {spec.precision.recipe.name} are emulated in fp32"
     tensors = build_inventory(spec) if inventory is None else inventory
     timer = ReplayTimer(tensors, spec)
-    terms = PooledTimer(tensors).terms(spec, spans) if spec.pools else timer.terms(spec, spans)
+    own = PooledTimer(tensors) if spec.pools else timer
+    terms = own.terms(spec, spans)
     known = time_basis(spec, timer)
     seconds = sum(terms.values()) * NS
     tokens = spec.global_batch_tokens / spec.mesh.world_size / seconds
@@ -226,6 +246,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         calibration=known.calibration,
         unmeasured=known.reason,
         traffic=shard_traffic(spec, tensors),
+        turns=TurnTimes(*(each * NS for each in own.turns_ns(spec, spans))) if spec.interleaves_pairs else None,
     )
 
 

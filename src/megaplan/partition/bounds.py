@@ -19,16 +19,16 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from operator import add
+from operator import add, mul, sub
 from typing import NamedTuple
 
-from megaplan.cost.pools import fastest
-from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.cost.slots import fastest
+from megaplan.cost.values import LayerTime, ModelTimes
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.cut_search import CutSearch
 from megaplan.partition.limits import SpanSum, Weight
-from megaplan.partition.paths import PARTS, RankPath, RunCounts, before, before_slots, schedule_paths
-from megaplan.partition.values import StackCosts
+from megaplan.partition.paths import PARTS, TURN_PARTS, RankPath, RunCounts, before, before_slots, parts_of, schedule_paths
+from megaplan.partition.values import time_costs
 from megaplan.schedules.placement import Placement, slots_of_rank
 
 TURNS, FEWEST_TURNS = 96, 8
@@ -38,7 +38,6 @@ PATH_TURNS = 200
 PACKED_PARTS = 1 << 12
 """`packed` may be smaller than the best bound of its kind by this fraction of it."""
 SlotNumbers = tuple[RunCounts, ...]
-_NEVER: RunCounts = (0, 0, 0)
 
 
 class SlotSum(NamedTuple):
@@ -115,11 +114,12 @@ class StepBound:
         times = fastest(slots)
         self._rules, self._where, self._paths, self._p2p = rules, where, paths, times.boundary_ns
         self._num_slots, self._num_layers = len(paths[0].slots), len(times.layers)
-        self._own = [before_slots(slots, part) for part in PARTS]
+        parts = parts_of(times)
+        self._own, self._never = [before_slots(slots, part) for part in parts], (0,) * len(parts)
         self._differ = any(each is not times for each in slots)
         self._num_ranks = max(path.rank for path in paths) + 1
-        self._costs = StackCosts(tuple([layer.total_ns for layer in times.layers]), times.first.total_ns, times.last.total_ns, "ns")
-        self._before = [before(times, part) for part in PARTS]
+        self._costs = time_costs((times,))
+        self._before = [before(times, part) for part in parts]
 
     def lower_bound(self, reached: int, num_microbatches: int) -> int:
         """A lower bound on the step.
@@ -164,9 +164,9 @@ class StepBound:
         The slots before, between and after the rank's own have equal counts on a path, so their time follows from where the own ones end:
         those before and between are counted with the span after them, those after all with the last span, whose weight is never negative.
         """
-        found, outside = [], path.slots[own[0] - 1] if own[0] else _NEVER
+        found, outside = [], path.slots[own[0] - 1] if own[0] else self._never
         for slot in own:
-            behind = path.slots[slot + 1] if slot + 1 < self._num_slots and slot + 1 not in own else _NEVER
+            behind = path.slots[slot + 1] if slot + 1 < self._num_slots and slot + 1 not in own else self._never
             down = self._scaled(_less(path.slots[slot], outside))
             up = self._scaled(_less(path.slots[slot], behind))
             if slot == own[-1]:
@@ -177,10 +177,9 @@ class StepBound:
         return tuple(found)
 
     def _scaled(self, often: Sequence[int], slot: int | None = None) -> list[int]:
-        """Time of all layers before each one, with the given counts of F, I and W, by the device of one slot; the least without one."""
-        forward, backward, weight = self._before if slot is None else (of_slot[slot] for of_slot in self._own)
-        f, i, w = often
-        return [f * a + i * b + w * c for a, b, c in zip(forward, backward, weight, strict=True)]
+        """Time of all layers before each one, with the given counts of each part, by the device of one slot; the least without one."""
+        columns = self._before if slot is None else [of_slot[slot] for of_slot in self._own]
+        return [sum(map(mul, often, sizes)) for sizes in zip(*columns, strict=True)]
 
     def _mean(self) -> int:
         sums = []
@@ -191,16 +190,18 @@ class StepBound:
 
 
 def _less(one: RunCounts, other: Sequence[int]) -> RunCounts:
-    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
+    return tuple(map(sub, one, other))
 
 
 @lru_cache(maxsize=4096)
-def mean_path(kind: str, pp: int, vpp: int, count: int, paces: tuple[int, ...] | None = None) -> tuple[SlotNumbers, int]:
-    """Counts of F, I and W of each slot on a mean path of a schedule, and the divisor of their sum.
+def mean_path(
+    kind: str, pp: int, vpp: int, count: int, paces: tuple[int, ...] | None = None, *, turns: bool = False
+) -> tuple[SlotNumbers, int]:
+    """Counts of each part on each slot of a mean path of a schedule, and the divisor of their sum.
 
-    `paces` are what the model takes on the device of each slot, in any unit; they are equal if None.
+    `paces` are what the model takes on the device of each slot, in any unit; they are equal if None. `turns`: pairs take turns.
     """
-    paths = schedule_paths(kind, pp, vpp, count)
+    paths = schedule_paths(kind, pp, vpp, count, turns=turns)
     sizes = [[pace * sum(numbers) for pace, numbers in zip(paces or (1,) * (pp * vpp), path.slots, strict=True)] for path in paths]
     slots, mixed, often = range(pp * vpp), [0] * (pp * vpp), [0] * len(paths)
     loads = [0] * len(paths)
@@ -214,25 +215,32 @@ def mean_path(kind: str, pp: int, vpp: int, count: int, paces: tuple[int, ...] |
             best, chosen_often = mixed[slot] / turn, often.copy()
         loads = [load + size[slot] for load, size in zip(loads, sizes, strict=True)]
         chosen = max(range(len(paths)), key=loads.__getitem__)
-    numbers = [[0, 0, 0] for _ in slots]
+    numbers = [[0] * len(each) for each in paths[0].slots]
     for path, number in zip(paths, chosen_often, strict=True):
         if number:
             for found, slot_times in zip(numbers, path.slots, strict=True):
                 for part, times in enumerate(slot_times):
                     found[part] += number * times
-    return tuple((f, i, w) for f, i, w in numbers), sum(chosen_often)
+    return tuple(map(tuple, numbers)), sum(chosen_often)
 
 
 def at_slot(numbers: SlotNumbers, slot: int, time: LayerTime) -> int:
     """Time that an end of the model adds on its slot, before division by the mean's divisor."""
-    f, i, w = numbers[slot]
-    return f * time.forward_ns + i * time.input_ns + w * time.weight_ns
+    return _added((numbers[slot],), time)[0]
 
 
 def least_on_slots(numbers: SlotNumbers, time: LayerTime) -> int:
     """The least time that a layer adds on any slot, before division by the mean's divisor."""
+    return min(_added(numbers, time))
+
+
+def _added(numbers: SlotNumbers, time: LayerTime) -> list[int]:
+    """Time that a layer adds on each slot."""
     forward, backward, weight = time.forward_ns, time.input_ns, time.weight_ns
-    return min([f * forward + i * backward + w * weight for f, i, w in numbers])
+    if len(numbers[0]) == len(PARTS):
+        return [f * forward + i * backward + w * weight for f, i, w in numbers]
+    sizes = [getattr(time, part) for part in TURN_PARTS]
+    return [sum(map(mul, each, sizes)) for each in numbers]
 
 
 def filled(total: int, pp: int, count: int) -> int:

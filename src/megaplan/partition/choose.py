@@ -26,7 +26,7 @@ from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
 
 
 def choose_cuts(

@@ -16,7 +16,7 @@ from megaplan.partition.weigh import fitting_cuts
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
 
 
 @dataclass(frozen=True, slots=True)

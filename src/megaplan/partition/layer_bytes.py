@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.stored import reads_other_input
-from megaplan.cost.times import StoredBytes
+from megaplan.cost.values import StoredBytes
 from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_bytes, block_variants
 from megaplan.hosts.megarun.sizes import local_dims, storage_sizes
@@ -26,7 +26,7 @@ from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, RankState, no
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
 
 
 class BlockNeeds(NamedTuple):

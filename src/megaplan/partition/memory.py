@@ -16,7 +16,7 @@ from megaplan.spec.pools import parts_of
 
 if TYPE_CHECKING:
     from megaplan.budget.evaluation import BlockMemo
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
     from megaplan.partition.limits import SpanSum
 
 

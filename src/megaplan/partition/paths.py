@@ -7,26 +7,31 @@ A path enters a rank's own order at one of two actions and leaves it at one of t
 - It leaves at the last action; or at the last backward, which one microbatch's backward follows down to slot 0.
 
 In between the rank runs its order without a pause. The length of a path is a sum over slots of F, I and W times integers.
+
+Where the parts of a pair take turns, each counts without its exchanges of rows if the path has both: these may be hidden, and computations
+never are. Outside the rank's own order a path has one part of a pair, which takes its whole time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from operator import itemgetter
+from operator import mul
 
-from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.cost.values import LayerTime, ModelTimes
 from megaplan.schedules import SPLIT_BACKWARD, actions, cut_pipeline, placement
-from megaplan.schedules.actions import Action, ActionKind, Orders, computations
+from megaplan.schedules.actions import ActionKind, Orders, ScheduleStep, computations
 from megaplan.schedules.placement import Placement, slot_owner
 
 PARTS = ("forward_ns", "input_ns", "weight_ns")
 """F, I and W, by their names in times."""
-RunCounts = tuple[int, int, int]
-"""Number of runs of F, I and W of a slot on a path; a whole backward runs I and W."""
+TURN_PARTS = ("forward_compute_ns", "input_compute_ns", "weight_ns", "forward_exchange_ns", "input_exchange_ns")
+"""The same where pairs take turns: F and I without exchanges of rows, W, and the exchanges of F and of I."""
+RunCounts = tuple[int, ...]
+"""Number of runs of each part of a slot on a path; a whole backward runs I and W."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class RankPath:
 
     Attributes:
         rank: Rank whose order it follows.
-        slots: Runs of F, I and W on each slot.
+        slots: Runs of each of `PARTS`, or of `TURN_PARTS`, on each slot.
         transfers: Boundary tensors that it waits for.
     """
 
@@ -43,20 +48,19 @@ class RankPath:
     slots: tuple[RunCounts, ...]
     transfers: int
 
-    def length(self, forward: Sequence[int], backward_input: Sequence[int], weight: Sequence[int], p2p: int) -> int:
-        """Length of the path for given times of the slots."""
-        times = zip(self.slots, forward, backward_input, weight, strict=True)
-        return self.transfers * p2p + sum(f * nf + i * ni + w * nw for (nf, ni, nw), f, i, w in times)
+    def length(self, *times: Sequence[int], p2p: int) -> int:
+        """Length of the path for given times of the slots, part by part."""
+        return self.transfers * p2p + sum(sum(map(mul, *each)) for each in zip(self.slots, zip(*times, strict=True), strict=True))
 
 
 @lru_cache(maxsize=512)
-def schedule_paths(kind: str, pp: int, vpp: int, count: int) -> tuple[RankPath, ...]:
+def schedule_paths(kind: str, pp: int, vpp: int, count: int, *, turns: bool = False) -> tuple[RankPath, ...]:
     """The paths of a schedule, or of the pipeline that has its cuts; cached because specs with the same schedule share them."""
     kind, pp, vpp, count = cut_pipeline(kind, pp, vpp, count)
-    return paths_of(actions(kind, pp, vpp, count), placement(kind), vpp, whole=kind not in SPLIT_BACKWARD)
+    return paths_of(actions(kind, pp, vpp, count), placement(kind), vpp, whole=kind not in SPLIT_BACKWARD, turns=turns)
 
 
-def paths_of(orders: Orders, where: Placement, vpp: int, *, whole: bool) -> tuple[RankPath, ...]:
+def paths_of(orders: Orders, where: Placement, vpp: int, *, whole: bool, turns: bool = False) -> tuple[RankPath, ...]:
     """The paths of every rank, without those that another path of the rank exceeds in every slot.
 
     Args:
@@ -64,54 +68,72 @@ def paths_of(orders: Orders, where: Placement, vpp: int, *, whole: bool) -> tupl
         where: Placement.
         vpp: Slots per rank.
         whole: True if backwards are always whole, so that W of the slots on the way down runs too.
+        turns: True if pairs take turns.
     """
     pp = len(orders)
     owners = [slot_owner(where, slot, pp)[0] for slot in range(pp * vpp)]
     found: list[RankPath] = []
     for rank, order in enumerate(orders):
-        mine = list(dict.fromkeys(_paths(rank, tuple(computations(order)), owners, whole=whole)))
+        mine = list(dict.fromkeys(_paths(rank, order, owners, whole=whole, turns=turns)))
         found += [path for path in mine if not any(other is not path and _exceeds(other, path) for other in mine)]
     return tuple(found)
 
 
-def _paths(rank: int, order: Sequence[Action], owners: Sequence[int], *, whole: bool) -> Iterator[RankPath]:
-    num_slots, down = len(owners), (0, 1, int(whole))
+def _paths(rank: int, steps: tuple[ScheduleStep, ...], owners: Sequence[int], *, whole: bool, turns: bool) -> Iterator[RankPath]:
+    order, times = tuple(computations(steps)), _TURN_TIMES if turns else _TIMES
+    partners = _partners(steps) if turns else [-1] * len(order)
+    num_slots, up, down = len(owners), times[ActionKind.FORWARD, False], times[ActionKind.BACKWARD if whole else ActionKind.INPUT, False]
     backwards = [index for index, action in enumerate(order) if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT)]
     hops = [int(one != other) for one, other in pairwise(owners)]
     for enters in (0, backwards[0]):
         for leaves in (len(order) - 1, backwards[-1]):
-            counts = [[0, 0, 0] for _ in range(num_slots)]
+            counts = [[0] * len(up) for _ in range(num_slots)]
             transfers = 0
             into, out = order[enters], order[leaves]
             if enters == 0:
                 for slot in range(into.slot):
-                    counts[slot][0] += 1
+                    _add(counts[slot], up)
                     transfers += hops[slot]
             else:
                 for slot in range(num_slots):
-                    counts[slot][0] += 1
+                    _add(counts[slot], up)
                     if slot > into.slot:
                         _add(counts[slot], down)
                 transfers += sum(hops) + sum(hops[into.slot :])
-            for (kind, slot), number in Counter(map(itemgetter(0, 1), order[enters : leaves + 1])).items():
-                f, i, w = _TIMES[kind]
-                _add(counts[slot], (f * number, i * number, w * number))
+            part = zip(order[enters : leaves + 1], partners[enters : leaves + 1], strict=True)
+            runs = Counter([(action.kind, action.slot, enters <= partner <= leaves) for action, partner in part])
+            for (kind, slot, paired), number in runs.items():
+                _add(counts[slot], [each * number for each in times[kind, paired]])
             if leaves == backwards[-1]:
                 for slot in range(out.slot):
                     _add(counts[slot], down)
                 transfers += sum(hops[: out.slot])
-            yield RankPath(rank, tuple((f, i, w) for f, i, w in counts), transfers)
+            yield RankPath(rank, tuple(map(tuple, counts)), transfers)
 
 
-_TIMES: dict[ActionKind, RunCounts] = {
-    ActionKind.FORWARD: (1, 0, 0),
-    ActionKind.INPUT: (0, 1, 0),
-    ActionKind.WEIGHT: (0, 0, 1),
-    ActionKind.BACKWARD: (0, 1, 1),
+def _partners(steps: Iterable[ScheduleStep]) -> list[int]:
+    """The index of the other one of its pair for every computation of an order, or −1."""
+    found: list[int] = []
+    for step in steps:
+        found += [len(found) + 1, len(found)] if len(step.parts) > 1 else [-1]
+    return found
+
+
+_TIMES: dict[tuple[ActionKind, bool], RunCounts] = {
+    (ActionKind.FORWARD, False): (1, 0, 0),
+    (ActionKind.INPUT, False): (0, 1, 0),
+    (ActionKind.WEIGHT, False): (0, 0, 1),
+    (ActionKind.BACKWARD, False): (0, 1, 1),
 }
+_TURN_TIMES: dict[tuple[ActionKind, bool], RunCounts] = {
+    **{(kind, False): (*runs, *runs[:2]) for (kind, _), runs in _TIMES.items()},
+    (ActionKind.FORWARD, True): (1, 0, 0, 0, 0),
+    (ActionKind.BACKWARD, True): (0, 1, 1, 0, 0),
+}
+"""Runs of an action of `PARTS`, and of `TURN_PARTS`: alone, or with the other part of its pair."""
 
 
-def _add(counts: list[int], times: RunCounts) -> None:
+def _add(counts: list[int], times: Sequence[int]) -> None:
     for index, number in enumerate(times):
         counts[index] += number
 
@@ -119,6 +141,11 @@ def _add(counts: list[int], times: RunCounts) -> None:
 def _exceeds(one: RankPath, other: RankPath) -> bool:
     pairs = zip(one.slots, other.slots, strict=True)
     return one.transfers >= other.transfers and all(a >= b for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
+
+
+def parts_of(times: ModelTimes) -> tuple[str, ...]:
+    """The parts of a path with these times."""
+    return TURN_PARTS if times.in_turns else PARTS
 
 
 def before(times: ModelTimes, part: str) -> list[int]:

@@ -9,16 +9,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
-from megaplan.cost.pools import of_own_slots, slot_times
+from megaplan.cost.pools import slot_times
 from megaplan.cost.replay import linked_orders
-from megaplan.cost.times import ModelTimes
+from megaplan.cost.slots import replayed
+from megaplan.cost.values import ModelTimes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans, cuts_of, spans_of
 from megaplan.partition.best_cuts import balance, climb
 from megaplan.partition.bounds import StepBound
 from megaplan.partition.constraints import Constraints, constraints_of
 from megaplan.partition.memory import Memory
-from megaplan.partition.paths import PARTS, RankPath, before_slots, schedule_paths
+from megaplan.partition.paths import RankPath, before_slots, parts_of, schedule_paths
 from megaplan.partition.stack import stack_of
 from megaplan.partition.values import Certificate, StackCosts, equal_cuts, time_costs
 from megaplan.partition.weigh import Weighted, fitting_cuts, moved_by_memory
@@ -27,7 +28,7 @@ from megaplan.schedules.timeline import LinkedOrders, SlotTimes
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
 
 
 MAX_REPLAYS = 4000
@@ -43,9 +44,9 @@ class StepTimes:
 
     def __init__(self, times: Sequence[ModelTimes], linked: LinkedOrders, paths: Sequence[RankPath], copies: int = 1) -> None:
         """`times` are those of each slot's device; `copies` those of the model that the linked orders run."""
-        self._copies = copies
+        self._times, self._in_turns, self._copies = times, times[0].in_turns, copies
         self._boundary_ns, self._num_layers = times[0].boundary_ns, len(times[0].layers)
-        self._before = [before_slots(times, part) for part in PARTS]
+        self._before = [before_slots(times, part) for part in parts_of(times[0])]
         self._linked, self._checks = linked, 0
         self._chains = [(path.transfers, _terms(path)) for path in paths]
         self._known: dict[tuple[int, ...], int] = {}
@@ -71,7 +72,9 @@ class StepTimes:
             self._known[cuts] = self._linked.makespan(self._times_of(cuts), p2p=self._boundary_ns)
         return self._known[cuts]
 
-    def _times_of(self, cuts: Sequence[int]) -> SlotTimes:
+    def _times_of(self, cuts: tuple[int, ...]) -> SlotTimes:
+        if self._in_turns:
+            return replayed(self._times, spans_of(cuts, self._num_layers), self._copies)
         forward, backward, weight = (part * self._copies for part in self._slot_times(cuts))
         return SlotTimes(forward, backward, weight)
 
@@ -156,13 +159,17 @@ class Pipeline:
     @cached_property
     def step(self) -> StepTimes:
         """Replays of the schedule."""
-        return StepTimes(self.slots, linked_orders(*self._orders), schedule_paths(*self._orders), num_copies(placement(self._orders[0])))
+        return StepTimes(self.slots, linked_orders(*self._orders), self._paths, num_copies(placement(self._orders[0])))
+
+    @property
+    def _paths(self) -> tuple[RankPath, ...]:
+        return schedule_paths(*self._orders, turns=self.times.in_turns)
 
     def certify(self, spans: Spans) -> Certificate:
         """The step time of cuts, compared with a bound for all cuts under the same constraints."""
-        value, costs = self.step.of(cuts_of(spans)), tuple(slot.total_ns for slot in of_own_slots(self.slots, spans))
+        value, costs = self.step.of(cuts_of(spans)), self.costs.of_slots(spans)
         kind, *_, count = cut_pipeline(*self._orders)
-        bound = StepBound(self.slots, self._rules, placement(kind), schedule_paths(*self._orders)).lower_bound(value, count)
+        bound = StepBound(self.slots, self._rules, placement(kind), self._paths).lower_bound(value, count)
         return Certificate("step_time", value, bound, costs, "ns", "step")
 
 

@@ -19,7 +19,7 @@ from megaplan.spec.pattern import BOUNDARY
 from megaplan.units import short_count
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts, ModelTimes
+    from megaplan.cost.values import MeasuredCosts, ModelTimes
 
 
 SCALE = 1 << 60
@@ -142,10 +142,10 @@ def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]
 
 
 def time_costs(times: Sequence[ModelTimes]) -> StackCosts:
-    """Nanoseconds of F + I + W, from the times of the model on each slot's device, or on that of all."""
+    """Nanoseconds of F + I + W without what turns may hide, from the times of the model on each slot's device, or on that of all."""
     different = {id(each): each for each in times}
     costs = {
-        key: StackCosts(tuple([layer.total_ns for layer in each.layers]), each.first.total_ns, each.last.total_ns, "ns")
+        key: StackCosts(tuple([layer.compute_ns for layer in each.layers]), each.first.compute_ns, each.last.compute_ns, "ns")
         for key, each in different.items()
     }
     found = [costs[id(each)] for each in times]

@@ -20,7 +20,7 @@ from megaplan.spec.models import Spec
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
     from megaplan.partition.fitting import Fitted, Overflow
 
 

@@ -19,7 +19,7 @@ from megaplan.results import Result, Row
 from megaplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
     from megaplan.layout.step_time import PlannedTime
     from megaplan.partition.gain import Gain
 

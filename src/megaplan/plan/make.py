@@ -20,7 +20,7 @@ from megaplan.plan.inputs import inputs_record
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
-    from megaplan.cost.times import MeasuredCosts
+    from megaplan.cost.values import MeasuredCosts
 
 
 def make_plan(

@@ -15,6 +15,7 @@ from megaplan.schedules.registry import (
     schedule_problems,
 )
 from megaplan.schedules.timeline import LinkedOrders, SlotTimes, Timed, Timeline, link, replay
+from megaplan.schedules.turns import Course, Leg, Legs
 
 __all__ = [
     "KINDS",
@@ -23,7 +24,10 @@ __all__ = [
     "SPLIT_BACKWARD",
     "Action",
     "ActionKind",
+    "Course",
     "InFlight",
+    "Leg",
+    "Legs",
     "LinkedOrders",
     "Orders",
     "Overlap",

@@ -24,6 +24,7 @@ class RegisteredSchedule(NamedTuple):
         torch_name: Name in `torch.distributed.pipelining.schedules.get_schedule_class`; None if torch does not have it.
         least_vpp: Fewest slots per rank.
         splits_backward: True if it has actions I and W instead of some or all B.
+        pairs: True if it has pairs of a forward and a whole backward (`megaplan.schedules.actions.Overlap`).
         accumulates: True if a spec may have it with one pipeline rank, where it only accumulates gradients.
         spare_inputs: Function of `pp` that gives the receive buffers of a stage's inputs in addition to its microbatches in flight, for
             those that torch posts before it needs them; None if every microbatch has a buffer.
@@ -37,6 +38,7 @@ class RegisteredSchedule(NamedTuple):
     enough_microbatches: Callable[[int, int, int], int] = lambda _pp, _vpp, num_microbatches: num_microbatches
     least_vpp: int = 1
     splits_backward: bool = False
+    pairs: bool = False
     accumulates: bool = False
     spare_inputs: Callable[[int], int] | None = None
     gradient_buffers: Callable[[int], int] | None = None
@@ -110,6 +112,7 @@ SCHEDULES = {
         dualpipev.enough_microbatches,
         least_vpp=2,
         splits_backward=True,
+        pairs=True,
         spare_inputs=_one,
         gradient_buffers=_twice,
     ),
@@ -120,6 +123,7 @@ SCHEDULES = {
         None,
         dualpipe.enough_microbatches,
         splits_backward=True,
+        pairs=True,
         spare_inputs=_one,
         gradient_buffers=_twice,
     ),
@@ -128,7 +132,7 @@ KINDS = tuple(SCHEDULES)
 """Names of all schedules, as in `schedule.kind`."""
 SPLIT_BACKWARD = tuple(kind for kind, schedule in SCHEDULES.items() if schedule.splits_backward)
 """Schedules with actions I and W instead of some or all B."""
-PAIRED = ("dualpipev", "dualpipe")
+PAIRED = tuple(kind for kind, schedule in SCHEDULES.items() if schedule.pairs)
 """Schedules in which a forward and a backward overlap."""
 
 

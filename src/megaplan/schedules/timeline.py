@@ -6,11 +6,13 @@ times.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from operator import itemgetter
 from typing import NamedTuple
 
 from megaplan.schedules.actions import ActionKind, Orders, Overlap, ScheduleStep
 from megaplan.schedules.repeats import Node, Repeat, repeat_of
+from megaplan.schedules.turns import Course, pair_length
 
 
 class SlotTimes(NamedTuple):
@@ -22,16 +24,20 @@ class SlotTimes(NamedTuple):
         weight: Time of W. A whole backward takes I + W.
         hidden_percent: Share of the shorter part of an overlapped forward and backward that the longer hides: 0 runs them in sequence, as
             torch does; at 100 the pair takes as long as its longer part.
+        courses: F and I + W of each slot, where the parts of an overlap take turns; empty if they do not.
     """
 
     forward: tuple[int, ...]
     input: tuple[int, ...]
     weight: tuple[int, ...]
     hidden_percent: int = 0
+    courses: tuple[tuple[Course, Course], ...] = ()
 
     def of(self, step: ScheduleStep) -> int:
         """Time of one action; the hidden part of an overlap is rounded down."""
         if isinstance(step, Overlap):
+            if self.courses:
+                return pair_length(self.courses[step.forward.slot][0], self.courses[step.backward.slot][1])
             forward, backward = self.of(step.forward), self.of(step.backward)
             return forward + backward - min(forward, backward) * self.hidden_percent // 100
         match step.kind:
@@ -101,6 +107,14 @@ class LinkedOrders(NamedTuple):
     def makespan(self, times: SlotTimes, *, p2p: int = 0) -> int:
         """Length of the step; see `replay`."""
         return max(self._stops([times.of(shape) for shape in self.shapes], p2p), default=0)
+
+    def hidden(self, times: SlotTimes) -> int:
+        """Time that the pairs of all ranks take less than their parts one after the other."""
+        if not times.courses:
+            return 0
+        often = Counter(map(itemgetter(1), self.nodes))
+        pairs = [(shape, step) for shape, step in enumerate(self.shapes) if isinstance(step, Overlap)]
+        return sum(often[shape] * (sum(map(times.of, step.parts)) - times.of(step)) for shape, step in pairs)
 
     def replay(self, times: SlotTimes, *, p2p: int = 0) -> Timeline:
         """Start every action as soon as its rank is free and its input has arrived.

@@ -121,3 +121,25 @@ def test_steps_of_which_one_alone_has_measured_launches_are_not_compared_without
         ran = megaplan("estimate", plain, "--set", f"device.name={base}", "--compare", f"device.name={other}")
         printed = " ".join(ran.out.split())
         assert (f"the step {said} the change {note}" in printed) is bool(said)
+
+
+def test_texts_say_what_pairs_in_turns_hide(megaplan):
+    """Estimate, its explanation, and a diff with the plan of pairs in sequence, which says nothing of turns by itself."""
+    attention = "attention: {kind: gqa, num_heads: 16, num_kv_heads: 4, head_dim: 128}"
+    experts = "moe: {num_experts: 64, top_k: 8, ffn_hidden_size: 1408, activation: swiglu}"
+    model = f"{{pattern: AE, num_layers: 16, hidden_size: 2048, vocab_size: 32768, {attention}, {experts}}}"
+    words = [f"model={model}", "mesh={pp: 2, vpp: 2, dp_shard: 8, ep: 8}", "schedule={kind: dualpipev, num_microbatches: 16}"]
+    words += ["batch={micro_batch_size: 1, seq_length: 4096}", "device.name=h100-sxm", "split={mode: equal}"]
+    given = [word for each in words for word in ("--set", each)]
+    for name, turns in (("off", "false"), ("on", "true")):
+        megaplan("split", "plans/tiny-hybrid.yaml", *given, "--set", f"host={{moe_overlap: {turns}}}", "-o", f"{name}.json")
+    time = time_of(megaplan("estimate", "on.json", "--json"))
+    exchanges, hidden = time["exchanges_in_turns"].values()
+    assert exchanges > hidden > 0
+    assert time["terms"]["exposed_transfers"] == pytest.approx(exchanges - hidden, abs=2e-6)
+    text = f"pairs in turns hide {1e3 * hidden:.2f} ms of {1e3 * exchanges:.2f} ms of experts' exchanges"
+    assert text in megaplan("estimate", "on.json").out
+    assert f"{1e3 * hidden:.2f} ms of exchanges of experts' rows" in megaplan("estimate", "on.json", "--explain").out
+    assert f"pairs in turns hide 0 ns → {1e3 * hidden:.2f} ms" in " ".join(megaplan("diff", "off.json", "on.json").out.split())
+    assert "in turns" not in megaplan("estimate", "off.json", "--explain").out
+    assert "in turns" not in megaplan("diff", "off.json", "off.json").out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from megaplan.blocks.work import OpWork
-from megaplan.cost.times import LayerTime
+from megaplan.cost.values import LayerTime
 from megaplan.families.registry import Rated
 
 T, SEQ, H = 8192, 4096, 4096  # tokens of two sequences, one sequence, hidden

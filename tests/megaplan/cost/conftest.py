@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from megaplan.cost import times as cost_times
-from megaplan.cost.times import ModelTimes, model_times
+from megaplan.cost.times import model_times
+from megaplan.cost.values import ModelTimes
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 from megaplan.spec.rules import check_rules

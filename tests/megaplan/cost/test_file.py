@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from megaplan.cost.file import MAX_COSTS_BYTES, costs_document, parse_costs, read_costs
-from megaplan.cost.times import MeasuredCosts, StoredBytes, model_times
+from megaplan.cost.times import model_times
+from megaplan.cost.values import MeasuredCosts, StoredBytes
 from megaplan.errors import MegaplanError, render_diagnostic
 from megaplan.inventory.build import build_inventory
 from megaplan.partition.choose import choose_cuts

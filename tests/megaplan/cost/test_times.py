@@ -25,7 +25,8 @@ from by_hand import (
 
 from megaplan.cost.blocks import end_works, layer_works, rank_workload
 from megaplan.cost.model import model_costs
-from megaplan.cost.times import LayerTime, model_times
+from megaplan.cost.times import model_times
+from megaplan.cost.values import LayerTime
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 

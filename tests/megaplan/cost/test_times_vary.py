@@ -27,8 +27,9 @@ from hypothesis import strategies as st
 from megaplan.columns import Basis
 from megaplan.cost.blocks import layer_works, rank_workload
 from megaplan.cost.rates import rates_of
-from megaplan.cost.times import ModelTimes, model_times
+from megaplan.cost.times import model_times
 from megaplan.cost.transfers import RankGroup, exchange_ns
+from megaplan.cost.values import ModelTimes
 from megaplan.devices import device_names, load_device
 from megaplan.families import registry
 from megaplan.families.registry import Rated

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import megaplan
-from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.cost.values import LayerTime, ModelTimes
 from megaplan.layout.build import spans_of
 from megaplan.partition.bounds import StepBound
 from megaplan.partition.constraints import Constraints

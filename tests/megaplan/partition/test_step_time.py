@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -11,7 +12,8 @@ from random import Random
 import pytest
 
 import megaplan
-from megaplan.cost.times import LayerTime, ModelTimes
+from megaplan.cost.slots import replayed
+from megaplan.cost.values import LayerTime, ModelTimes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import cuts_of, spans_of
 from megaplan.partition.best_cuts import neighbours
@@ -19,10 +21,11 @@ from megaplan.partition.bounds import StepBound
 from megaplan.partition.choose import choose_cuts
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.memory import Memory
-from megaplan.partition.paths import schedule_paths
+from megaplan.partition.paths import PARTS, TURN_PARTS, schedule_paths
 from megaplan.partition.step import FAR, Pipeline, StepTimes, shorten, step_time_cuts
 from megaplan.partition.values import equal_cuts
-from megaplan.schedules import KINDS, SlotTimes, actions, cut_pipeline, link, num_copies, placement, replay
+from megaplan.schedules import KINDS, Leg, actions, cut_pipeline, link, num_copies, placement, replay
+from megaplan.schedules.registry import PAIRED
 from megaplan.spec.load import load_spec
 from megaplan.units import format_bytes
 
@@ -30,26 +33,37 @@ REPOSITORY = Path(__file__).parents[3]
 SINGLE = ("1f1b", "gpipe", "dualpipe")
 
 
-def times_of(random: Random, num_layers: int, p2p: int) -> ModelTimes:
+ALL = [*((kind, False) for kind in KINDS), *((kind, True) for kind in PAIRED)]
+"""Schedules, and True for pairs in turns."""
+
+
+def times_of(random: Random, num_layers: int, p2p: int, *, turns: bool = False) -> ModelTimes:
     def one(top: int) -> LayerTime:
         return LayerTime(random.randint(0, top), random.randint(0, top), random.randint(0, top))
 
-    return ModelTimes(tuple(one(20) for _ in range(num_layers)), one(10), one(40), p2p)
+    def exchanging() -> LayerTime:
+        legs = [tuple(Leg(random.randint(0, 6), random.randint(0, 6)) for _ in range(2)) for _ in range(2)]
+        forward, backward = (sum(leg.computing + leg.exchanging for leg in each) + random.randint(0, 3) for each in legs)
+        weight = random.randint(0, sum(leg.computing for leg in legs[1]))
+        return LayerTime(forward, backward - weight, weight, forward_legs=legs[0], backward_legs=legs[1])
+
+    layers = tuple(exchanging() if turns and random.random() < 0.6 else one(20) for _ in range(num_layers))
+    return ModelTimes(layers, one(10), one(40), p2p)
 
 
 @pytest.mark.requirement("R-29")
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_cuts_are_below_the_bound(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "turns"), ALL)
+def test_no_cuts_are_below_the_bound(kind: str, turns: bool) -> None:
     """Against every split of small stacks; the bound is above none and reaches a fair part of the best."""
     random, copies, vpp = Random(3), num_copies(placement(kind)), 1 if kind in SINGLE else 2
     pp, shares = 2 * copies, []
     for number in range(40):
         num_layers, num_microbatches = random.randint(5, 9), 4 * copies
-        times = times_of(random, num_layers, random.choice((0, 3)))
+        times = times_of(random, num_layers, random.choice((0, 3)), turns=turns)
         rules = Constraints(forbid=(3,)) if number % 3 == 0 else Constraints(pin=(2,)) if number % 3 == 1 else Constraints()
         orders = actions(kind, pp, vpp, num_microbatches)
         cut_kind, *_, count = cut_pipeline(kind, pp, vpp, num_microbatches)
-        paths = schedule_paths(kind, pp, vpp, num_microbatches)
+        paths = schedule_paths(kind, pp, vpp, num_microbatches, turns=times.in_turns)
         step = StepTimes([times] * pp * vpp, link(orders, pp * vpp * copies, copies), paths, copies)
         steps = [step.of(cuts) for cuts in combinations(range(1, num_layers), pp * vpp - 1) if not rules.broken_by(cuts)]
         bound = StepBound([times] * pp * vpp, rules, placement(cut_kind), paths).lower_bound(max(steps), count)
@@ -58,15 +72,34 @@ def test_no_cuts_are_below_the_bound(kind: str) -> None:
     assert sum(shares) / len(shares) > 0.7
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_path_is_within_the_step(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "turns"), ALL)
+def test_every_path_is_within_the_step(kind: str, turns: bool) -> None:
     random, pp, vpp = Random(9), 4, 1 if kind in SINGLE else 2
     orders, copies = actions(kind, pp, vpp, 8), num_copies(placement(kind))
-    paths = schedule_paths(kind, pp, vpp, 8)
+    paths, spans = schedule_paths(kind, pp, vpp, 8, turns=turns), [(slot, slot + 1) for slot in range(pp * vpp)]
     for _ in range(20):
-        forward, backward, weight = (tuple(random.randint(0, 50) for _ in range(pp * vpp)) for _ in range(3))
-        makespan = replay(orders, SlotTimes(forward * copies, backward * copies, weight * copies), p2p=5, copies=copies).makespan
-        assert max(path.length(forward, backward, weight, 5) for path in paths) <= makespan
+        times = times_of(random, pp * vpp, 5, turns=turns)
+        slots = times.of_slots(spans)
+        parts = [[getattr(slot, part) for slot in slots] for part in (TURN_PARTS if turns else PARTS)]
+        makespan = replay(orders, replayed([times] * len(spans), spans, copies), p2p=5, copies=copies).makespan
+        assert max(path.length(*parts, p2p=5) for path in paths) <= makespan
+
+
+def test_turns_shorten_a_path_by_what_its_pairs_may_hide() -> None:
+    """A path without exchanges is as long as that of pairs in sequence; one with them is shorter."""
+    random, spans = Random(4), [(slot, slot + 1) for slot in range(8)]
+    slots = times_of(random, 8, 0, turns=True).of_slots(spans)
+    lengths = []
+    for turns, names in ((False, PARTS), (True, TURN_PARTS)):
+        paths = schedule_paths("dualpipev", 4, 2, 8, turns=turns)
+        lengths.append(
+            [
+                max(path.length(*([getattr(slot, name) for slot in own] for name in names), p2p=0) for path in paths)
+                for own in (slots, [replace(slot, forward_legs=(), backward_legs=()) for slot in slots])
+            ]
+        )
+    (serial, same), (hidden, without) = lengths
+    assert same == serial == without > hidden
 
 
 @pytest.mark.requirement("R-29")

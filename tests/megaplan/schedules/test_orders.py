@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from megaplan.errors import MegaplanError
 from megaplan.schedules import (
+    KINDS,
     SCHEDULES,
     Action,
     ActionKind,
@@ -95,6 +96,12 @@ def test_every_microbatch_goes_forward_then_backward_once_on_every_slot(kind: st
                 done = [whole] if whole is not None else halves
                 assert (whole is None) != (halves == [None, None])
                 assert [position[ActionKind.FORWARD, slot, index], *done] == sorted([position[ActionKind.FORWARD, slot, index], *done])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_registry_says_which_schedules_have_pairs(kind: str) -> None:
+    orders = actions(kind, 4, SCHEDULES[kind].least_vpp, 16)
+    assert SCHEDULES[kind].pairs == any(isinstance(step, Overlap) for order in orders for step in order)
 
 
 def test_an_action_prints_as_torch_writes_it() -> None:

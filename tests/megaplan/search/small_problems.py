@@ -14,13 +14,14 @@ from megaplan.cost.data import copies_ns, data_times, exposed_ns, host_ns
 from megaplan.cost.elements import local_elements
 from megaplan.cost.rates import rates_of
 from megaplan.cost.times import model_times
+from megaplan.cost.values import LayerTime
 from megaplan.errors import Severity
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.space import KINDS, SLOTS, Space
 from megaplan.exploration.values import Exact, LayoutChoice, MemoryPolicy
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
-from megaplan.schedules import SlotTimes, actions, replay, schedule_problems
+from megaplan.schedules import Course, SlotTimes, actions, replay, schedule_problems
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.rules import check_rules
@@ -36,12 +37,15 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def problem(seed: int, *, mirrored: bool = False) -> tuple[Space, int]:
-    """A space, and the headroom asked for; `mirrored` searches layouts with two copies of the model too, or with its own schedule only."""
+def problem(seed: int, *, mirrored: bool = False, turns: bool = False) -> tuple[Space, int]:
+    """A space, and the headroom asked for.
+
+    `mirrored` searches layouts with two copies of the model too, or with its own schedule only; `turns` those whose pairs take turns.
+    """
     draw = random.Random(seed)
     while True:
-        letters = draw.choice(("AD", "AE", "AM", "AR", "AMD", "ADE", "AER"))
-        num_layers = draw.randint(3, 8)
+        letters = draw.choice(("AE", "ADE", "AER") if turns else ("AD", "AE", "AM", "AR", "AMD", "ADE", "AER"))
+        num_layers = draw.randint(4 if turns else 3, 8)
         devices = draw.choice((8, 8, 12, 16))
         model: dict[str, Any] = {"pattern": letters, "num_layers": max(num_layers, len(letters)), "hidden_size": 128, "vocab_size": 512}
         for letter in letters:
@@ -58,12 +62,18 @@ def problem(seed: int, *, mirrored: bool = False) -> tuple[Space, int]:
             "batch": {"micro_batch_size": draw.choice((1, 2)), "seq_length": draw.choice((64, 128))},
             "device": {"name": "h200", "per_node": draw.choice((4, 8))},
         }
+        if turns:
+            document["mesh"] |= {"pp": 2, "ep": 2} if mirrored else {"pp": 2, "vpp": 2, "ep": 2}
+            document["schedule"] = {"kind": "dualpipe" if mirrored else "dualpipev", "num_microbatches": draw.choice((4, 8))}
+            document["host"] = {"moe_overlap": True}
+            name, latency = draw.choice(("h200", "h100-sxm")), draw.choice((20_000, 200_000))  # exchanges as long as computations
+            document["device"] |= {"name": name, "collective_latency_ns": latency}
         spec = megaplan.load(document).spec
         vary = [word for word in ("recompute", "schedule", "batch", "kernels") if draw.random() < 0.5]
         fixed: dict[str, Any] = {}
         for name in ("tp", "cp", "pp", "ep", "etp", "dp_shard"):
             if draw.random() < 0.45:
-                fixed[name] = draw.choice((1, 1, 2, 4))
+                fixed[name] = draw.choice((2, 2, 4) if turns and name in ("pp", "ep") else (1, 1, 2, 4))
         space = Space(spec, devices, fixed, vary)
         peaks = _peaks(space, draw)
         size = sum(len(space.policies(layout)) for layout in space.layouts())
@@ -153,6 +163,8 @@ def step_ns(spec: Spec, exact: Exact) -> int:
     times = model_times(spec, inventory)
     slots = times.of_slots(exact.spans) * spec.num_copies
     lengths = SlotTimes(*(tuple(getattr(slot, part) for slot in slots) for part in ("forward_ns", "input_ns", "weight_ns")))
+    if spec.interleaves_pairs:
+        lengths = lengths._replace(courses=tuple(courses(slot, times.issue_ns) for slot in slots))
     step = replay(actions(spec.schedule.kind, mesh.pp, mesh.vpp, count), lengths, p2p=times.boundary_ns, copies=spec.num_copies).makespan
     slots = slots[: mesh.num_slots]
     data = data_times(spec, rates_of(spec), local_elements(inventory, mesh.tp, mesh.ep, mesh.etp))
@@ -164,3 +176,10 @@ def step_ns(spec: Spec, exact: Exact) -> int:
     launches = (sum(slot.forward_launches for slot in slots), sum(slot.backward_launches for slot in slots))
     forwards, backwards = (forward // pp, launches[0] // pp), ((total - forward) // pp, launches[1] // pp)
     return step + host_ns(spec, found.issue_ns, found.update_ns, data, forwards, backwards)
+
+
+def courses(slot: LayerTime, issue_ns: int) -> tuple[Course, Course]:
+    """A forward and a backward of a slot with their exchanges, and what the host needs for their launches, up to their time."""
+    passes = (slot.forward_legs, slot.forward_ns, slot.forward_launches), (slot.backward_legs, slot.backward_ns, slot.backward_launches)
+    forward, backward = (Course(legs, length, min(length, launches * issue_ns)) for legs, length, launches in passes)
+    return forward, backward

@@ -10,8 +10,9 @@ from random_plans.draw import draw
 from small_problems import problem
 
 from megaplan.budget.peaks import build_budget
-from megaplan.cost.times import LayerTime
+from megaplan.cost.values import LayerTime
 from megaplan.errors import MegaplanError
+from megaplan.exploration.clocks import clock_of
 from megaplan.exploration.evaluate import Evaluator
 from megaplan.exploration.floors import floors_of
 from megaplan.inventory.build import build_inventory
@@ -90,3 +91,36 @@ def test_floors_of_memory_are_never_above_the_peak_of_a_random_plan(seeds):
         found[spec.host.name] += 1
     assert sum(found.values()) > len(seeds)
     assert len(found) > 1
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_step_in_turns_is_shorter_than_its_layers_and_above_its_bounds(pooled):
+    """Pairs of many microbatches hide nearly all exchanges: bounds of pairs in sequence would be above the step."""
+    document = {
+        "format": "megaplan.spec/1",
+        "name": "turns",
+        "model": {
+            "pattern": "AE",
+            "num_layers": 16,
+            "hidden_size": 2048,
+            "vocab_size": 4096,
+            "attention": {"kind": "gqa", "num_heads": 16, "num_kv_heads": 4, "head_dim": 128},
+            "moe": {"num_experts": 64, "top_k": 8, "ffn_hidden_size": 1408, "activation": "swiglu"},
+        },
+        "mesh": {"pp": 2, "vpp": 2, "dp_shard": 8, "ep": 8},
+        "schedule": {"kind": "dualpipev", "num_microbatches": 128},
+        "batch": {"micro_batch_size": 1, "seq_length": 4096},
+        "device": {"name": "h100-sxm"},
+        "host": {"moe_overlap": True},
+        **({"pools": [{"count": 8, "device": {"name": "h100-sxm"}}]} if pooled else {}),
+    }
+    spec = spec_from_document(document)
+    clock = clock_of(spec, build_inventory(spec))
+    spans = spans_of((4, 8, 12), 16)
+    step = clock.step_ns(spec, spans)
+    plain = spec.model_copy(update={"host": spec.host.model_copy(update={"moe_overlap": False})})
+    assert sum(clock.terms(spec, spans).values()) == step < clock.step_ns(plain, spans)
+    assert 0.9 * step < clock.bound_ns(spec) <= step < clock.bound_ns(plain)
+    assert 0.9 * step < clock.tight_bound_ns(spec) <= step < clock.tight_bound_ns(plain)
+    costs = clock.costs(spec).of_slots(spans)
+    assert max(one + other for one, other in zip(costs, costs[::-1], strict=True)) <= clock.most_cost(spec, step)

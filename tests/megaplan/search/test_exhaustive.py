@@ -17,8 +17,8 @@ TOP = 4
 FAST = range(16)
 
 
-def _agrees(seed: int, *, mirrored: bool = False) -> None:
-    space, headroom = problem(seed, mirrored=mirrored)
+def _agrees(seed: int, *, mirrored: bool = False, turns: bool = False) -> None:
+    space, headroom = problem(seed, mirrored=mirrored, turns=turns)
     expected = sorted(exhaustive(space, headroom).values(), key=lambda one: one.order("time"))[:TOP]
     found = explore(SearchTask(space, "time", headroom, TOP), 1)
     assert found.complete
@@ -36,16 +36,26 @@ def test_small_problems_with_two_copies_of_the_model(seed: int) -> None:
     _agrees(seed, mirrored=True)
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))])
+def test_small_problems_with_pairs_in_turns(seed: int, mirrored: bool) -> None:
+    _agrees(seed, mirrored=mirrored, turns=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(len(FAST), 200))
 def test_more_small_problems(seed: int) -> None:
     _agrees(seed)
 
 
-@pytest.mark.parametrize(("seed", "mirrored"), [*((seed, False) for seed in range(1000, 1012)), *((seed, True) for seed in range(4))])
-def test_no_bound_is_above_what_it_bounds(seed: int, mirrored: bool) -> None:
+KINDS = {"plain": {}, "mirrored": {"mirrored": True}, "turns": {"turns": True}, "mirrored-turns": {"mirrored": True, "turns": True}}
+BOUNDED = [*(("plain", seed) for seed in range(1000, 1012)), *((kind, seed) for kind in list(KINDS)[1:] for seed in range(4))]
+
+
+@pytest.mark.parametrize(("kind", "seed"), BOUNDED)
+def test_no_bound_is_above_what_it_bounds(kind: str, seed: int) -> None:
     """Bounds of every layout and policy, whether or not it fits: a bound of time for any cuts, and of memory."""
-    space, _ = problem(seed, mirrored=mirrored)
+    space, _ = problem(seed, **KINDS[kind])
     evaluator = Evaluator(space, -(1 << 50))  # everything fits
     stored = evaluator.fits_on_no_mesh()
     for mesh in space.meshes():

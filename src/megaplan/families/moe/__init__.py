@@ -5,7 +5,7 @@ from __future__ import annotations
 from megaplan.families.family import Exchanges, Family
 from megaplan.families.moe.composition import moe_work
 from megaplan.families.moe.formulas import FORMULAS
-from megaplan.families.moe.program import moe_program, moe_selective
+from megaplan.families.moe.program import moe_operations, moe_program, moe_selective
 from megaplan.families.moe.rules import moe_rules
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.moe.tensors import moe_tensors
@@ -16,7 +16,13 @@ def _sharded(moe: MixtureOfExperts, _hidden_size: int) -> dict[str, int]:
 
 
 def _exchanges(moe: MixtureOfExperts, _hidden_size: int, variant: float | None) -> Exchanges:
-    return Exchanges(sharded=moe.shared_ffn_hidden_size > 0, rows=moe.top_k, row_width=moe.latent_size, skew=moe.skew_in(variant))
+    return Exchanges(
+        sharded=moe.shared_ffn_hidden_size > 0,
+        rows=moe.top_k,
+        row_width=moe.latent_size,
+        skew=moe.skew_in(variant),
+        counts=moe.capacity is None,
+    )
 
 
 def _idle_parameters(moe: MixtureOfExperts, hidden_size: int) -> int:
@@ -31,6 +37,7 @@ EXPERTS = Family(
     tensors=moe_tensors,
     program=moe_program,
     work=moe_work,
+    exchanging=moe_operations,
     formulas=FORMULAS,
     selective=moe_selective,
     variant=lambda moe, _layer, place: moe.variant_of(place),

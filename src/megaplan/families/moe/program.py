@@ -28,6 +28,7 @@ from typing import NamedTuple
 from megakernels.ops.moe.facts import RouterBytes, route_backward_bytes
 from megaplan.blocks.ops import BlockProgram, Dims, Op, add, linear, norm, plain_norm, reshape
 from megaplan.blocks.storages import Shapes, residual, storages
+from megaplan.blocks.work import Workload
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.families.dense.program import mlp_ops, mlp_storages
@@ -118,7 +119,7 @@ def moe_program(
 ) -> tuple[BlockProgram, Shapes]:
     """One E block on the busiest expert rank; experts that gather read tokens where they are."""
     shared, mesh, gathers = moe.shared_ffn_hidden_size, ExpertMesh(dims.ep, dims.etp), dims.gathers
-    travels, padded = mesh.ep * mesh.etp > 1, moe.takes_some
+    travels = mesh.ep * mesh.etp > 1
     rows = received_rows(moe, dims.batch * dims.residual_tokens, mesh, variant)
     tensors = _storages(dims, moe, mesh, rows, travels)
     if gathers:
@@ -132,8 +133,17 @@ def moe_program(
     way = Travel(mesh.ep > 1, mesh.etp > 1, dims.gathers_tokens and travels)
     if way.by_gather:
         tensors |= _gathered(dims, moe, mesh, rows)
-    options = _options(moe, kernels=dims.kernels)
-    return _program(options, way, padded, dims.tp > 1, gathers, limited=moe.capacity is not None), residual(tensors)
+    return _block(moe, way, sharded=dims.tp > 1, gathers=gathers, kernels=dims.kernels), residual(tensors)
+
+
+def moe_operations(load: Workload, moe: MixtureOfExperts) -> BlockProgram:
+    """The operations of `moe_program` in their order, without sizes."""
+    way = Travel(load.ep > 1, load.etp > 1, load.gathers_tokens and load.ep * load.etp > 1)
+    return _block(moe, way, sharded=load.tp > 1, gathers=load.gathers, kernels=load.gathers)
+
+
+def _block(moe: MixtureOfExperts, way: Travel, *, sharded: bool, gathers: bool, kernels: bool) -> BlockProgram:
+    return _program(_options(moe, kernels=kernels), way, moe.takes_some, sharded, gathers, limited=moe.capacity is not None)
 
 
 def _options(moe: MixtureOfExperts, *, kernels: bool) -> MoeOptions:

@@ -15,6 +15,8 @@ ARRIVED = "arrived"
 """Rows from other ranks, and from this one, as the experts' exchange returns them."""
 EXCHANGES = frozenset({"exchange", "exchange back"})
 """Operations that wait for rows from other ranks, or send them back."""
+ANNOUNCE = "announce"
+"""Operation that learns the counts of rows from other ranks, by an exchange of its own where experts have no capacity."""
 SLICED_BIAS = "experts.down_bias"
 """The bias of a bank's down-projections that one slice adds, and the others do not."""
 
@@ -87,7 +89,7 @@ def _travelling(gated: bool, gathers: bool, bias: bool, way: Travel) -> tuple[Op
     processed = _arrived(gated, gathers, bias) if gathers or not way.far else _sorted(gated, gathers, bias)
     processed = _with_sliced_bias(processed, bias=bias, way=way)
     return (
-        Op("announce", ("counts",), ("arrived_counts", *(("own_counts",) if way.both else ())), grads=()),
+        Op(ANNOUNCE, ("counts",), ("arrived_counts", *(("own_counts",) if way.both else ())), grads=()),
         Op("arrival_plan", ("arrived_counts",), ("order", "received_counts"), grads=()),
         Op("dispatch", ("tokens", "rows"), (sent,), keeps=("rows",), grads=("tokens",)),
         Op("dispatch weights", ("weights", "rows"), (weighing,), keeps=("rows",), grads=("weights",)),

@@ -1,12 +1,15 @@
 """Two computations that take turns (`megarun.parallel.groups.turns`): their order, and what runs behind an exchange."""
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from megaplan.schedules import Course, Leg, Legs
+from megaplan.schedules.turns import pair_length
 from megarun.parallel.groups.expert import ExpertParallel, MeasuredRouting, _exchange
 from megarun.parallel.groups.turns import Turns, hand_over, takes_turns
 
@@ -88,3 +91,83 @@ def test_exchanges_of_one_are_in_flight_while_the_other_computes(monkeypatch: py
         "compute forward", "start forward", "compute backward", "start backward",
         "wait forward", "compute forward", "wait backward", "compute backward",
     ]  # fmt: skip
+
+
+def test_exchanges_without_a_pair_are_not_asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, and in a pair whose other part has ended: NCCL then runs them in the stream of the computation."""
+    calls: list[bool] = []
+
+    def moved(arrived: Any, leaving: Any, *_: Any, async_op: bool = False, **__: Any) -> None:
+        calls.append(async_op)
+        arrived.copy_(leaving)
+
+    monkeypatch.setattr(dist, "all_to_all_single", moved)
+    ep, rows = ExpertParallel(2, 0, None, MeasuredRouting()), torch.ones(4, 3, requires_grad=True)
+
+    def exchanged() -> None:
+        _exchange(ep, (2, 2), (2, 2), rows)[0].sum().backward()
+
+    exchanged()
+    Turns(lambda: None, exchanged, CPU).run()
+    assert calls == [False] * 4
+
+
+class Clock:
+    """A stream of computations and one of exchanges, on which a pair's parts put what they do."""
+
+    def __init__(self) -> None:
+        self.now = self.free = 0
+
+    def compute(self, time: int) -> None:
+        """The computing stream is busy."""
+        self.now += time
+
+    def exchange(self, arrived: Any, leaving: Any, *_: Any, async_op: bool = False, **__: Any) -> "Flight | None":
+        """An exchange, whose rows say how long it takes, behind those before it."""
+        arrived.copy_(leaving)
+        self.free = max(self.now, self.free) + int(leaving[0, 0])
+        flight = Flight(self, self.free)
+        if async_op:
+            return flight
+        flight.wait()
+        return None
+
+
+class Flight:
+    """Rows on their way."""
+
+    def __init__(self, clock: Clock, end: int) -> None:
+        self.clock, self.end = clock, end
+
+    def wait(self) -> None:
+        """The computing stream continues behind the exchange."""
+        self.clock.now = max(self.clock.now, self.end)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_model_of_a_pair_times_what_it_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exchanges of rows and of counts on a clock take as long as `megaplan.schedules.turns` says."""
+    random, clock = Random(seed), Clock()
+    monkeypatch.setattr(dist, "all_to_all_single", clock.exchange)
+    ep = ExpertParallel(2, 0, None, MeasuredRouting())
+
+    def drawn() -> tuple[Legs, int]:
+        legs = tuple(Leg(random.randint(0, 9), random.randint(0, 9), random.random() < 0.7) for _ in range(random.randint(0, 5)))
+        return legs, random.randint(0, 9)
+
+    def part(legs: Legs, after: int) -> Callable[[], None]:
+        def run() -> None:
+            for leg in legs:
+                clock.compute(leg.computing)
+                if leg.passes_turn:
+                    _exchange(ep, (1, 1), (1, 1), torch.full((2, 1), leg.exchanging))
+                else:
+                    ep.announce(torch.full((2,), leg.exchanging, dtype=torch.int32))
+            clock.compute(after)
+
+        return run
+
+    pair = [drawn(), drawn()]
+    Turns(part(*pair[0]), part(*pair[1]), CPU).run()
+    forward, backward = (Course(legs, after + sum(leg.computing + leg.exchanging for leg in legs)) for legs, after in pair)
+    assert clock.now == pair_length(forward, backward)
