@@ -356,10 +356,9 @@ class Space:
 
     def _broken(self, layout: LayoutChoice, tp: int) -> Sequence[Diagnostic]:
         """Findings about a layout; pools have a rule of their own, of whole stages, and turns of pairs are a schedule's."""
-        spec = self.spec_of(layout, self._plain_policy(tp)).model_copy(update={"pools": ()})
-        if spec.interleaves_pairs:
-            spec = spec.model_copy(update={"host": spec.host.model_copy(update={"moe_overlap": False})})
-        return check_rules(spec)
+        spec = self.spec_of(layout, self._plain_policy(tp))
+        turns = {"host": spec.host.model_copy(update={"moe_overlap": False})} if spec.interleaves_pairs else {}
+        return check_rules(spec.model_copy(update={"pools": (), **turns}))
 
     def _schedule_is_legal(self, kind: str, pp: int, vpp: int, count: int) -> bool:
         broken = self._schedule_breaks(kind, pp, vpp, count)
