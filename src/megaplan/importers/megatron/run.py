@@ -358,13 +358,13 @@ def _allocator(launch: Arguments) -> dict[str, bool]:
 
 def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[str, Any]:
     granularity, modules, method, layers = (launch.value(f"recompute_{key}") for key in ("granularity", "modules", "method", "num_layers"))
-    older, whole_experts, shares = map(launch.given, (*_OLDER_WORDS, "distribute_saved_activations"))
+    older, whole_experts, _ = map(launch.given, (*_OLDER_WORDS, "distribute_saved_activations"))
     if granularity is not None:
         for key in _OLDER_WORDS:
             launch.overruled(key, "--recompute-granularity decides")
     if granularity != "selective" and not older:
         launch.overruled("recompute_modules", "they are those of --recompute-granularity selective")
-    if shares and granularity != "full":
+    if granularity != "full":
         launch.overruled("distribute_saved_activations", "it is of --recompute-granularity full")
     if granularity is None and (older or whole_experts):
         granularity, modules = "selective", ["core_attn"] * older + ["moe"] * whole_experts
