@@ -344,6 +344,7 @@ def add_own_modules(draw: Draw, document: dict[str, Any]) -> None:
         return
     draw.maybe(host, 0.3, attention_backend="flash", flash_version=lambda: draw.choice([1, 2]))
     draw.maybe(host, 0.3, rope_fusion=lambda: draw.chance(0.5))
+    draw.maybe(host, 0.3, all_reduce_gradients=True)
     if "release" not in host:
         draw.maybe(host, 0.4, framework="gpt-neox")
     pairs = host.get("model") == "gpt" and set(model["pattern"].upper()) == {"A", "D"} and model["pattern"].startswith("AD")

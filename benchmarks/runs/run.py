@@ -26,6 +26,10 @@ POINTS, PERCENT = 5.0, 10.0
 """Errors within which a goodput, in points, and days, in per cent, are near."""
 
 
+_SIDES = {"fresh": "fresh", "later": "later", "tuned": "tuning"}
+"""Side of a run by the key that says so; the others are held out."""
+
+
 class PublishedRun(NamedTuple):
     """A row with its prediction.
 
@@ -66,8 +70,8 @@ class PublishedRun(NamedTuple):
 
     @property
     def side(self) -> str:
-        """The side of the draw: tuning, held out, or later; a run whose publication gave figures of the planner says so."""
-        side = "later" if self.row.get("later") else "tuning" if self.row.get("tuned") else "held out"
+        """The side of the draw: tuning, held out, later or fresh; a run whose publication gave figures of the planner says so."""
+        side = next((name for key, name in _SIDES.items() if self.row.get(key)), "held out")
         return f"{side}, figures" if "source_of" in self.row else side
 
     @property
@@ -267,7 +271,7 @@ def page(found: list[PublishedRun]) -> str:
 def summary(found: list[PublishedRun]) -> str:
     """Counts of rows that are near, all and held out."""
     parts = []
-    sides = [(name.capitalize(), [row for row in found if row.side.startswith(name)]) for name in ("tuning", "held out", "later")]
+    sides = [(name.capitalize(), [row for row in found if row.side.startswith(name)]) for name in ("tuning", "held out", "later", "fresh")]
     for name, among in (("All", found), *sides):
         days = [abs(row.days_error) for row in among if row.days_error is not None]
         goodput = [abs(row.goodput_error) for row in among if row.goodput_error is not None]

@@ -36,6 +36,7 @@ CARRIED = frozenset({
 UNSAID = (
     "device", "serving", "model.moe.routing_skew", "host.framework", "host.release", "host.dp_comm_overlap", "host.cross_entropy",
     "host.fragmentation_percent", "host.flash_version", "host.rope_fusion",
+    "host.all_reduce_gradients",
 )  # fmt: skip
 """Keys that change an estimate and that no argument says, or not in full; comments of the script carry them."""
 ALLOCATOR = ("host.fragmentation_percent",)

@@ -198,6 +198,7 @@ class Host(Section):
         flash_version: Generation of FlashAttention in Megatron's own modules; null for the first.
         rope_fusion: One kernel rotates in Megatron's own modules; null for the framework's: all but gpt-neox.
         distribute_saved_activations: Tensor ranks share what full recompute keeps, where sequence_parallel is off.
+        all_reduce_gradients: Megatron's own modules all-reduce gradients for a sharded optimizer, as DeepSpeed's pipelines do in bf16.
         sequence_parallel: Norms and the residual stream are sharded over tokens if mesh.tp > 1; off, every rank has all tokens.
         moe_router_dtype: Dtype of routing probabilities; null for that of the residual stream.
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
@@ -271,6 +272,7 @@ class Host(Section):
     flash_version: Literal[1, 2] | None = None
     rope_fusion: StrictBool | None = None
     distribute_saved_activations: StrictBool = False
+    all_reduce_gradients: StrictBool = False
     sequence_parallel: StrictBool = True
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     moe_load_balancing: words.LoadBalancing = "seq_aux_loss"
@@ -394,5 +396,5 @@ _LATER = frozenset({
     "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements",
     "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer",
     "layer_wise_layout", "remat_policy", "remat_tensors", "layers_per_block", "num_vocab_tiling", "int8", "fsdp_transpose", "checkpoints",
-    "flash_version", "rope_fusion", "distribute_saved_activations",
+    "flash_version", "rope_fusion", "distribute_saved_activations", "all_reduce_gradients",
 })  # fmt: skip

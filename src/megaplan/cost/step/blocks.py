@@ -111,7 +111,7 @@ def _block(work: TimedStep, found: Ledger, block: Block) -> None:
         if work.software.shares_saved and (letter in "AG" or work.spec.host.block_layers == 1):  # one of the operators of a layer
             transfers.saved(found, work)
     own_modules.heads(found, work, ops, work.recomputed.full)
-    own_modules.stream(found, work, work.recomputed.full)
+    own_modules.stream(found, work, letter, work.recomputed.full)
     if exchanges.context_width:
         transfers.context(found, work, exchanges.context_width, work.recomputed.full)
     if exchanges.rows:

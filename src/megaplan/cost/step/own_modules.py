@@ -118,12 +118,15 @@ def loss(ledger: Ledger, work: TimedStep, logits: float) -> bool:
     return True
 
 
-def stream(ledger: Ledger, work: TimedStep, again: float) -> None:
+def stream(ledger: Ledger, work: TimedStep, letter: str, again: float) -> None:
     """Add bias and dropout of a block's output, where they are operations of their own."""
-    modules = modules_of(work)
+    modules, model = modules_of(work), work.spec.model
     if modules is None or not modules.separate_bias:
         return
+    section = {"A": ("attention", "output_bias"), "D": ("mlp", "bias")}.get(letter, ("", ""))
+    biased = bool(getattr(getattr(model, section[0], None), section[1], False))
     tokens = work.tokens / (work.mesh.tp if work.software.sequence_parallel else 1)
-    moved, dropped = tokens * work.spec.model.hidden_size, SEPARATE_DROPOUT * (work.spec.host.hidden_dropout > 0)
-    ledger.move(FORWARD, moved * (SEPARATE_BIAS + dropped), KIND)
-    ledger.move(BACKWARD, moved * (dropped + again * (SEPARATE_BIAS + dropped)), KIND)
+    moved, dropped = tokens * model.hidden_size, SEPARATE_DROPOUT * (work.spec.host.hidden_dropout > 0)
+    forward = SEPARATE_BIAS * biased + dropped
+    ledger.move(FORWARD, moved * forward, KIND)
+    ledger.move(BACKWARD, moved * (dropped + again * forward), KIND)

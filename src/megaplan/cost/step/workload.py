@@ -110,6 +110,7 @@ class Software(NamedTuple):
         modules: Modules whose copies and rotations are counted (`own_modules.MODULES`); None where a factor has their bytes.
         fused_rotation: True if one kernel rotates, None for what the modules do.
         fused_loss: True if one kernel makes the loss, where `modules` are counted.
+        all_reduces: True if data ranks gather the reduced gradients, too.
         shares_saved: True if tensor ranks share what a checkpoint keeps, and gather it before it runs again.
         reduce_bytes: Bytes of an element of the reduced gradients; None for the framework's.
         sequence_parallel: False if every rank of a tensor group has the norms and the residual stream of all tokens.
@@ -141,6 +142,7 @@ class Software(NamedTuple):
     modules: str | None = None
     fused_rotation: bool | None = None
     fused_loss: bool = False
+    all_reduces: bool = False
     shares_saved: bool = False
     reduce_bytes: int | None = None
     sequence_parallel: bool = True

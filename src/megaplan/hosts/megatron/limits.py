@@ -308,11 +308,10 @@ def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
     if engine and host.framework == "gpt-neox":
         detail = "host.framework = gpt-neox, host.transformer_impl = transformer_engine: its modules are its own"
         yield Limit("host.framework", detail, "transformer_impl: local")
-    for key in ("flash_version", "rope_fusion") if engine else ():
-        if (given := getattr(host, key)) is not None:
-            shown = str(given).lower()
-            detail = f"host.{key} = {shown}, host.transformer_impl = transformer_engine: Transformer Engine has kernels of its own"
-            yield Limit(f"host.{key}", detail, f"{key}: null")
+    for key, usual in {"flash_version": None, "rope_fusion": None, "all_reduce_gradients": False}.items() if engine else ():
+        if (given := getattr(host, key)) != usual:
+            detail = f"host.{key} = {str(given).lower()}, host.transformer_impl = transformer_engine: Megatron's own modules have it alone"
+            yield Limit(f"host.{key}", detail, f"{key}: {'null' if usual is None else 'false'}")
     beside = spec.model.parallel_layers
     if beside and (engine or host.model != "gpt" or any(letters[each] != "D" for each in beside)):
         detail = (

@@ -53,6 +53,7 @@ def _software(spec: Spec) -> Software:
         modules=("gpt-neox" if host.framework == "gpt-neox" else "megatron") if local and not host.deterministic_mode else None,
         fused_rotation=host.rope_fusion,
         fused_loss=host.cross_entropy != "unfused",
+        all_reduces=host.all_reduce_gradients,
         shares_saved=host.distribute_saved_activations,
         reduce_bytes=spec.precision.reduce.bytes if local else None,
         sequence_parallel=host.sequence_parallel,

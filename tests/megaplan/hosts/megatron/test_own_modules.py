@@ -44,6 +44,7 @@ def activations(spec: dict[str, Any]) -> int:
         ({"transformer_impl": "transformer_engine", "framework": "gpt-neox"}, {}, "host.framework"),
         ({"transformer_impl": "transformer_engine", "flash_version": 2}, {}, "host.flash_version"),
         ({"transformer_impl": "transformer_engine", "rope_fusion": False}, {}, "host.rope_fusion"),
+        ({"transformer_impl": "transformer_engine", "all_reduce_gradients": True}, {}, "host.all_reduce_gradients"),
         ({"transformer_impl": "transformer_engine"}, {"parallel_layers": [1]}, "model.parallel_layers"),
         ({"model": "hybrid"}, {"parallel_layers": [1]}, "model.parallel_layers"),
         ({}, {"parallel_layers": [2]}, "model.parallel_layers"),
