@@ -102,7 +102,7 @@ def _load(work: TimedStep) -> Workload:
 def _block(work: TimedStep, found: Ledger, block: Block) -> None:
     model, letter = work.spec.model, block.family
     ops, family = layer_works(_load(work), model, block), FAMILIES[letter]
-    shares, modules = path_in(model.residual_path, block.tensors).shares_input, own_modules.modules_of(work)
+    shares, modules = path_in(model.residual_path, block).shares_input, own_modules.modules_of(work)
     num_adapters = _add(found, work, ops, shares=shares and not (modules is not None and modules.separate_norms))
     exchanges = family.exchanges(family.section_of(model), model.hidden_size, block.variant)
     again = _products_again(work.recomputed, letter)
