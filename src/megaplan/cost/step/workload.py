@@ -76,6 +76,8 @@ class Sharded(NamedTuple):
     inside: bool = False
 
 
+SUM_BYTES = 4
+"""Bytes of an element of summed gradients, fp32."""
 OPTIMIZER_BYTES = 30.0
 """Bytes of an element that Adam reads and writes: gradient, master, both moments and the parameter."""
 
@@ -102,7 +104,7 @@ class Software(NamedTuple):
         sharded: Sharding of parameters over data ranks; None without.
         data_overlap: True if reductions of gradients and gathers of parameters overlap with computation; None for the framework's default.
         fused_accumulation: True if products of weight gradients accumulate, if the framework can; False for a separate operation.
-        sum_bytes: Bytes of an element of the gradients that microbatches add up.
+        sum_bytes: Bytes of an element of the gradients that a separate operation adds up.
         optimizer_bytes: Bytes of an element that Adam reads and writes.
         unfused_attention: True if scores go through memory, between products, softmax and dropout.
         attention_dropout: True if attention drops probabilities.
@@ -134,7 +136,7 @@ class Software(NamedTuple):
     sharded: Sharded | None = None
     data_overlap: bool | None = None
     fused_accumulation: bool = True
-    sum_bytes: int = 4
+    sum_bytes: int = SUM_BYTES
     optimizer_bytes: float = OPTIMIZER_BYTES
     unfused_attention: bool = False
     attention_dropout: bool = False

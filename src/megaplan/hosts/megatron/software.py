@@ -6,7 +6,7 @@ from collections import Counter
 from typing import get_args
 
 from megaplan.cost.step.from_spec import letters_of, low_dtype
-from megaplan.cost.step.workload import OPTIMIZER_BYTES, Recomputed, Sharded, Software
+from megaplan.cost.step.workload import OPTIMIZER_BYTES, SUM_BYTES, Recomputed, Sharded, Software
 from megaplan.hosts.megatron.setting import attention_kernel
 from megaplan.spec.host import Host
 from megaplan.spec.host_words import GraphModule
@@ -46,7 +46,7 @@ def _software(spec: Spec) -> Software:
         sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
         data_overlap=host.dp_comm_overlap,
         fused_accumulation=host.wgrad_fusion,
-        sum_bytes=spec.precision.grads.bytes,
+        sum_bytes=SUM_BYTES if host.wgrad_fusion else spec.precision.grads.bytes,
         unfused_attention=unfused,
         attention_dropout=(unfused or local) and host.attention_dropout > 0,
         flash=host.flash_version,
