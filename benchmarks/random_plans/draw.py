@@ -22,6 +22,7 @@ from random_plans.settings import (
     add_layout,
     add_libraries,
     add_offload,
+    add_own_modules,
     add_serving_ranks,
     add_single,
     add_turns,
@@ -233,6 +234,7 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
     if "cp" in mesh and not megatron and sections["model"].get("attention", {}).get("kind") == "mla" and stream("exchange").chance(0.5):
         mesh["context_exchange"] = "latents"
     limit_experts(stream("capacity"), sections["model"], megatron=megatron)
+    add_own_modules(stream("own modules"), sections)
     _add_pools(stream("pools"), sections, mesh)
     _add_post_training(stream("post_training"), sections, mesh)
     if not megatron:

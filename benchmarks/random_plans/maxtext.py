@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from megaplan.hosts.maxtext.policies import TENSORS
-from megaplan.spec.host import RematPolicy
+from megaplan.spec.host_words import RematPolicy
 from random_plans.choices import Draw
 
 MAXTEXT_SHARE = 0.05

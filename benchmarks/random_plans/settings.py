@@ -331,3 +331,22 @@ def add_framework(draw: Draw, section: dict[str, Any]) -> None:
     if section.get("framework") in RELEASED:
         draw.maybe(section, 0.5, release=lambda: draw.choice(["25.04", "26.04"]))
     draw.maybe(section, 0.2, dp_comm_overlap=lambda: draw.chance(0.5))
+
+
+def add_own_modules(draw: Draw, document: dict[str, Any]) -> None:
+    """Give a plan of Megatron's own modules what forks of them have: kernels of attention, shared checkpoints, layers side by side."""
+    host, model, mesh = document["host"], document["model"], document["mesh"]
+    if host.get("name") != "megatron":
+        return
+    if mesh.get("tp", 1) > 1 and "recompute_num_layers" in host and "moe" not in model:
+        draw.maybe(host, 0.4, sequence_parallel=False, distribute_saved_activations=True)
+    if host.get("transformer_impl") != "local":
+        return
+    draw.maybe(host, 0.3, attention_backend="flash", flash_version=lambda: draw.choice([1, 2]))
+    draw.maybe(host, 0.3, rope_fusion=lambda: draw.chance(0.5))
+    draw.maybe(host, 0.3, all_reduce_gradients=True)
+    if "release" not in host:
+        draw.maybe(host, 0.4, framework="gpt-neox")
+    pairs = host.get("model") == "gpt" and set(model["pattern"].upper()) == {"A", "D"} and model["pattern"].startswith("AD")
+    if pairs and "num_layers" in model and "mtp" not in model.get("features", {}):
+        draw.maybe(model, 0.5, parallel_layers=list(range(1, model["num_layers"], 2)))

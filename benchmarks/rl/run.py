@@ -86,6 +86,17 @@ def data() -> dict[str, Any]:
     return loaded
 
 
+def _split(row: dict[str, Any]) -> dict[str, Any]:
+    """The cuts of a recipe: those that its row states, or its first and last stage and equal shares of the rest, or equal stages."""
+    spans, stages = row.get("spans"), row.get("mesh", [1, 1, 1, 1])[3]
+    ends = data().get("ends", {}).get(row["model"], {}).get(stages)
+    if spans is None and ends is not None:
+        layers = data()["models"][row["model"]]["num_layers"] // 2
+        sizes = (ends[0], *[(layers - sum(ends)) // (stages - 2)] * (stages - 2), ends[1])
+        spans = [[2 * sum(sizes[:stage]), 2 * sum(sizes[: stage + 1])] for stage in range(stages)]
+    return {"mode": "equal"} if spans is None else {"mode": "manual", "reason": "the recipe's cuts", "spans": spans}
+
+
 def spec_of(row: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     """A row as a spec: training on all devices, or on half of them if the rollout has its own."""
     devices = row.get("devices", row["gen"])
@@ -132,7 +143,7 @@ def spec_of(row: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
             **({"placement": "split", "staleness": row["staleness"]} if row.get("staleness") else {}),
             **({"pinned": True} if row.get("pinned") else {}),
         },
-        **({"split": {"mode": "manual", "reason": "the recipe's cuts", "spans": row["spans"]}} if "spans" in row else {}),
+        "split": _split(row),
     }
 
 

@@ -26,6 +26,10 @@ POINTS, PERCENT = 5.0, 10.0
 """Errors within which a goodput, in points, and days, in per cent, are near."""
 
 
+_SIDES = {"fresh": "fresh", "later": "later", "tuned": "tuning"}
+"""Side of a run by the key that says so; the others are held out."""
+
+
 class PublishedRun(NamedTuple):
     """A row with its prediction.
 
@@ -66,8 +70,8 @@ class PublishedRun(NamedTuple):
 
     @property
     def side(self) -> str:
-        """The side of the draw: tuning, held out, or later; a run whose publication gave figures of the planner says so."""
-        side = "later" if self.row.get("later") else "tuning" if self.row.get("tuned") else "held out"
+        """The side of the draw: tuning, held out, later or fresh; a run whose publication gave figures of the planner says so."""
+        side = next((name for key, name in _SIDES.items() if self.row.get(key)), "held out")
         return f"{side}, figures" if "source_of" in self.row else side
 
     @property
@@ -90,15 +94,32 @@ def spec_of(row: dict[str, Any]) -> dict[str, Any]:
         "optimizer": {"matrix": "adamw"},
         "host": row["host"] if "name" in row.get("host", {}) else {"name": "megatron", "model": "gpt", **row.get("host", {})},
         "device": {"name": row["device"], **({"network_bytes_per_second": network} if network else {})},
+        "split": {"mode": "equal"},  # as Megatron makes stages
         **({"run": row["run"]} if "run" in row else {}),
     }
+    if "ends" in row:
+        spec |= {"model": _with_ends(spec["model"], row), "split": {"reason": "published ends", "protects": ["topology"]}}
     return spec | row.get("sections", {})
 
 
+def _with_ends(model: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """A model whose first and last slot have the layers that `ends` states, and the others equal shares of the rest."""
+    ends, inner = row["ends"], row["mesh"]["pp"] * row["mesh"].get("vpp", 1) - 2
+    sizes = (ends[0], *[(row["model"]["layers"] - sum(ends)) // inner] * inner, ends[1])
+    return model | {"pattern": "|".join("AD" * size for size in sizes)}
+
+
 def _decoder(model: dict[str, Any]) -> dict[str, Any]:
-    """A decoder of attention and MLP layers."""
+    """A decoder of attention and MLP layers.
+
+    With `rotates: false` positions are learned, or biases of scores; `biased` linears and norms have biases, and `parallel` layers share a
+    norm.
+    """
+    biased, layers = model.get("biased", False), model["layers"]
     return {
         "pattern": "AD",
+        **({"norm": "layernorm"} if biased else {}),
+        **({"parallel_layers": list(range(1, 2 * layers, 2))} if model.get("parallel") else {}),
         "num_layers": 2 * model["layers"],
         "hidden_size": model["hidden"],
         "vocab_size": model["vocab"],
@@ -108,8 +129,11 @@ def _decoder(model: dict[str, Any]) -> dict[str, Any]:
             "num_heads": model["heads"],
             "num_kv_heads": model["kv_heads"],
             "head_dim": model["head_dim"],
+            **({"bias": True, "output_bias": True} if biased else {}),
+            **({"rotary_dim": model["rotary_dim"]} if "rotary_dim" in model else {}),
+            **({"nope_layers": list(range(0, 2 * layers, 2))} if model.get("rotates") is False else {}),
         },
-        "mlp": {"ffn_hidden_size": model["ffn"], "activation": model.get("activation", "swiglu")},
+        "mlp": {"ffn_hidden_size": model["ffn"], "activation": model.get("activation", "swiglu"), **({"bias": True} if biased else {})},
     }
 
 
@@ -247,7 +271,7 @@ def page(found: list[PublishedRun]) -> str:
 def summary(found: list[PublishedRun]) -> str:
     """Counts of rows that are near, all and held out."""
     parts = []
-    sides = [(name.capitalize(), [row for row in found if row.side.startswith(name)]) for name in ("tuning", "held out", "later")]
+    sides = [(name.capitalize(), [row for row in found if row.side.startswith(name)]) for name in ("tuning", "held out", "later", "fresh")]
     for name, among in (("All", found), *sides):
         days = [abs(row.days_error) for row in among if row.days_error is not None]
         goodput = [abs(row.goodput_error) for row in among if row.goodput_error is not None]

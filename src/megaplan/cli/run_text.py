@@ -9,6 +9,7 @@ from megaplan.goodput.values import NamedFigure, RunEstimate, Spread
 from megaplan.terminal.output import StyledLine
 from megaplan.terminal.table import table, wrap
 from megaplan.units import format_bytes, format_figure, format_ns, short_count
+from megaplan.wording import plural
 
 NS = 1e9
 LEAST_SHOWN = 1e-5
@@ -19,7 +20,8 @@ def run_lines(found: RunEstimate) -> Iterator[StyledLine]:
     """(text, style) of every line."""
     spare = f" and {found.num_spare_devices} of spare nodes" if found.num_spare_devices else ""
     yield f"{found.name}: {short_count(found.tokens)} tokens on {found.num_devices:,} {found.device}{spare}", "bold"
-    yield f"  {found.steps:,} steps of {short_count(found.tokens_of_step)} tokens", ""
+    grows = "up to " if found.tokens < (found.steps - 1) * found.tokens_of_step else ""
+    yield f"  {plural(found.steps, 'step')} of {grows}{short_count(found.tokens_of_step)} tokens", ""
     if not found.fits:
         yield "  DOES NOT FIT: megaplan estimate shows the ranks", "bold red"
     low, high = format_seconds(found.step_seconds.low), format_seconds(found.step_seconds.high)

@@ -160,7 +160,7 @@ def _asked(spec: Spec) -> tuple[LayoutChoice, MemoryPolicy, SpecOf]:
 def _kept(run: MegatronRun, letters: str) -> int:
     group = run.spec.host.recompute_num_layers
     if group and len(letters) == 1 and letters not in (EMBEDDING, LOSS):  # a group keeps one input
-        return 0 if run.spec.host.recompute_method == "block" else run.boundary_bytes // (group * run.layer_operators)
+        return 0 if run.spec.host.recompute_method == "block" else run.checkpoint_bytes // (group * run.spec.host.block_layers)
     return chunk(run, letters)
 
 

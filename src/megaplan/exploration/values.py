@@ -176,11 +176,8 @@ def kept_parts(base: Spec, layout: LayoutChoice, policy: MemoryPolicy) -> int | 
 
 
 def without_manual_cuts(spec: Spec, letters: str) -> Spec:
-    """The spec with weighted cuts; GPTModel's layers of two operators stay together."""
+    """The spec with weighted cuts."""
     update: dict[str, Any] = {"mode": "weighted", "objective": "step_time", "spans": None, "reason": None, "protects": ()}
-    if spec.host.model == "gpt":
-        odd = set(range(1, len(letters), 2))
-        update["forbid"] = tuple(sorted(odd | set(spec.split.forbid)))
     model = spec.model
     if BOUNDARY in model.pattern:
         model = model.model_copy(update={"pattern": letters, "num_layers": len(letters)})

@@ -35,7 +35,8 @@ CARRIED = frozenset({
 })  # fmt: skip
 UNSAID = (
     "device", "serving", "model.moe.routing_skew", "host.framework", "host.release", "host.dp_comm_overlap", "host.cross_entropy",
-    "host.fragmentation_percent",
+    "host.fragmentation_percent", "host.flash_version", "host.rope_fusion",
+    "host.all_reduce_gradients",
 )  # fmt: skip
 """Keys that change an estimate and that no argument says, or not in full; comments of the script carry them."""
 ALLOCATOR = ("host.fragmentation_percent",)
@@ -284,8 +285,7 @@ def _low_precision(spec: Spec) -> Values:
     recipe = spec.precision.recipe
     if recipe is None or recipe.name not in MEGATRON_RECIPES:
         return {}
-    size = 2 if spec.host.model == "gpt" else 1  # letters of one of Megatron's layers
-    first, last = (-(-letters // size) for letters in recipe.first_last_bf16)
+    first, last = (-(-letters // spec.host.block_layers) for letters in recipe.first_last_bf16)
     found: Values = {"fp8_dot_product_attention": recipe.attention, "keep_mtp_spec_in_bf16": not recipe.prediction}
     if first or last:
         found |= {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": first, "num_layers_at_end_in_bf16": last}
@@ -367,7 +367,8 @@ def recompute_arguments(spec: Spec, host: Host) -> Values:
     """Recompute by the names that Megatron's arguments and its transformer configuration share; empty for none."""
     if host.recompute_num_layers is not None:
         method = {"recompute_method": host.recompute_method, "recompute_num_layers": host.recompute_num_layers}
-        return {"recompute_granularity": "full", **method}
+        shared = {"distribute_saved_activations": True} if host.distribute_saved_activations else {}
+        return {"recompute_granularity": "full", **method, **shared}
     core = spec.recompute.of("A") == "selective" or "core_attn" in host.recompute_modules
     modules = [*(["core_attn"] if core else []), *(module for module in dict.fromkeys(host.recompute_modules) if module != "core_attn")]
     return {"recompute_granularity": "selective", "recompute_modules": tuple(modules)} if modules else {}

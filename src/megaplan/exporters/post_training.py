@@ -20,7 +20,8 @@ from megaplan.spec.post_training import PostTraining
 CARRIED = frozenset({
     "model", "mesh.pp", "mesh.vpp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep", "mesh.etp", "schedule.kind",
     "batch", "precision.params", "precision.grads", "optimizer.matrix", "optimizer.other", "recompute", "host.name",
-    "host.recompute_modules", "host.recompute_method", "host.recompute_num_layers", "host.precision_aware_optimizer",
+    "host.recompute_modules", "host.recompute_method", "host.recompute_num_layers", "host.distribute_saved_activations",
+    "host.precision_aware_optimizer",
     "host.distributed_optimizer", "host.hidden_dropout", "host.attention_dropout", "host.model", "training.steps",
     "training.learning_rate", "training.weight_decay", "training.gradient_clip", "post_training",
 })  # fmt: skip

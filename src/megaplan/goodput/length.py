@@ -96,7 +96,8 @@ def steps_of_run(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTi
 def _ramp(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTime | str, seconds: float) -> tuple[float, float]:
     """Steps and seconds that a batch adds which grows with the tokens.
 
-    A step of b tokens takes f + (seconds - f) b / batch; ds = dx / b, with b between the first batch and the whole one linear in x.
+    A step of b tokens takes f + (seconds - f) b / batch; ds = dx / b, with b between the first batch and the whole one linear in x. A run
+    that ends before its batch has grown ends with a smaller one.
     """
     run, batch = spec.run or Run(), spec.global_batch_tokens
     if run.ramp_tokens is None:
@@ -105,7 +106,9 @@ def _ramp(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTime | st
     tokens = run.ramp_tokens if run.tokens is None else min(run.ramp_tokens, run.tokens)
     if first == batch:
         return 0.0, 0.0
-    more = tokens * (log(batch / first) / (batch - first) - 1 / batch)
+    last = first + (batch - first) * tokens / run.ramp_tokens
+    steps_a_token = log(last / first) / (last - first) if last > first * (1 + 1e-9) else 1 / first
+    more = tokens * (steps_a_token - 1 / batch)
     return more, more * _fixed_share(spec, inventory, spans, time) * seconds
 
 

@@ -77,7 +77,7 @@ def choose_cuts(
     if mode == "manual":
         spans = manual_spans(spec, pattern_spans)
     else:
-        spans = spans_of(equal_cuts(num_layers, num_slots), num_layers)
+        spans = spans_of(equal_cuts(num_layers, num_slots, spec.host.block_layers), num_layers)
         if broken := rules.broken_by(cuts_of(spans)):
             raise MegaplanError([_equal_breaks(detail) for detail in broken])
     found_cuts = _cuts(spec, inventory, weights, mode, spans, _certifying(spec, inventory, weights, mode, spans))

@@ -95,8 +95,8 @@ class Constraints(NamedTuple):
         if pinned > needed:
             return [_problem("MP330", f"split.pin has {pinned} cuts, and {num_slots} slots have {needed} boundaries", "split.pin")]
         if allowed < needed:
-            with_choices = ", and choices of keys that layers share," if self.choices else ""
-            rules = f"split.forbid and split.together{with_choices}"
+            more = ", and choices of keys that layers share," * bool(self.choices) + ", and the host's blocks," * bool(self.joined)
+            rules = f"split.forbid and split.together{more}"
             detail = f"{num_slots} slots need {needed} cuts; {num_layers} layers with {rules} allow {allowed}"
             return [_problem("MP330", detail, "split")]
         return []
@@ -105,7 +105,7 @@ class Constraints(NamedTuple):
 def constraints_of(spec: Spec) -> Constraints:
     """The constraints of a spec: its `split` section, layers that share an input or a choice, and the host's blocks."""
     split = spec.split
-    joined = tuple(cut for cut in range(1, spec.model.num_layers) if cut % spec.host.kind.block_layers)
+    joined = tuple(cut for cut in range(1, spec.model.num_layers) if cut % spec.host.block_layers)
     return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers, joined, spec.model.choices)
 
 

@@ -61,7 +61,7 @@ def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Seque
         cuts: The weighted cuts.
     """
     num_layers, num_slots = len(inventory.layers), spec.mesh.pp * spec.mesh.vpp
-    equal = equal_cuts(num_layers, num_slots)
+    equal = equal_cuts(num_layers, num_slots, spec.host.block_layers)
     if num_slots == 1 or tuple(cuts) == equal:
         return
     stack = stack_of(spec, costs)

@@ -213,8 +213,10 @@ def objective_notes(spec: Spec) -> list[Diagnostic]:
     return [diagnostic("MP315", detail, Location(key="split.objective"), ("--set split.objective=bottleneck",), Severity.NOTE)]
 
 
-def equal_cuts(num_layers: int, num_slots: int) -> tuple[int, ...]:
+def equal_cuts(num_layers: int, num_slots: int, block_layers: int = 1) -> tuple[int, ...]:
     """Cuts that give every slot num_layers div num_slots layers, and the remainder one each to the inner slots.
+
+    Where a host's blocks have several layers, blocks are counted in their place.
 
     The edge stages take fewer (R-23), because embeddings, head, MTP and loss are work too. The remainder goes to slots 1, 2, … up to the
     one before the last, in order, then to slot 0; the last slot never takes one. 10 layers on 4 slots: 2, 3, 3, 2.
@@ -222,6 +224,8 @@ def equal_cuts(num_layers: int, num_slots: int) -> tuple[int, ...]:
     Raises:
         ValueError: If there are fewer layers than slots.
     """
+    if block_layers > 1 and num_layers >= block_layers * num_slots:
+        return tuple(block_layers * cut for cut in equal_cuts(num_layers // block_layers, num_slots))
     if not 0 < num_slots <= num_layers:
         raise ValueError(f"{num_layers} layers cannot fill {num_slots} slots")
     share, rest = divmod(num_layers, num_slots)

@@ -33,6 +33,7 @@ from megaplan.scalars import (
     StrictBool,
     Text,
 )
+from megaplan.spec import host_words as words
 
 
 class DeviceRef(Section):
@@ -146,21 +147,6 @@ def _given(key: str, value: int) -> Figure:
     return Figure(value, Basis.GIVEN, f"device.{key} of the spec")
 
 
-RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]
-GraphModule = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
-OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
-Unpriced = Literal["distillation", "fsdp", "optimizer_cuda_graph"]
-LoadBalancing = Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"]
-FrameworkName = Literal["megatron-lm", "megatron-bridge", "nemo", "mlperf"]
-OptimizerRecipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
-RematPolicy = Literal[
-    "minimal_with_context", "minimal", "save_dot_with_context_except_mlp", "save_dot_except_mlpwi", "save_dot_except_mlp", "save_qkv_proj",
-    "save_out_proj", "qkv_proj_offloaded", "minimal_offloaded", "custom",
-]  # fmt: skip
-RematTensor = Literal[
-    "decoder_layer_input", "context", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo", "query_proj",
-    "key_proj", "value_proj", "kv_proj", "qkv_proj", "out_proj", "query_wa_proj", "kv_wa_proj", "mla_q", "mla_kv", "attention_out",
-]  # fmt: skip
 OffloadFraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 RESERVED_PERCENT = 10
 """Percent that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
@@ -209,6 +195,10 @@ class Host(Section):
         tp_comm_overlap: User buffers for tensor-parallel communication.
         microbatch_group_size: Consecutive microbatches of a virtual stage; null for pp.
         transformer_impl: Transformer Engine's modules (Megatron's default), or Megatron's own: attention is not fused or, in 2023, flash.
+        flash_version: Generation of FlashAttention in Megatron's own modules; null for the first.
+        rope_fusion: One kernel rotates in Megatron's own modules; null for the framework's: all but gpt-neox.
+        distribute_saved_activations: Tensor ranks share what full recompute keeps, where sequence_parallel is off.
+        all_reduce_gradients: Megatron's own modules all-reduce gradients for a sharded optimizer, as DeepSpeed's pipelines do in bf16.
         sequence_parallel: Norms and the residual stream are sharded over tokens if mesh.tp > 1; off, every rank has all tokens.
         moe_router_dtype: Dtype of routing probabilities; null for that of the residual stream.
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
@@ -226,7 +216,7 @@ class Host(Section):
         fsdp_double_buffer: Megatron-FSDP gathers and reduces in two permanent buffers, each of one layer.
         fragmentation_percent: Percent reserved above allocated; 3 with expandable segments, unless layers have graphs. Published: 2 to 21.
         features: Launch features that are listed and not priced.
-        framework: Framework whose efficiencies and step constants time the step; several frameworks run Megatron-Core.
+        framework: Framework whose efficiencies and step constants time the step; several frameworks run Megatron-Core, gpt-neox its own.
         release: Release of megatron-bridge or nemo, such as 26.04, which has its own constant for MoE layers; null for none.
         dp_comm_overlap: Gradient reduction and parameter gathering overlap computation; null for the framework's default.
         compile_model: torch.compile of every transformer block.
@@ -263,10 +253,10 @@ class Host(Section):
     precision_aware_optimizer: StrictBool = False
     exp_avg_sq_dtype: MomentType | None = None
     optimizer: Literal["adam", "lion", "sgd"] = "adam"
-    optimizer_recipe: OptimizerRecipe | None = None
+    optimizer_recipe: words.OptimizerRecipe | None = None
     layer_wise_layout: StrictBool = False
     optimizer_offload: OffloadFraction | None = None
-    recompute_modules: tuple[RecomputeModule, ...] = ()
+    recompute_modules: tuple[words.RecomputeModule, ...] = ()
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_num_layers: PositiveInt | None = None
     moe_dispatcher: Literal["allgather", "alltoall", "flex"] | None = None
@@ -279,14 +269,18 @@ class Host(Section):
     tp_comm_overlap: StrictBool = False
     microbatch_group_size: MicrobatchCount | None = None
     transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
+    flash_version: Literal[1, 2] | None = None
+    rope_fusion: StrictBool | None = None
+    distribute_saved_activations: StrictBool = False
+    all_reduce_gradients: StrictBool = False
     sequence_parallel: StrictBool = True
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
-    moe_load_balancing: LoadBalancing = "seq_aux_loss"
+    moe_load_balancing: words.LoadBalancing = "seq_aux_loss"
     deterministic_mode: StrictBool = False
     mtp_repeated: StrictBool = False
     cuda_graphs: Literal["none", "microbatch", "step", "layers", "iteration"] | None = None
-    cuda_graph_modules: tuple[GraphModule, ...] = ()
-    offload_modules: tuple[OffloadModule, ...] = ()
+    cuda_graph_modules: tuple[words.GraphModule, ...] = ()
+    offload_modules: tuple[words.OffloadModule, ...] = ()
     delayed_wgrad: StrictBool = False
     deferred_head_microbatches: PositiveInt | None = None
     moe_rank_capacity: PositiveFloat | None = None
@@ -295,8 +289,8 @@ class Host(Section):
     fsdp_unit_elements: PositiveInt | None = None
     fsdp_double_buffer: StrictBool = False
     fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
-    features: tuple[Unpriced, ...] = ()
-    framework: FrameworkName = "megatron-lm"
+    features: tuple[words.Unpriced, ...] = ()
+    framework: words.FrameworkName = "megatron-lm"
     release: Annotated[str, Field(pattern=r"^\d\d\.\d\d$")] | None = None
     dp_comm_overlap: StrictBool | None = None
     compile_model: StrictBool = False
@@ -308,8 +302,8 @@ class Host(Section):
     async_tensor_parallel: StrictBool = False
     keep_pipeline_outputs: StrictBool = False
     foreach_optimizer: StrictBool = False
-    remat_policy: RematPolicy = "minimal"
-    remat_tensors: dict[RematTensor, Literal["device", "offload"]] = Field(default_factory=dict)
+    remat_policy: words.RematPolicy = "minimal"
+    remat_tensors: dict[words.RematTensor, Literal["device", "offload"]] = Field(default_factory=dict)
     layers_per_block: PositiveInt = 1
     num_vocab_tiling: PositiveInt = 1
     int8: StrictBool = False
@@ -341,6 +335,11 @@ class Host(Section):
     def kind(self) -> HostKind:
         """The value of the host: its keys, facts and functions."""
         return HOSTS[self.name]
+
+    @property
+    def block_layers(self) -> int:
+        """Layers of one of the host's blocks, which no cut separates: those of the host, and two of Megatron's GPTModel."""
+        return 2 if self.model == "gpt" else self.kind.block_layers
 
     @property
     def expands_segments(self) -> bool:
@@ -397,4 +396,5 @@ _LATER = frozenset({
     "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements",
     "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer",
     "layer_wise_layout", "remat_policy", "remat_tensors", "layers_per_block", "num_vocab_tiling", "int8", "fsdp_transpose", "checkpoints",
+    "flash_version", "rope_fusion", "distribute_saved_activations", "all_reduce_gradients",
 })  # fmt: skip

@@ -38,7 +38,7 @@ def test_a_growing_batch_makes_the_steps_that_a_count_makes() -> None:
     for _ in range(12):
         first = rng.randint(batch // 64, batch - 1)
         ramp = rng.randint(20, 2000) * batch
-        tokens = ramp + rng.randint(0, 3000) * batch
+        tokens = ramp + rng.randint(0, 3000) * batch if rng.random() < 0.6 else rng.randint(10, ramp // batch) * batch  # or within the ramp
         found = megaplan.run(SPEC, tokens=tokens, ramp_tokens=ramp, ramp_from=first)
         assert found.steps == pytest.approx(counted(tokens, ramp, first, batch), rel=0.01, abs=3)
         assert 0 <= found.days_by_cause.ramp < (found.steps - tokens / batch + 1) * found.step_seconds.value / 86400

@@ -11,7 +11,7 @@ from megaplan.families.attention.keys import Compressor, SharedKeys
 from megaplan.families.registry import Letter, Rated
 from megaplan.scalars import PeakType, RecipeType, ReserveName
 from megaplan.spec.fields import all_keys, kinds_of, legal_keys
-from megaplan.spec.host import RematTensor
+from megaplan.spec.host_words import RematTensor
 from megaplan.spec.load import load_spec_text
 from megaplan.spec.models import LayerWindow, Pool
 from megaplan.spec.schema import schema_id, spec_schema

@@ -86,12 +86,14 @@ def test_where_nothing_fits_the_closest_cuts_are_between_blocks_too(capacity):
     assert all(start % 2 == 0 for start, _ in cuts.spans)
 
 
-def test_equal_cuts_inside_a_block_are_refused():
-    overrides = ("mesh={pp: 4, dp_shard: 1}", "schedule.num_microbatches=4", "split.mode=equal")
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_equal_cuts_are_between_blocks(pp):
+    overrides = (f"mesh={{pp: {pp}, dp_shard: 1}}", "schedule.num_microbatches=4", "split.mode=equal")
     spec = load_spec_text(SPEC, "small.yaml", overrides).spec
-    with pytest.raises(MegaplanError) as caught:
-        choose_cuts(spec, build_inventory(spec))
-    assert {found.code for found in caught.value.diagnostics} == {"MP335"}
+    cuts = choose_cuts(spec, build_inventory(spec))
+    sizes = [stop - start for start, stop in cuts.spans]
+    assert all(size % 2 == 0 for size in sizes)
+    assert max(sizes) - min(sizes) <= 2
 
 
 def test_a_document_has_the_hosts_own_keys_alone():

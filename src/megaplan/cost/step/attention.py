@@ -7,7 +7,7 @@ from typing import Any
 from megakernels.ops.attention.facts import AttentionSizes
 from megaplan.blocks.work import OpWork
 from megaplan.cost.step.gemm import quality
-from megaplan.cost.step.ledger import BACKWARD, FORWARD, AttentionCore, Ledger, Product
+from megaplan.cost.step.ledger import BACKWARD, FORWARD, AttentionCore, Drawn, Ledger, Product
 from megaplan.cost.step.workload import TimedStep
 
 BLOCK_ROWS = 128
@@ -17,8 +17,14 @@ WINDOW_WASTE = 1.5
 """Ratio of the pairs that whole blocks compute to the pairs inside a window."""
 SCORE_BYTES = 2.0
 """Bytes of a score that a product reads or writes."""
+WIDTHS = {1: (16, 32, 64, 128), 2: (32, 64, 96, 128, 160, 192, 224, 256)}
+"""Widths of heads that FlashAttention's kernels are made for, by generation; a head between them has the products of the next wider one."""
 NARROW, WIDE_BACKWARD = 0.88, 0.83
 """Shares of the rate with head widths outside 100 to 200, and of backward with keys wider than 160."""
+
+DRAWN = 9.8e9, 4.1e9
+"""Random numbers that a multiprocessor draws in a second in forward and backward of FlashAttention: the time that dropout adds on an A100
+with sequences of 4,096 to 65,536 (arXiv:2205.14135, tables 15, 16, 18 and 19; 9.6 to 10.1 and 3.9 to 4.3)."""
 
 
 def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: Any, spread: Any) -> Any:
@@ -37,6 +43,19 @@ def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: A
     return flops / (rate * width * blocks / (blocks + spread * num_sms))
 
 
+def drawn_seconds(numbers: Any, num_sms: Any, rate: Any) -> Any:
+    """Seconds of the random numbers of dropout in a fused kernel, n / (r · SMs), which products do not hide.
+
+    Args:
+        numbers: n, one for each visible score.
+        num_sms: Number of multiprocessors.
+        rate: r, numbers that one of them draws in a second.
+
+    Source: arXiv:2205.14135, tables 15, 16, 18 and 19.
+    """
+    return numbers / (num_sms * rate)
+
+
 def core(ledger: Ledger, work: TimedStep, op: OpWork, sizes: AttentionSizes, again: float) -> None:
     """Add forward and backward of the core for the heads and queries of a rank; backward runs forward `again` times.
 
@@ -50,8 +69,9 @@ def core(ledger: Ledger, work: TimedStep, op: OpWork, sizes: AttentionSizes, aga
     waste = WINDOW_WASTE if sizes.window is not None else 1.0
     if document:
         waste = min(waste, (document + DOCUMENT_WASTE) * positions / 2 / sizes.visible())
+    waste *= padded(work, sizes.width) / sizes.width
     blocks = positions * sizes.heads / BLOCK_ROWS
-    width = 1.0 if 100 <= sizes.width <= 200 else NARROW
+    width = 1.0 if 100 <= padded(work, sizes.width) <= 200 else NARROW
     forward = AttentionCore(FORWARD, 0, op.work.forward * positions * waste, blocks, width, work.machine.num_sms, 1.0)
     ledger.attention.append(forward)
     if again:
@@ -59,6 +79,16 @@ def core(ledger: Ledger, work: TimedStep, op: OpWork, sizes: AttentionSizes, aga
     width *= WIDE_BACKWARD if sizes.width > 160 else 1.0
     flops = op.work.input_grad * positions * waste
     ledger.attention.append(AttentionCore(BACKWARD, 1, flops, blocks, width, work.machine.num_sms, 1.0))
+    if work.software.attention_dropout:
+        numbers = forward.flops / (2 * (sizes.width + sizes.value_width)) / (padded(work, sizes.width) / sizes.width)
+        ledger.drawn += [Drawn(FORWARD, numbers, DRAWN[0]), Drawn(BACKWARD, numbers, DRAWN[1]), Drawn(BACKWARD, again * numbers, DRAWN[0])]
+
+
+def padded(work: TimedStep, width: int) -> int:
+    """Width of a head in FlashAttention's products, where it is known which generation runs; else its own."""
+    if work.software.modules is None:
+        return width
+    return next((each for each in WIDTHS[work.software.flash or 1] if each >= width), width)
 
 
 def score_bytes(run: int, *, dropped: bool) -> float:

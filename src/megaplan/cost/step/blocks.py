@@ -16,13 +16,14 @@ from megakernels.ops.rope.facts import MLA_KV, ROPE
 from megakernels.ops.ssd.facts import Ssd
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.cost.blocks import PART, adapter_name, end_works, layer_works
-from megaplan.cost.step import attention, launch, scan, transfers
+from megaplan.cost.step import attention, launch, own_modules, scan, transfers
 from megaplan.cost.step.gemm import adapter, linear
 from megaplan.cost.step.grouped import busiest, experts, padding
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.parameters import accumulate_bytes, trained
 from megaplan.cost.step.workload import Recomputed, TimedStep
 from megaplan.families.registry import FAMILIES
+from megaplan.families.residual import path_in
 from megaplan.inventory.tensors import Block, Inventory
 
 ELEMENT_BYTES = 2
@@ -31,6 +32,8 @@ ROUTER_BYTES = 10
 """Bytes per expert, token and pass that frameworks' routers move in addition to ideal ones: scores, choice and map in fp32."""
 SEPARATE_NORM = 10 / 8, 12 / 8, 5 / 8
 """Bytes of separate kernels for residual addition and norm over those of one kernel: forward, backward, and the recomputed norm."""
+SEPARATE_SUM = 6 / 8, 6 / 8, 0.0
+"""The same of a block that shares the norm of the one before: the addition alone, and in backward that of the norm's gradients."""
 FINAL_SHARES = 4 / 8, 6 / 8
 """The same for the final norm: the addition before it belongs to the last layer."""
 LOSS_TIMES = 2
@@ -99,11 +102,16 @@ def _load(work: TimedStep) -> Workload:
 def _block(work: TimedStep, found: Ledger, block: Block) -> None:
     model, letter = work.spec.model, block.family
     ops, family = layer_works(_load(work), model, block), FAMILIES[letter]
-    num_adapters = _add(found, work, ops)
+    shares, modules = path_in(model.residual_path, block).shares_input, own_modules.modules_of(work)
+    num_adapters = _add(found, work, ops, shares=shares and not (modules is not None and modules.separate_norms))
     exchanges = family.exchanges(family.section_of(model), model.hidden_size, block.variant)
     again = _products_again(work.recomputed, letter)
     if exchanges.sharded:
-        transfers.tensor(found, work, 0.0 if exchanges.rows else work.recomputed.full)
+        transfers.tensor(found, work, 0.0 if exchanges.rows else work.recomputed.full, shares=shares)
+        if work.software.shares_saved and (letter in "AG" or work.spec.host.block_layers == 1):  # one of the operators of a layer
+            transfers.saved(found, work)
+    own_modules.heads(found, work, ops, work.recomputed.full)
+    own_modules.stream(found, work, letter, work.recomputed.full)
     if exchanges.context_width:
         transfers.context(found, work, exchanges.context_width, work.recomputed.full)
     if exchanges.rows:
@@ -131,7 +139,7 @@ def _hop(work: TimedStep, found: Ledger) -> None:
             found.transfer(run, "pipeline", moved, work.mesh.vpp)
 
 
-def _add(found: Ledger, work: TimedStep, ops: Works, *, low: bool = True, times: float = 1.0) -> int:
+def _add(found: Ledger, work: TimedStep, ops: Works, *, low: bool = True, times: float = 1.0, shares: bool = False) -> int:
     """Add operations by the class of their kernels, and return the number of adapters.
 
     Linears of the block's input are one product, as in Transformer Engine, with one adapter if any of them has an adapter.
@@ -155,7 +163,7 @@ def _add(found: Ledger, work: TimedStep, ops: Works, *, low: bool = True, times:
         elif isinstance(op.facts, Ssd):
             scan.scan(found, op.facts, work.batch.seq, again)
         elif op.facts is not None or not op.weights:  # adapters are added with their linears
-            _move(found, work, op, tokens, again, times)
+            _move(found, work, op, tokens, again, times, shares=shares)
     return num_adapters
 
 
@@ -174,19 +182,27 @@ def _tokens(work: TimedStep, op: OpWork) -> int:
     return int(work.tokens) // (work.mesh.tp if op.own_tokens and work.software.sequence_parallel else 1)
 
 
-def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float, times: float) -> None:
-    """Add a memory-bound operation: its ideal bytes and those that frameworks move in addition; for the router also its products."""
+def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float, times: float, *, shares: bool = False) -> None:
+    """Add a memory-bound operation: its ideal bytes and those that frameworks move in addition; for the router also its products.
+
+    `shares`: the block reads the norm of the block before it.
+    """
     forward, backward = (float(moved) for moved, _ in ideal(op.work, tokens))
     kind, factor, repeated = "plain", times, forward
     if op.facts is RESIDUAL_NORM:
-        forward, backward, repeated = (forward * share for share in SEPARATE_NORM)
+        forward, backward, repeated = (forward * share for share in (SEPARATE_SUM if shares else SEPARATE_NORM))
     elif op.facts in (ROPE, MLA_KV):
+        if own_modules.rotates(work):
+            return
         repeated = 0  # published steps show no time for recomputed rotations
     elif op.facts is FINAL_NORM:
         forward, backward = (forward * share for share in FINAL_SHARES)
     elif op.skew is not None or isinstance(op.facts, Permutation):
         kind, factor = "permute", times * padding(work) * busiest(work, op.skew or 1.0)
     elif isinstance(op.facts, Loss):
+        vocab = work.spec.model.vocab_size / (1 if op.own_tokens else work.mesh.tp)
+        if own_modules.loss(found, work, times * tokens * vocab):
+            return
         factor *= LOSS_TIMES
     elif op.part == "M":
         kind = "scanned"

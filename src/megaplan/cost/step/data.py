@@ -107,8 +107,9 @@ def _groups(work: TimedStep) -> tuple[tuple[Group, Group, Group, Group], float]:
     divided = bool(software.zero or sharded)
     optimizer = updated.dense / (ranks if divided else 1) + updated.experts / (expert_ranks if divided else 1)
     if sharded is None:
-        dense = Group(ranks, inside, updated.dense * grad_bytes, updated.dense * 2)
-        experts = Group(expert_ranks, expert_inside, updated.experts * grad_bytes, updated.experts * 2)
+        gathered = 2 + grad_bytes * software.all_reduces
+        dense = Group(ranks, inside, updated.dense * grad_bytes, updated.dense * gathered)
+        experts = Group(expert_ranks, expert_inside, updated.experts * grad_bytes, updated.experts * gathered)
         return (dense, experts, none, no_experts), optimizer
     of_dense = (updated.dense * sharded.reduce_bytes, elements.dense * sharded.gather_bytes)
     of_experts = (updated.experts * sharded.reduce_bytes, elements.experts * 2)

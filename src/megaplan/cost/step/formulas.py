@@ -44,6 +44,22 @@ FORMULAS: dict[str, Formula] = {
         "CoreAttention of megatron/model/transformer.py in NVIDIA/Megatron-LM; arXiv:2205.05198, section 4",
         "(4 + 5) · 4 · 8 · 2048^2 / 1.45e12 = 0.00083306",
     ),
+    "step_drops": Formula(
+        "probabilities that a fused attention kernel drops: a random number for each visible score",
+        "t = n / (r · multiprocessors); n = batch · heads · pairs, r random numbers a second of one multiprocessor, 9.8e9 forward and "
+        "4.1e9 backward",
+        "seconds",
+        "arXiv:2205.14135, tables 15, 16, 18 and 19: times with dropout less those without, on an A100",
+        "12 · 8192^2 / 2 / (9.8e9 · 108) = 0.00038044",
+    ),
+    "step_copies_of_heads": Formula(
+        "modules of torch's own operations: copies of heads around attention, rotations, biases and the loss, by the bytes that each moves",
+        "t = B / W; B of a token 4 (q + k + v + o) forward and backward around FlashAttention, or 4 o and 4 (q + k + v); rotated r of a "
+        "width w: 20 r and 30 r, and 4 w and 14 w if r < w; of a logit 38 and 14",
+        "seconds",
+        "ParallelAttention of megatron/model/transformer.py in NVIDIA/Megatron-LM and EleutherAI/gpt-neox, and their losses",
+        "8192 · 4 · 4 · 1536 / 1.48e12 = 0.00013603",
+    ),
     "step_memory": Formula(
         "norms, activations, rotary, casts, permutation and logits, by their bytes",
         "t = f · B / W; f ratio of the bytes that the framework's kernels move to operands and results",

@@ -68,8 +68,16 @@ class AttentionCore(NamedTuple):
     times: float
 
 
+class Drawn(NamedTuple):
+    """Random numbers that a fused attention kernel draws to drop probabilities, and those that a multiprocessor draws in a second."""
+
+    run: int
+    numbers: float
+    rate: float
+
+
 class Moved(NamedTuple):
-    """Bytes of memory-bound kernels of a kind: plain, accumulate, scores, scanned, permute, or a cast to a dtype."""
+    """Bytes of memory-bound kernels of a kind: plain, accumulate, scores, copied, scanned, permute, or a cast to a dtype."""
 
     run: int
     kind: str
@@ -105,6 +113,7 @@ class Ledger:
     products: list[Product] = field(default_factory=list)
     grouped: list[GroupedProduct] = field(default_factory=list)
     attention: list[AttentionCore] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     scans: list[Scan] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)

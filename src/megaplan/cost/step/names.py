@@ -60,7 +60,7 @@ def _kernels(work: TimedStep, host: Framework) -> dict[str, Factors]:
     found["memory"] = _product("memory.share")
     own = f"memory.{software.name}"
     found["plain"] = _product("memory.te" if host.kernels == "te" else None, own, None if software.compiled else "memory.eager", unfused)
-    found["accumulate"] = found["scanned"] = found["scores"] = ()
+    found["accumulate"] = found["scanned"] = found["scores"] = found["copied"] = ()
     plain = "permute.padded" if software.token_drop else "permute.alltoall"
     found["permute"] = _product(plain if software.dispatcher == "alltoall" else "permute.fused")
     for dtype in dtypes - {"bf16"}:
@@ -79,10 +79,11 @@ def _attention(work: TimedStep, host: Framework) -> dict[str, Factors]:
     machine, found = work.machine, {}
     generation = machine.generation
     product = product_names(machine, "bf16")
+    flash = host.attention if work.software.flash is None else f"flash{work.software.flash}"
     low, sinks = "attention.fp8" if work.software.fp8_attention else None, "attention.sinks" if _has_sinks(work) else None
     for number, run in enumerate(("forward", "backward")):
-        kernel = f"attention.{host.attention}.{run}" if host.attention == "flash1" else None
-        kernel = "attention.flash2.hopper" if host.attention == "flash2" and generation != "ampere" else kernel
+        kernel = f"attention.{flash}.{run}" if flash == "flash1" else None
+        kernel = "attention.flash2.hopper" if flash == "flash2" and generation != "ampere" else kernel
         found[f"attention.{number}"] = _product(f"attention.{generation}.{run}", *product, kernel, low, sinks)
         found[f"spread.{number}"] = _product(f"attention.spread.{run}")
     return found

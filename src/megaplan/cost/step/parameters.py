@@ -10,14 +10,14 @@ from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.workload import Software, TimedStep
 from megaplan.inventory.tensors import Group, Inventory, Owner, has_groups
 
-ACCUMULATE_BYTES = 12
-"""Bytes per parameter of a separate accumulation: the gradient is written and read in 16 bits, and the 32-bit sum read and written."""
+GRADIENT_BYTES = 4
+"""Bytes per parameter of a separate accumulation of gradients, written and read in 16 bits; in addition the sum is read and written."""
 
 
 def accumulate_bytes(software: Software) -> int:
     """Bytes per parameter and microbatch that a separate accumulation of gradients moves; 0 if the products accumulate."""
     own = framework(software.name).accumulate_bytes
-    return own if own or software.fused_accumulation else ACCUMULATE_BYTES
+    return own if own or software.fused_accumulation else GRADIENT_BYTES + 2 * software.sum_bytes
 
 
 class Held(NamedTuple):

@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from megaplan.columns import Basis
-from megaplan.cost.step.attention import attention_seconds
+from megaplan.cost.step.attention import attention_seconds, drawn_seconds
 from megaplan.cost.step.blocks import kinds_in, ledger_of
 from megaplan.cost.step.compose import PassTerms, StageTerms, step_seconds
 from megaplan.cost.step.constants import constants as constants_by_name
@@ -195,6 +195,8 @@ def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], li
     for run, backward, flops, blocks, width, num_sms, count in ledger.attention:
         rate = machine.peaks["bf16"] * rates[f"attention.{backward}"]
         add(run, "attention", count * attention_seconds(flops, blocks, width, num_sms, rate, rates[f"spread.{backward}"]))
+    for run, numbers, rate in ledger.drawn:
+        add(run, "attention", drawn_seconds(numbers, machine.num_sms, rate))
     for run, kind, moved in ledger.moved:
         add(run, _MOVED.get(kind, "casts"), moved_seconds(moved, memory, rates[kind]))
     for run, flops, moved in ledger.scans:
@@ -208,7 +210,7 @@ def block_terms(ledger: Ledger, machine: Machine, rates: Mapping[str, float], li
     return found
 
 
-_MOVED = {"plain": "memory", "accumulate": "memory", "scores": "attention", "scanned": "scan", "permute": "permutation"}
+_MOVED = {"plain": "memory", "accumulate": "memory", "scores": "attention", "copied": "memory", "scanned": "scan", "permute": "permutation"}
 
 
 def stage_terms(work: TimedStep, stage: StageShape, parts: Mapping[str, Passes]) -> StageTerms:

@@ -8,6 +8,7 @@ from megaplan.cost.step.frameworks import framework
 from megaplan.cost.step.gemm import ELEMENT_BYTES
 from megaplan.cost.step.grouped import busiest, padding
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
+from megaplan.cost.step.own_modules import modules_of
 from megaplan.cost.step.workload import TimedStep
 from megaplan.families.family import Exchanges
 
@@ -30,17 +31,27 @@ def transfer_seconds(moved: Any, calls: Any, bandwidth: Any, latency: Any, expos
     return exposed * (moved / bandwidth + calls * latency)
 
 
-def tensor(ledger: Ledger, work: TimedStep, again: float = 0.0) -> None:
+def tensor(ledger: Ledger, work: TimedStep, again: float = 0.0, *, shares: bool = False) -> None:
     """Add the transfers of a sharded block: a gather of its input and a scatter of its output; backward reverses both and gathers again.
+
+    A block that `shares` the input of the one before is gathered and reduced with it, unless modules reduce its gradient separately.
 
     Source: arXiv:2205.05198, section 4.2.2; what is gathered in low precision: `gather_along_first_dim` of
     `transformer_engine/pytorch/distributed.py` at d0067d0d, and `grad_output_preprocess` of `module/base.py`.
     """
-    moved, gathered = _ring(work), _gathered_share(work)
-    if moved:
+    moved, gathered, modules = _ring(work), _gathered_share(work), modules_of(work)
+    if shares:
+        if modules is not None and modules.separate_gradients:
+            ledger.transfer(BACKWARD, "tensor", (1 + gathered) * moved, 2)
+    elif moved:
         kept = 0 if work.software.sequence_parallel else 1  # the whole input is there for the weight gradient
         ledger.transfer(FORWARD, "tensor", (1 + gathered) * moved, 2)
         ledger.transfer(BACKWARD, "tensor", (1 + (2 - kept) * gathered + (1 + gathered) * again) * moved, 3 - kept + 2 * again)
+
+
+def saved(ledger: Ledger, work: TimedStep) -> None:
+    """Add the gather of what tensor ranks share of a checkpoint, before backward runs its layer again."""
+    ledger.transfer(BACKWARD, "tensor", work.recomputed.full * _ring(work), work.recomputed.full)
 
 
 def _gathered_share(work: TimedStep) -> float:

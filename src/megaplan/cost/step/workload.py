@@ -76,6 +76,8 @@ class Sharded(NamedTuple):
     inside: bool = False
 
 
+SUM_BYTES = 4
+"""Bytes of an element of summed gradients, fp32."""
 OPTIMIZER_BYTES = 30.0
 """Bytes of an element that Adam reads and writes: gradient, master, both moments and the parameter."""
 
@@ -102,9 +104,16 @@ class Software(NamedTuple):
         sharded: Sharding of parameters over data ranks; None without.
         data_overlap: True if reductions of gradients and gathers of parameters overlap with computation; None for the framework's default.
         fused_accumulation: True if products of weight gradients accumulate, if the framework can; False for a separate operation.
+        sum_bytes: Bytes of an element of the gradients that a separate operation adds up.
         optimizer_bytes: Bytes of an element that Adam reads and writes.
         unfused_attention: True if scores go through memory, between products, softmax and dropout.
-        attention_dropout: True if unfused attention drops probabilities.
+        attention_dropout: True if attention drops probabilities.
+        flash: Generation of FlashAttention if it is not the framework's own; None for that.
+        modules: Modules whose copies and rotations are counted (`own_modules.MODULES`); None where a factor has their bytes.
+        fused_rotation: True if one kernel rotates, None for what the modules do.
+        fused_loss: True if one kernel makes the loss, where `modules` are counted.
+        all_reduces: True if data ranks gather the reduced gradients, too.
+        shares_saved: True if tensor ranks share what a checkpoint keeps, and gather it before it runs again.
         reduce_bytes: Bytes of an element of the reduced gradients; None for the framework's.
         sequence_parallel: False if every rank of a tensor group has the norms and the residual stream of all tokens.
     """
@@ -127,9 +136,16 @@ class Software(NamedTuple):
     sharded: Sharded | None = None
     data_overlap: bool | None = None
     fused_accumulation: bool = True
+    sum_bytes: int = SUM_BYTES
     optimizer_bytes: float = OPTIMIZER_BYTES
     unfused_attention: bool = False
     attention_dropout: bool = False
+    flash: int | None = None
+    modules: str | None = None
+    fused_rotation: bool | None = None
+    fused_loss: bool = False
+    all_reduces: bool = False
+    shares_saved: bool = False
     reduce_bytes: int | None = None
     sequence_parallel: bool = True
 

@@ -12,7 +12,7 @@ from typing import get_args
 from megaplan.families.attention.section import LatentAttention
 from megaplan.inventory.tensors import Block
 from megaplan.scalars import GATED
-from megaplan.spec.host import RematTensor
+from megaplan.spec.host_words import RematTensor
 from megaplan.spec.models import Spec
 
 TENSORS: tuple[str, ...] = get_args(RematTensor)

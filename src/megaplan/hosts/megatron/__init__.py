@@ -18,6 +18,7 @@ KEYS = frozenset({
     "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers",
     "fsdp_unit_elements", "fsdp_double_buffer", "fragmentation_percent", "features", "framework", "release", "dp_comm_overlap",
     "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer", "layer_wise_layout",
+    "flash_version", "rope_fusion", "distribute_saved_activations", "all_reduce_gradients",
 })  # fmt: skip
 
 HOST = HostKind(

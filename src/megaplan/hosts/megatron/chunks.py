@@ -13,7 +13,7 @@ def recomputed_groups(run: MegatronRun, own: str) -> tuple[tuple[str, ...], str]
 
     Under the block method each of the first layers of a chunk is a group, else all operators are, some layers together.
     """
-    layer = run.layer_operators
+    layer = run.spec.host.block_layers
     size = (run.spec.host.recompute_num_layers or 0) * layer
     whole, step = (own[:size], layer) if run.spec.host.recompute_method == "block" else (own if size else "", size or 1)
     return tuple(whole[start : start + step] for start in range(0, len(whole), step)), own[len(whole) :]
@@ -24,10 +24,10 @@ def chunk(run: MegatronRun, letters: str, *, recomputes: bool = True) -> int:
     host, total = run.spec.host, 0
     if host.offloaded_layers:
         ends = "".join([letter for letter in letters if letter in ENDS])
-        letters = operators(letters)[host.offloaded_layers * run.layer_operators :] + ends
+        letters = operators(letters)[host.offloaded_layers * run.spec.host.block_layers :] + ends
     if host.recompute_num_layers and recomputes:  # of each group of operators its input alone
         groups, rest = recomputed_groups(run, operators(letters))
-        total += run.boundary_bytes * len(groups)
+        total += run.checkpoint_bytes * len(groups)
         letters = rest + "".join([letter for letter in letters if letter in ENDS])
     return total + sum([kept for _, kept in _parts(run, letters)])
 

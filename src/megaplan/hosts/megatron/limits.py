@@ -27,7 +27,8 @@ from megaplan.spec.settings import ROUTING, SCALES, VALUES_ALONE, given_options
 CONV_KERNEL, CHUNK_SIZE = 4, 128
 """Constants of Megatron's Mamba mixer; no launch argument changes them."""
 PRICED_OPTIONS = frozenset({
-    "model.norm", "model.learned_positions", "model.attention.output_bias", "model.attention.bias", "model.attention.rotary_dim",
+    "model.norm", "model.learned_positions", "model.parallel_layers", "model.attention.output_bias", "model.attention.bias",
+    "model.attention.rotary_dim",
     "model.attention.latent_norm", "model.attention.sinks", "model.attention.gate", "model.mlp.bias",
     "model.attention.indexer.shared_layers", "model.moe.bias", "model.moe.latent_size", "model.moe.shared_gate",
     "model.features.mtp.activation",
@@ -91,6 +92,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     yield from low_precision_limits(spec)
     yield from _recompute(spec, letters)
     yield from _implementation(spec)
+    yield from _own_modules(spec, letters)
     if spec.data.packing != "none":
         detail = f"data.packing = {spec.data.packing}: Megatron keeps documents apart by position ids and cu_seqlens of its own data set"
         yield Limit("data.packing", detail, "data: {packing: none}", tensors=False)
@@ -298,6 +300,32 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
             f"host.sequence_parallel = false, mesh.tp = {spec.mesh.tp}: Megatron trains experts under TP with sequence parallelism alone"
         )
         yield Limit("host.sequence_parallel", detail, "sequence_parallel: true")
+
+
+def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
+    """Settings that Megatron's own modules, and those of its forks, have alone."""
+    host, engine = spec.host, spec.host.transformer_impl != "local"
+    if engine and host.framework == "gpt-neox":
+        detail = "host.framework = gpt-neox, host.transformer_impl = transformer_engine: its modules are its own"
+        yield Limit("host.framework", detail, "transformer_impl: local")
+    for key, usual in {"flash_version": None, "rope_fusion": None, "all_reduce_gradients": False}.items() if engine else ():
+        if (given := getattr(host, key)) != usual:
+            detail = f"host.{key} = {str(given).lower()}, host.transformer_impl = transformer_engine: Megatron's own modules have it alone"
+            yield Limit(f"host.{key}", detail, f"{key}: {'null' if usual is None else 'false'}")
+    beside = spec.model.parallel_layers
+    if beside and (engine or host.model != "gpt" or any(letters[each] != "D" for each in beside)):
+        detail = (
+            "model.parallel_layers is given, and Megatron's operators run one after another; "
+            "forks of its own modules have an MLP beside attention: transformer_impl: local, model: gpt"
+        )
+        yield Limit("model.parallel_layers", detail, "parallel_layers: []")
+    if host.distribute_saved_activations and (spec.mesh.tp == 1 or host.sequence_parallel or not host.recompute_num_layers):
+        detail = (
+            f"host.distribute_saved_activations = true, mesh.tp = {spec.mesh.tp}, host.sequence_parallel = "
+            f"{str(host.sequence_parallel).lower()}, host.recompute_num_layers = {host.recompute_num_layers or 'null'}: "
+            "what full recompute keeps is shared over tp, without sequence parallelism"
+        )
+        yield Limit("host.distribute_saved_activations", detail, "distribute_saved_activations: false")
 
 
 def _fsdp(spec: Spec) -> Iterator[Limit]:

@@ -33,8 +33,9 @@ SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
 """Letters that are no operators."""
-VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"]))}
-"""First code point of the letters of experts with a routing skew of their own, and of attention to another layer's choice."""
+VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
+"""First code point of the letters of experts with a routing skew of their own, of attention to another layer's choice, and of an MLP that
+reads the norm of the attention beside it."""
 
 
 def operators(letters: str) -> str:

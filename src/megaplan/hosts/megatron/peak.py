@@ -193,7 +193,7 @@ def host_bytes(stage: MegatronStage, found: Parameters) -> HostBytes:
     for number, letters in zip(in_flight_counts(stage), stage.chunks, strict=True):
         own = operators(letters)
         pinned += number * sum(run.operator(letter).offloaded for letter in own)
-        pinned += number * sum(run.operator(letter).kept for letter in own[: layers * run.layer_operators])
+        pinned += number * sum(run.operator(letter).kept for letter in own[: layers * run.spec.host.block_layers])
     return HostBytes(state.pinned + pinned, state.pageable)
 
 
@@ -318,7 +318,7 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
             phases[LAYER_FORWARD] = max(forward_excess(run, letters) for letters in chunks)
             phases[LAYER_BACKWARD] = max(backward_excess(run, letters) for letters in chunks)
         if is_fsdp(stage):  # most gradients wait to be reduced while of what was kept only the first layer's is left
-            first = operators(stage.chunks[0])[: run.layer_operators]
+            first = operators(stage.chunks[0])[: run.spec.host.block_layers]
             phases[FIRST_LAYER] = chunk(run, first) + backward_excess(run, first) - in_flight(stage)
     # a stage without layers and head: the embedding's backward adds to the gradient that storage counts, and makes nothing else
     return phases or {LAYER_BACKWARD: 0}

@@ -24,7 +24,6 @@ REFUSED = (
     *_off("an encoder beside the decoder", encoder_num_layers=None, decoder_num_layers=None),
     *_off("several residual streams", enable_mhc_connections=False),
     *_off("the residual stream in fp32", fp32_residual_connection=False),
-    *_off("what a checkpoint of full recompute keeps is shared over tp", distribute_saved_activations=False),
     *_off("PyTorch's FSDP2 in the place of the distributed optimizer", use_torch_fsdp2=False),
     *_off("layers that are not trained", freeze_all_layers=False),
     *_off("reinforcement learning: a rollout engine beside the trainer", perform_rl_step=False),

@@ -261,6 +261,7 @@ HOST = (
     switch("moe_layer_recompute", "host.recompute_modules", JOINT, touches="activations, time", note="older way to say moe; not written"),
     text("recompute_granularity", "recompute.blocks", None, JOINT, touches="activations, time", note="selective, or full"),
     text("recompute_method", "host.recompute_method", None, JOINT, touches="activations, time", note="uniform or block, with full"),
+    switch("distribute_saved_activations", "host.distribute_saved_activations", JOINT, touches="activations, time", note="with full"),
     count("recompute_num_layers", "host.recompute_num_layers", None, JOINT, touches="activations, time", note="with full; absent: 1"),
     text(
         "recompute_modules",

@@ -60,6 +60,8 @@ class MegatronRun:
         """The letter of a layer's operator; the 16-bit operator's if a low-precision recipe does not cover the layer."""
         own, recipe = LETTERS[self.letters[layer]], self.spec.precision.recipe
         own = own if recipe is None or recipe.covers(self.letters[layer], layer, len(self.letters)) else IN_SIXTEEN_BIT[own]
+        if layer in self.spec.model.parallel_layers:
+            return chr(VARIED[own])
         return self._varied(own, self.inventory.layers[layer].variant)
 
     def _varied(self, letter: str, variant: Any) -> str:
@@ -122,9 +124,9 @@ class MegatronRun:
         return MTP * self.depth + LOSS
 
     @property
-    def layer_operators(self) -> int:
-        """Operators of a layer of Megatron's."""
-        return 2 if self.spec.host.model == "gpt" else 1
+    def checkpoint_bytes(self) -> int:
+        """Bytes that full recompute keeps of a microbatch for a group of layers: their input, or a rank's part of it."""
+        return -(-self.boundary_bytes // self.at.dims.tp) if self.spec.host.distribute_saved_activations else self.boundary_bytes
 
     @property
     def boundary_bytes(self) -> int:

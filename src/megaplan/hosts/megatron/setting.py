@@ -33,7 +33,7 @@ class Setting(NamedTuple):
         dims: A rank's local sizes.
         recipe: Recipe of the operator's linears; None for 16 bits.
         skew: A skew of experts that is a layer's own.
-        shares: True for attention to the keys that an earlier layer's indexer chose.
+        shares: True for attention to the keys that an earlier layer's indexer chose, and an MLP that reads the norm of the layer before it.
     """
 
     spec: Spec
@@ -85,10 +85,11 @@ class Setting(NamedTuple):
             output = self.element_bytes * self.stream_tokens * hidden  # the router keeps it as it is; projections do where it is made again
         else:  # two projections of latent attention save a copy each in low precision
             output = (2 if latent and self.recipe is not None else 1) * self.input_bytes(self.stream_tokens, hidden)
+        own = 0 if letter == "-" and self.shares else 1  # the norm that an MLP beside attention reads is attention's
         return {
-            **self.narrow({"norm.input": dims.residual}),
-            **of_bytes({"norm.output": output}),
-            **self.wide({"norm.stats": (self.stream_tokens, num_statistics(self.spec))}),
+            **self.narrow({"norm.input": (own, *dims.residual)}),
+            **of_bytes({"norm.output": own * output}),
+            **self.wide({"norm.stats": (own, self.stream_tokens, num_statistics(self.spec))}),
             **(of_bytes({"dropout.mask": self.stream_tokens * hidden}) if self.spec.host.hidden_dropout else {}),
         }
 

@@ -6,9 +6,10 @@ from collections import Counter
 from typing import get_args
 
 from megaplan.cost.step.from_spec import letters_of, low_dtype
-from megaplan.cost.step.workload import OPTIMIZER_BYTES, Recomputed, Sharded, Software
+from megaplan.cost.step.workload import OPTIMIZER_BYTES, SUM_BYTES, Recomputed, Sharded, Software
 from megaplan.hosts.megatron.setting import attention_kernel
-from megaplan.spec.host import GraphModule, Host
+from megaplan.spec.host import Host
+from megaplan.spec.host_words import GraphModule
 from megaplan.spec.models import Spec
 
 MOMENT_BYTES = 8
@@ -28,6 +29,7 @@ def _software(spec: Spec) -> Software:
     """
     host = spec.host
     flex, unfused = host.dispatcher == "flex", spec.model.attention is not None and attention_kernel(spec) == "unfused"
+    local = host.transformer_impl == "local"
     return Software(
         name=_framework(host),
         release=host.release,
@@ -44,9 +46,16 @@ def _software(spec: Spec) -> Software:
         sharded=Sharded("megatron", reduce_bytes=spec.precision.reduce.bytes) if spec.sharding.reshard_after_forward else None,
         data_overlap=host.dp_comm_overlap,
         fused_accumulation=host.wgrad_fusion,
+        sum_bytes=SUM_BYTES if host.wgrad_fusion else spec.precision.grads.bytes,
         unfused_attention=unfused,
-        attention_dropout=unfused and host.attention_dropout > 0,
-        reduce_bytes=spec.precision.reduce.bytes if host.transformer_impl == "local" else None,
+        attention_dropout=(unfused or local) and host.attention_dropout > 0,
+        flash=host.flash_version,
+        modules=("gpt-neox" if host.framework == "gpt-neox" else "megatron") if local and not host.deterministic_mode else None,
+        fused_rotation=host.rope_fusion,
+        fused_loss=host.cross_entropy != "unfused",
+        all_reduces=host.all_reduce_gradients,
+        shares_saved=host.distribute_saved_activations,
+        reduce_bytes=spec.precision.reduce.bytes if local else None,
         sequence_parallel=host.sequence_parallel,
     )
 
@@ -73,7 +82,6 @@ def _recomputed(spec: Spec) -> Recomputed:
     again = sum(number for letter, number in counts.items() if spec.recompute.of(letter) == "full")
     full, layers = again / len(letters), spec.host.recompute_num_layers
     if layers is not None:
-        size = 2 if spec.host.model == "gpt" else 1  # letters of one of Megatron's layers
         block = spec.host.recompute_method == "block"  # the first layers of every virtual stage alone
-        full = min(1.0, layers * size * spec.mesh.num_slots / len(letters)) if block else 1.0
+        full = min(1.0, layers * spec.host.block_layers * spec.mesh.num_slots / len(letters)) if block else 1.0
     return Recomputed(full, modules=frozenset(modules))

@@ -161,7 +161,7 @@ class _Unit(NamedTuple):
 
 def _units(stage: MegatronStage) -> list[_Unit]:
     """The layers in order, then those of the prediction modules: of a GPTModel two operators, of a HybridModel one."""
-    run, depth, width = stage.run, stage.letters.count(MTP), stage.run.layer_operators
+    run, depth, width = stage.run, stage.letters.count(MTP), stage.spec.host.block_layers
     letters = operators(stage.letters) + run.ahead * (min(depth, 1) if stage.spec.host.mtp_repeated else depth)
     of_letter = {
         letter: _Unit(

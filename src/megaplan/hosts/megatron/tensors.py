@@ -170,11 +170,15 @@ def _module_of(name: str) -> tuple[str, bool]:
 
 
 def _first_layer(inventory: Inventory, family: str, *, shares: bool) -> Block | None:
-    """The first layer of a family; `shares`: of attention to the keys that an earlier layer's indexer chose, or of all else."""
-    for block in inventory.layers:
-        if block.family == family and (isinstance(block.variant, AttentionVariant) and block.variant.shares) is shares:
-            return block
-    return None
+    """The first layer of a family; `shares`: of those that read an earlier layer's choice of keys or norm, or of all else."""
+    return next((block for block in inventory.layers if block.family == family and _shares(block) is shares), None)
+
+
+def _shares(block: Block) -> bool:
+    """True for attention to the keys that an earlier layer's indexer chose, and for an MLP without a norm of its own."""
+    if block.family == "D":
+        return block.tensors[0].name != "norm.weight"
+    return isinstance(block.variant, AttentionVariant) and block.variant.shares
 
 
 def _tensors_of(inventory: Inventory, letter: str, *, shares: bool) -> Iterator[tuple[str, ParamTensor]]:

@@ -19,7 +19,7 @@ from megaplan.importers.maxtext.keys import AXES, SLICE, SLICES
 from megaplan.importers.maxtext.model import BLOCKS, DEFAULTS, cycle_of, section_of
 from megaplan.importers.structure import Policy
 from megaplan.spec.document import Document, SourceMap
-from megaplan.spec.host import RematPolicy
+from megaplan.spec.host_words import RematPolicy
 from megaplan.spec.overrides import apply_overrides
 
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}

@@ -16,7 +16,7 @@ from megaplan.importers.megatron.stack import LaunchLayers
 from megaplan.importers.megatron.tokenizer_files import ends_beyond
 from megaplan.importers.megatron.tokenizers import Sizes, patched_words, tokenizer_size
 from megaplan.importers.megatron.unset import readable
-from megaplan.spec.host import LoadBalancing
+from megaplan.spec.host_words import LoadBalancing
 
 ROTARY = ("rope", "yarn")
 SCALING = ("use_rope_scaling", "rope_scaling_factor", "rotary_seq_len_interpolation_factor")

@@ -17,9 +17,11 @@ from megaplan.importers.megatron.stack import LaunchLayers
 from megaplan.importers.megatron.unset import unset_names
 from megaplan.low_precision import FORMATS
 from megaplan.scalars import MAX_MICROBATCHES
-from megaplan.spec.host import GraphModule, Host, OffloadModule
+from megaplan.spec.host import Host
+from megaplan.spec.host_words import GraphModule, OffloadModule
 
 RECIPE_FLAGS = ("fp8_output_proj", "fp8_dot_product_attention", "keep_mtp_spec_in_bf16")
+_OLDER_WORDS = "recompute_activations", "moe_layer_recompute"
 PRICED_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe")
 
 
@@ -295,9 +297,8 @@ def _graphs(launch: Arguments) -> dict[str, Any]:
         return {}
     if kind == "full_iteration" or "full_iteration" in words:
         return {"cuda_graphs": "iteration"}
-    words = [word for word in words if word != "full"]  # whole layers
     known = [word for word in dict.fromkeys(words) if word in get_args(GraphModule)]
-    for word in (one for one in words if one not in known):
+    for word in (one for one in words if one not in (*known, "full")):  # full is whole layers
         launch.cannot("cuda_graph_modules", f"{word} is not priced; the modules that are priced: {', '.join(get_args(GraphModule))}")
     return {"cuda_graphs": "layers", **({"cuda_graph_modules": known} if known else {})}
 
@@ -356,15 +357,15 @@ def _allocator(launch: Arguments) -> dict[str, bool]:
 
 
 def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[str, Any]:
-    granularity, modules = launch.value("recompute_granularity"), launch.value("recompute_modules")
-    method, layers = launch.value("recompute_method"), launch.value("recompute_num_layers")
-    older = launch.given("recompute_activations")
-    whole_experts = launch.given("moe_layer_recompute")
+    granularity, modules, method, layers = (launch.value(f"recompute_{key}") for key in ("granularity", "modules", "method", "num_layers"))
+    older, whole_experts, _ = map(launch.given, (*_OLDER_WORDS, "distribute_saved_activations"))
     if granularity is not None:
-        for key in ("recompute_activations", "moe_layer_recompute"):
+        for key in _OLDER_WORDS:
             launch.overruled(key, "--recompute-granularity decides")
     if granularity != "selective" and not older:
         launch.overruled("recompute_modules", "they are those of --recompute-granularity selective")
+    if granularity != "full":
+        launch.overruled("distribute_saved_activations", "it is of --recompute-granularity full")
     if granularity is None and (older or whole_experts):
         granularity, modules = "selective", ["core_attn"] * older + ["moe"] * whole_experts
     if granularity == "full":
@@ -388,12 +389,11 @@ def _full_recompute(launch: Arguments, host: dict[str, Any], method: Any, layers
     if method == "block" and layers in (0, None):
         return  # of no layer
     host["recompute_num_layers"] = launch.whole("recompute_num_layers") if layers is not None else 1
-    host["recompute_method"] = method
+    host |= {"recompute_method": method, **({key: True} if launch.given(key := "distribute_saved_activations") else {})}
 
 
 def _modules(launch: Arguments, modules: Any) -> list[str]:
-    words = " ".join(map(str, modules)) if isinstance(modules, list) else str(modules or "core_attn")
-    named = re.findall(r"[a-z_]+", words)
+    named = re.findall(r"[a-z_]+", " ".join(map(str, modules)) if isinstance(modules, list) else str(modules or "core_attn"))
     for module in named:
         if module not in PRICED_MODULES:
             launch.cannot("recompute_modules", f"{module} is not priced; the modules that are priced: {', '.join(PRICED_MODULES)}")

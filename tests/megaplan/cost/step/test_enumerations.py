@@ -62,6 +62,10 @@ BASES["torchtitan fp8"] = BASES["torchtitan"] | {
 CHOSEN = {
     "host.moe_flex_backend": {"host.moe_dispatcher": "flex"},
     "host.recompute_method": {"host.recompute_num_layers": 1},
+    "host.flash_version": {"host.transformer_impl": "local", "host.attention_backend": "flash"},
+    "host.rope_fusion": {"host.transformer_impl": "local", "host.attention_backend": "flash"},
+    "host.all_reduce_gradients": {"host.transformer_impl": "local", "host.attention_backend": "flash"},
+    "host.distribute_saved_activations": {"host.recompute_num_layers": 1, "host.sequence_parallel": False},
 }
 """Other settings that an enumeration needs before its values mean anything."""
 OF_MEMORY = {

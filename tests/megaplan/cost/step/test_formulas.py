@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from megakernels.ops.attention.facts import AttentionSizes
 from megaplan.cost.data import DataTimes, host_ns
 from megaplan.cost.rates import PARTS, rates_of, rates_with
-from megaplan.cost.step import attention, data, gemm, grouped, launch, memory, pipeline, scan, transfers
+from megaplan.cost.step import attention, data, gemm, grouped, launch, memory, own_modules, pipeline, scan, transfers
 from megaplan.cost.step.formulas import FORMULAS
 from megaplan.cost.step.ledger import FORWARD
 from megaplan.dtypes import DType
 from megaplan.measured.constants import measured
 from megaplan.spec.load import load_spec
 
+HEADS = AttentionSizes(1, 8192, 8192, 12, 12, 128, 128, 2)
 SCAN_FLOPS = 8192 * (2 * 128 * 8 * 128 + 2 * 128 * 8192 + 4 * 8192 * 128)
 SPEC = load_spec("plans/tiny-hybrid.yaml", ("device.name=h200", "host.cuda_graphs=none")).spec
 
@@ -37,6 +39,8 @@ COMPUTED = {
     "step_attention": attention.attention_seconds(2 * 32 * 256 * 8192**2 / 2, 2048, 1.0, 132, 6e14, 2),
     "step_scores": memory.moved_seconds(4 * 8 * 2048**2 * attention.score_bytes(FORWARD, dropped=True), 1.45e12, 1),
     "step_memory": memory.moved_seconds(4096 * 4096 * 10, 2.5e12, 1.3),
+    "step_drops": attention.drawn_seconds(12 * 8192**2 / 2, 108, attention.DRAWN[0]),
+    "step_copies_of_heads": memory.moved_seconds(8192 * own_modules.copied(HEADS, flash=True, packs=False)[0], 1.48e12, 1),
     "step_scan": scan.scan_seconds(SCAN_FLOPS, 2e9, 5e13, 6e12),
     "step_transfer": transfers.transfer_seconds(2 * 3 * 8e6, 6, 3.6e11, 8e-6, 0.4),
     "step_short_ring": transfers.short_ring(2),
