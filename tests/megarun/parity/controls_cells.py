@@ -16,6 +16,7 @@ CONTROLS_CELLS = [
     Cell("stages-2", {"dp_shard": 2}, spec=STAGES, ci=True),
     Cell("stages-tp2-pp2", {"pp": 2, "dp_shard": 2} | T2, spec=STAGES | DENSE, num_microbatches=4),
     Cell("stages-pp2-bf16", {"pp": 2, "dp_shard": 2}, spec=STAGES | DENSE | BF16, num_microbatches=4),
+    Cell("stages-whole-pp2-bf16", {"pp": 2}, spec=STAGES | DENSE | BF16, num_microbatches=4),
     Cell("stages-hsdp-recompute", {"dp_replicate": 2, "dp_shard": 3}, spec=STAGES | DENSE | RECOMPUTED, num_microbatches=12),
     Cell("ahead-2-ep2", {**FOUR, "ep": 2}, spec=AHEAD, ci=True),
     Cell("ahead-2-pp2", {"pp": 2, "dp_shard": 2}, spec=AHEAD, num_microbatches=4),

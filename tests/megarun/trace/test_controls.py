@@ -11,6 +11,8 @@ BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", 
 SMALL = {"model.pattern": "AEMRAD", "model.num_layers": 6, "precision": BF16}
 PARTS = {"sharding.reshard_after_forward": True, "sharding.reshard_size": 2}
 AHEAD = {"sharding.reshard_after_forward": True, "sharding.prefetch": 2}
+SHORT = {"batch": {"micro_batch_size": 1, "seq_length": 16}}
+"""So few tokens that a peak is in the backward of a layer, where gradients wait for their group's end."""
 CASES: dict[str, dict[str, Any]] = {
     "parts": {"mesh": {"dp_shard": 4}, **PARTS},
     "parts-two": {"mesh": {"dp_shard": 4}, **PARTS, "schedule.num_microbatches": 2},
@@ -24,10 +26,12 @@ CASES: dict[str, dict[str, Any]] = {
     "ahead-pipeline": {"mesh": {"pp": 2, "dp_shard": 4, "ep": 2}, "schedule.num_microbatches": 4, **AHEAD},
     "stages": {"mesh": {"dp_shard": 2}, "sharding.wrap": "stage", "schedule.num_microbatches": 2},
     "stages-pipeline": {"mesh": {"pp": 2, "dp_shard": 3}, "sharding.wrap": "stage", "schedule.num_microbatches": 4},
+    "stages-whole": {"mesh": {"pp": 2}, "sharding.wrap": "stage", "schedule.num_microbatches": 4, **SHORT},
+    "stages-alone": {"mesh": {}, "sharding.wrap": "stage", "schedule.num_microbatches": 2, **SHORT},
     "both": {"mesh": {"dp_shard": 8, "ep": 2}, **AHEAD, **PARTS},
 }
 
-IN_CI = ("both", "parts-pipeline", "stages-pipeline")
+IN_CI = ("both", "parts-pipeline", "stages-pipeline", "stages-whole")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])

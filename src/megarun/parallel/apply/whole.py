@@ -4,10 +4,10 @@ With one data rank there is nothing to gather and nothing to reduce. A parameter
 gradients autograd makes in `precision.grads`, is used as it is. Any other one is lent while its module runs: the module has another
 parameter in its place, which shares its storage or is a copy in `precision.params`, and autograd leaves the gradient there.
 
-Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank, the layer, and what is outside of the layers. A group's
-copies are filled before its forward and, if `sharding.reshard_after_forward` freed them after it, before its backward. When its backward is
-done, its gradients are cast into the stored parameters' first gradients, all in one launch, or added to them; without a pipeline its copies
-are then freed, with one they stay until the step ends.
+Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank, the layer, and what is outside of the layers; with
+`sharding.wrap: stage` the stage is one group. A group's copies are filled before its forward and, if `sharding.reshard_after_forward` freed
+them after it, before its backward. When its backward is done, its gradients are cast into the stored parameters' first gradients, all in
+one launch, or added to them; without a pipeline its copies are then freed, with one they stay until the step ends.
 
 Under `sharding.mode: ddp` every data rank has its parameters whole, and the gradients of a group are a bucket: one all-reduce sums them, in
 place and in `precision.grads`, so a bucket has no bytes of its own. Without a pipeline it starts when the group's backward of the last
@@ -210,7 +210,7 @@ class WholeState:
         taken: set[nn.Module] = set()
         self.groups: list[WholeGroup] = []
         dense, banked = (mesh.copies_group(bank=bank) if spec.sharding.copies else None for bank in (False, True))
-        for block in stage.wrapped():
+        for block in () if spec.sharding.wraps_stages else stage.wrapped():
             for bank in banks_of(block):
                 self._watch(bank, self._group(bank, taken, spec, used_dtype(block, spec.precision), banked))
             self._watch(block, self._group(block, taken, spec, used_dtype(block, spec.precision), dense))
