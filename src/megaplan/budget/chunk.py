@@ -20,7 +20,7 @@ from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYT
 from megaplan.columns import Column
 from megaplan.families.attention_residuals import PACK, UNPACK
 from megaplan.hosts.megarun.depths import depth_sums
-from megaplan.hosts.megarun.sizes import GroupBytes
+from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.schedules.actions import ActionKind
 from megaplan.schedules.states import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
@@ -198,20 +198,26 @@ class Chunk:
         return found
 
     def _several_ahead(self) -> list[Ahead]:
-        """The same where each layer begins those of `prefetch` layers, with their banks; the first to run backward begins all of them."""
+        """The same where each layer begins those of `prefetch` layers, with their banks.
+
+        The first to run backward begins all of them. A last layer without a head after it has copied out its own group before the stage
+        begins that of its bank.
+        """
         found, layers, depth = [], list[BlockStorage](), self.policy.prefetch
         last = max((index for index, unit in enumerate(self.units) if unit.layer), default=-1)
         for index, unit in enumerate(self.units):
             begins = not unit.layer or (index == last and self.head < 0)
             before = [] if begins or depth == 1 else layers[1 - depth :]
-            pending = sum([storage.both.flat_bytes for storage in before])
+            bank = unit.storage.experts if unit.layer and unit.storage is not None else NOTHING
             new_ones = layers[-depth:] if begins else layers[-depth : max(0, len(layers) - depth + 1)]
-            issued, most = pending, 0
+            issued, most = (pending := sum([storage.both.flat_bytes for storage in before])), 0
             for storage in reversed(new_ones):
                 for group in (storage.dense, storage.experts):
                     issued += group.flat_bytes
                     most = max(most, issued + (0 if group.part_bytes else group.sent_bytes))
-            found.append(Ahead(issued, most if most > issued else 0, pending, explicit=True))
+            if begins:
+                most = max(most, issued + (0 if bank.part_bytes else bank.sent_bytes))
+            found.append(Ahead(issued, most if most > issued else 0, pending + (0 if begins else bank.flat_bytes), explicit=True))
             if unit.layer and unit.storage is not None:
                 layers.append(unit.storage)
         return found

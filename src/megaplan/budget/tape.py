@@ -68,7 +68,7 @@ class Ahead(NamedTuple):
     Attributes:
         flat_bytes: Outputs.
         cast_bytes: Most bytes of outputs and an input, if inputs are casts of shards; else 0.
-        pending_bytes: Outputs that are there before the backward.
+        pending_bytes: Outputs that are there before the backward, that of the layer's own bank included.
         explicit: True if the layer begins them all, with those of banks; else a bank begins the layer's before it.
     """
 
@@ -161,14 +161,14 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
     if name.startswith("mtp.") or _begins_with_work(run.program.graph.ops):
         kept = dict(run.saved)
         first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
-    held = experts.part_bytes - experts.gathered_bytes + (experts.flat_bytes if ahead.explicit else 0)
+    held = experts.part_bytes - experts.gathered_bytes
     yield first, dense.flat_bytes + dense.casting_bytes + dense.part_bytes + held + ahead.pending_bytes
     if not experts.gathered_bytes:
         if ahead.cast_bytes:
             yield before_first, ahead.cast_bytes
         return
     if ahead.explicit:
-        yield before_first, held + ahead.cast_bytes
+        yield before_first, held + experts.flat_bytes + ahead.cast_bytes
     else:
         yield before_first, held + experts.flat_bytes + (0 if experts.part_bytes else experts.sent_bytes)
     copied = experts.flat_bytes + experts.casting_bytes + experts.part_bytes + (ahead.flat_bytes if ahead.explicit else 0)

@@ -13,6 +13,8 @@ PARTS = {"sharding.reshard_after_forward": True, "sharding.reshard_size": 2}
 AHEAD = {"sharding.reshard_after_forward": True, "sharding.prefetch": 2}
 SHORT = {"batch": {"micro_batch_size": 1, "seq_length": 16}}
 """So few tokens that a peak is in the backward of a layer, where gradients wait for their group's end."""
+LARGE_LAST = {"model.pattern": "AEAE", "model.num_layers": 4, "model.moe.shared_ffn_hidden_size": 1024, **SHORT}
+"""Every stage ends with experts, and a peak is while their layer is gathered for its backward."""
 CASES: dict[str, dict[str, Any]] = {
     "parts": {"mesh": {"dp_shard": 4}, **PARTS},
     "parts-two": {"mesh": {"dp_shard": 4}, **PARTS, "schedule.num_microbatches": 2},
@@ -28,10 +30,18 @@ CASES: dict[str, dict[str, Any]] = {
     "stages-pipeline": {"mesh": {"pp": 2, "dp_shard": 3}, "sharding.wrap": "stage", "schedule.num_microbatches": 4},
     "stages-whole": {"mesh": {"pp": 2}, "sharding.wrap": "stage", "schedule.num_microbatches": 4, **SHORT},
     "stages-alone": {"mesh": {}, "sharding.wrap": "stage", "schedule.num_microbatches": 2, **SHORT},
+    "ahead-last-experts": {"mesh": {"pp": 2, "dp_shard": 4, "ep": 2}, "schedule.num_microbatches": 4, **LARGE_LAST, **AHEAD},
+    "ahead-one-parts": {
+        "mesh": {"pp": 2, "dp_shard": 4, "ep": 2},
+        "schedule.num_microbatches": 4,
+        **LARGE_LAST,
+        **PARTS,
+        "sharding.prefetch": 1,
+    },
     "both": {"mesh": {"dp_shard": 8, "ep": 2}, **AHEAD, **PARTS},
 }
 
-IN_CI = ("both", "parts-pipeline", "stages-pipeline", "stages-whole")
+IN_CI = ("both", "parts-pipeline", "stages-pipeline", "stages-whole", "ahead-last-experts")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])
