@@ -23,6 +23,7 @@ from megaplan.budget.tape import (
     casting,
     casting_experts,
     largest,
+    listed_last,
     reducing,
     reducing_experts,
     reduction,
@@ -226,7 +227,8 @@ def reducing_backward_points(chunk: Chunk, *, later: bool) -> Iterator[Peak]:
         gathered -= unit.part_bytes if fetches else 0
         yield chunk.peak(index, running, gradients, gathered + own + pending, carried)
         if index == chunk.embedding and (tied := chunk.tied_sum_bytes()):
-            yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + own + pending)
+            made = gradients + chunk.lasting[index] + 2 * tied
+            yield chunk.idle_peak("sum of the tied embedding's gradients", made, gathered + own + pending)
         if experts is not None:
             yield chunk.peak(index, experts.point, gradients, gathered + own, carried)
             gradients += experts.left
@@ -269,12 +271,12 @@ def _outside(chunk: Chunk) -> list[tuple[Mapping[str, int], GroupBytes]]:
     for index, unit in enumerate(chunk.units):
         if not chunk.lasting[index]:
             continue
-        for name in unit.shared or unit.block.gradients:
-            size, block = unit.block.gradients[name], chunk.names[index]
-            if unit.shared:
-                block = name.partition(".")[0]
+        passed = unit.shared if unit.layer else unit.block.gradients
+        places = {name: name.partition(".")[::2] if name in unit.shared else (chunk.names[index], name) for name in passed}
+        for name in sorted(passed, key=lambda name: listed_last(unit, places[name][1])):
+            block, own = places[name]
             if block == "head" and unit.storage is None:  # tied
                 block = "embedding"
             gradients, _ = found.setdefault(block, ({}, chunk.root if unit.storage is None else unit.storage.dense))
-            gradients.setdefault(name, size)
+            gradients.setdefault(own, unit.block.gradients[name])
     return [found[block] for block in sorted(found, key=fsdp_order)]

@@ -294,9 +294,8 @@ class Chunk:
             return sum([unit.block.gradients[name] for name in unit.shared])
         if self.has_mtp and self.names[index] in self.passed_on:
             return 0
-        if self.ties and self.names[index] == "embedding":
-            return 0
-        return sum(unit.block.gradients.values())
+        added = unit.block.gradients.get("weight", 0) if self.ties and self.names[index] == "embedding" else 0
+        return sum(unit.block.gradients.values()) - added
 
     @cached_property
     def summed_later(self) -> list[int]:

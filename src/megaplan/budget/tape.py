@@ -329,9 +329,14 @@ def cast_bytes(blocks: Sequence[tuple[Mapping[str, int], GroupBytes]]) -> int:
     return most
 
 
+def listed_last(unit: Unit, name: str) -> bool:
+    """True if FSDP2 lists a tensor of a block after those of the block's children: one of the block's own, without a dot in its name."""
+    return name == unit.last_own or "." not in name
+
+
 def _listed(unit: Unit) -> dict[str, int]:
-    """Gradients of a layer's backward, except its experts'; a block's own, without a dot in their names, after its children's."""
-    made, last = unit.block.part.replay.backward[-1].params, unit.last_own
+    """Gradients of a layer's backward, except its experts', in FSDP2's order."""
+    made = unit.block.part.replay.backward[-1].params
     shared = frozenset(unit.shared)
     names = [name for name in unit.block.gradients if name in made and name not in shared and not in_bank(name)]
-    return {name: unit.block.gradients[name] for name in sorted(names, key=lambda name: bool(last) and (name == last or "." not in name))}
+    return {name: unit.block.gradients[name] for name in sorted(names, key=lambda name: listed_last(unit, name))}

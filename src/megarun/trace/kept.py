@@ -76,7 +76,9 @@ class FirstForward:
             return
         path = self._places.path(module)
         in_depth = path.startswith("mtp.") or self._places.running.startswith("mtp.")  # a depth saves its output itself
-        if isinstance(module, BatchLoss) or (_is_block(path) and not in_depth):
+        last = "embedding.norm" if self._running.norms_words else "embedding"  # which makes an embedding's output
+        ends = path == last if path.startswith("embedding") else _is_block(path)
+        if isinstance(module, BatchLoss) or (ends and not in_depth):
             self._hand_over(output)
         if module is self._running and self._running.predicts:  # a loss that is passed to the criterion, alone or after the logits
             losses = output[1:] if isinstance(output, tuple) else output if self._running.joins_loss else ()

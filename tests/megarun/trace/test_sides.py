@@ -34,7 +34,7 @@ WRAPS: dict[str, dict[str, Any]] = {
 }
 
 
-CASES = [("scaled", "stage"), ("scaled", "block"), ("normed", "block"), ("plain-norms", "stage")]
+CASES = [("scaled", "stage"), ("scaled", "block"), ("normed", "stage"), ("normed", "block"), ("plain-norms", "stage")]
 
 
 @pytest.mark.parametrize(("stream", "wrap"), CASES)
@@ -43,3 +43,12 @@ def test_columns_are_those_of_the_estimate(sides: tuple[str, ...], stream: str, 
     """The backward of the embedding is the peak, of a large vocabulary and small layers."""
     job = job_with({**SMALL, "model.features": {side: SIDES[side] for side in sides}, **STREAMS[stream], **WRAPS[wrap]})
     compare_distinct_ranks(job)
+
+
+@pytest.mark.parametrize("kernels", ["triton", "reference"])
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_tied_head_makes_the_gradient_of_the_words_alone(degree: int, kernels: str, job_with: Callable[..., Any]) -> None:
+    """The norm of a tied embedding has one gradient, of the embedding's backward."""
+    tied = {"model.tie_embeddings": True, "model.embedding_norm": True, "model.vocab_size": 8192, "host.kernels": kernels}
+    few = {"batch": {"micro_batch_size": 1, "seq_length": 16}, "schedule.num_microbatches": 3 - degree}
+    compare_distinct_ranks(job_with({**SMALL, **tied, **few, "mesh": {"dp_shard": degree}}))

@@ -60,7 +60,7 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
         part = frozen_part(part, embeds=block_name in ENDS)
     if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
         part = splittable_part(part, dims)
-    if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Outside.MTP:
+    if mesh.tp == mesh.ep == mesh.etp == 1 and block.family is not Outside.MTP and block_name != "head":
         gradients = {name: elements * size for name, elements in block.trained}
     else:
         gradients = {name: prod(shape) * size for name, shape in parameter_shapes(spec, dims, block_name, block).items()}
@@ -130,9 +130,11 @@ def parameter_gradients(spec: Spec, dims: Dims, name: str, block: Block) -> Shap
 def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[str, tuple[int, ...]]:
     """Shapes of the gradients that a block makes, by parameter name.
 
-    The first MTP depth also passes on those of the token embedding and the head, which autograd holds until their last use.
+    A tied head makes one of the embedding's: its weight's. The first MTP depth also passes on those of the token embedding and the head,
+    which autograd holds until their last use.
     """
-    mesh, trained = spec.mesh, [tensor for tensor in block.tensors if tensor.group is not Group.FROZEN]
+    mesh, tied = spec.mesh, name == "head" and block.family is Outside.EMBEDDING
+    trained = [tensor for tensor in block.tensors if tensor.group is not Group.FROZEN and (not tied or tensor.name == "weight")]
     if mesh.tp == mesh.ep == mesh.etp == 1:
         shapes = {tensor.name: tensor.shape for tensor in trained}
     else:
