@@ -18,6 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megarun.trace.replaced import replaced
 
+_LAYER_NORM = torch.ops.aten.native_layer_norm.default
+
 
 @contextmanager
 def lone_rank(rank: int, world_size: int) -> Iterator[None]:
@@ -38,6 +40,14 @@ def lone_rank(rank: int, world_size: int) -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it caches meshes of the destroyed group
+
+
+def as_on_gpu(operation: Any, outputs: Any) -> Any:
+    """The outputs of an operation as its kernel for a GPU makes them: layer norm's statistics in fp32, not in the input's dtype."""
+    if operation is not _LAYER_NORM:
+        return outputs
+    normed, *statistics = outputs
+    return normed, *(each.float() for each in statistics)
 
 
 def _no_accelerator(check_available: bool = False) -> None:

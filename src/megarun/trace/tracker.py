@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from megaplan.columns import Phase
 from megaplan.hosts.allocator import CachingAllocator, MemoryBlock
 from megarun.trace.accumulation import Accumulation
+from megarun.trace.fake import as_on_gpu
 from megarun.trace.kinds import Kind
 from megarun.trace.replaced import replaced
 
@@ -230,6 +231,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 self._observer.on_accumulate(total, part)
             return self._accumulation.add(*args)
         out = func(*args, **(kwargs or {}))
+        out = as_on_gpu(func, out) if self._fake_only else out
         if not self._paused:
             operands = (*args, *kwargs.values()) if kwargs else args
             op = str(func)

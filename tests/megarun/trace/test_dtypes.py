@@ -11,6 +11,8 @@ BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", 
 WIDE = {"precision": BF16 | {"families": {"M": "fp32", "E": "fp32"}}}
 NARROW = {"precision": BF16 | {"params": "fp32", "families": {"A": "bf16", "E": "bf16"}}}
 FP16 = {"precision": BF16 | {"params": "fp16"}}
+LAYER_NORMS = {"precision": BF16, "model.norm": "layernorm"}
+"""torch keeps their statistics in fp32 on a GPU, and in bf16 on a CPU."""
 SMALL = {"model.pattern": "AEMD", "model.num_layers": 4}
 PIPELINED = {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"kind": "1f1b", "num_microbatches": 3}}
 IN_V = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", "num_microbatches": 3}}
@@ -30,9 +32,11 @@ CASES: dict[str, dict[str, Any]] = {
     }
     | WIDE
     | PIPELINED,
+    "layer-norms-pp": LAYER_NORMS | PIPELINED | {"model.embedding_norm": True},
+    "layer-norms-recompute": LAYER_NORMS | {"mesh": {"dp_shard": 2}, "recompute": {"default": "selective"}},
     "wide-one": WIDE | {"schedule.num_microbatches": 2},
 }
-SLOW = ("wide-tp-recompute", "wide-one", "narrow-zbv", "wide-pp")
+SLOW = ("layer-norms-recompute", "wide-tp-recompute", "wide-one", "narrow-zbv", "wide-pp")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])

@@ -38,6 +38,7 @@ BF16 = {"precision": {"params": "bf16"}}
         pytest.param(images(False, True) | BF16 | {"mesh.pp": 2, "schedule": FOUR}, id="frozen-encoder-pp2"),
         pytest.param(images(True, False, WINDOWS) | {"recompute.towers": "selective"}, id="frozen-projector-selective"),
         pytest.param(images(True, True, WINDOWS, POOLED) | BF16 | {"recompute.towers": "full", "schedule": FOUR}, id="full"),
+        pytest.param(images(True, True, {"norm": "layernorm"}, FOURS) | BF16 | {"mesh.pp": 2, "schedule": FOUR}, id="layer-norms-pp2"),
         pytest.param(images(True, True) | ZERO_BUBBLE, id="peak-in-the-projector"),
         pytest.param(
             images(True, True, WINDOWS | ROTARY | {"window_patches": 4}) | {"recompute.towers": "selective"}, id="rotary-selective"
