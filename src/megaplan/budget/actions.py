@@ -147,7 +147,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
         gathered -= unit.gathered_bytes if frees else 0
         if of_cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + waiting[index]
-            held = gradients + chunk.waiting_sums(index) + of_cast
+            held = gradients + lasting[index] + chunk.waiting_sums(index) + of_cast
             total = before[index] + held + gathered + ahead.flat_bytes + activations
             if total > best:
                 point = Point(0, "cast of {}", None, (), 0, 0, 0)

@@ -25,7 +25,6 @@ from typing import NamedTuple
 from megaplan.blocks.ops import Flow, Op, in_bank, runs_bank
 from megaplan.budget.unit import Unit
 from megaplan.families.attention_residuals import ATTEND
-from megaplan.families.moe.travel import INSIDE_BACKWARD
 from megaplan.families.residual import CAST_OUT
 from megaplan.families.streams import EXPAND
 from megaplan.hosts.megarun.program import LiveSet, Replay, largest_points
@@ -174,8 +173,7 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
     copied = experts.flat_bytes + experts.casting_bytes + experts.part_bytes + (ahead.flat_bytes if ahead.explicit else 0)
     for point in points:
         if runs_bank(point.op):
-            # the operation's scratch is not allocated yet
-            yield point.before().without((INSIDE_BACKWARD,)), copied if ahead.explicit else max(copied, ahead.cast_bytes)
+            yield point.before(), copied if ahead.explicit else max(copied, ahead.cast_bytes)
 
 
 def _begins_with_work(ops: Sequence[Op]) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.budget.actions import forward_peak
+from megaplan.budget.actions import accumulating_backward_peak, forward_peak
 from megaplan.budget.forwards import forward_segment
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.megarun import slot_chunks
@@ -25,6 +25,7 @@ from megaplan.spec.models import Spec
 
 DENSE = {"model.pattern": "D", "model.num_layers": 2}
 ONLY_DENSE = {f"model.{section}": None for section in ("attention", "mamba", "moe", "recurrent")} | {"model.features": {}}
+GQA = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4}
 MIB = 2**20
 
 
@@ -240,6 +241,30 @@ def test_the_layer_before_is_gathered_from_a_cast(dense: Callable[..., Spec], ma
     (head,) = [*backward_gathers(only.units[-1], "head", before)] or [None]
     assert (head and (head[0].op, head[1])) == (("head", gathered) if master == "fp32" else None)
     assert [*backward_gathers(only.units[-2], "final_norm", before)] == []
+
+
+def test_a_gather_stands_before_an_operation_without_the_storages_of_the_operation(dense: Callable[..., Spec]) -> None:
+    """The layer before the head is gathered when the loss has run backward: the head's product has no scratch yet."""
+    spec = dense({"mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True, "host.kernels": "triton"})
+    inventory = build_inventory(spec)
+    (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 2)]))
+    scratch = {"slice", "sum", "product"}
+    assert scratch <= set(only.units[-1].block.part.replay.backward[0].storages)
+    ((before, _),) = backward_gathers(only.units[-1], "head", only.ahead[-1])
+    assert not scratch & set(before.storages)
+
+
+def test_the_cast_of_a_first_depth_stands_beside_what_it_passes_on(dense: Callable[..., Spec]) -> None:
+    """The gradients of embedding and head wait for the embedding's own backward."""
+    depth = {"model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 16}}, "model.attention": GQA}
+    few = {"model.hidden_size": 1024, "model.vocab_size": 512, "batch": {"micro_batch_size": 1, "seq_length": 16}}
+    spec = dense({**depth, **few, "mesh": {}, "schedule.num_microbatches": 2, "precision": {"params": "bf16", "grads": "fp32"}})
+    inventory = build_inventory(spec)
+    (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 2)]))
+    peak = accumulating_backward_peak(only, UNTOUCHED)
+    assert peak.where == "cast of mtp.0"
+    made = inventory.block("mtp.0").elements * DType.BF16.bytes
+    assert peak.gradients == made + 2 * made + 2 * 512 * 1024 * DType.BF16.bytes + 1024 * DType.BF16.bytes
 
 
 @pytest.mark.parametrize("kernels", ["reference", "triton"])

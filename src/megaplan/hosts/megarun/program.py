@@ -42,7 +42,8 @@ class LiveSet:
     """Tensors that are allocated while one operation runs: forward storages, gradients, parameter gradients.
 
     Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name occurs twice if a second
-    gradient is about to be added to a first. `tensors` are storages and gradients together, derived from them.
+    gradient is about to be added to a first. The last `num_own` storages are the operation's own: it makes them to compute gradients.
+    `tensors` are storages and gradients together, derived from them.
     """
 
     op: str
@@ -51,18 +52,20 @@ class LiveSet:
     params: tuple[str, ...] = ()
     new_params: tuple[str, ...] = ()
     num_new: int = 0
+    num_own: int = 0
     tensors: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", (*self.storages, *self.gradients))
 
     def before(self) -> LiveSet:
-        """The live set just before the operation: without the gradients that it makes."""
-        kept = len(self.params) - len(self.new_params)
-        return LiveSet(self.op, self.storages, self.gradients[: len(self.gradients) - self.num_new], self.params[:kept])
+        """The live set just before the operation: without the gradients that it makes, and its own storages."""
+        storages = self.storages[: len(self.storages) - self.num_own]
+        gradients, kept = self.gradients[: len(self.gradients) - self.num_new], len(self.params) - len(self.new_params)
+        return LiveSet(self.op, storages, gradients, self.params[:kept])
 
     def without(self, storages: Iterable[str]) -> LiveSet:
-        """The live set without some forward storages, such as those that the operation itself makes."""
+        """The live set before an operation without some forward storages."""
         freed = frozenset(storages)
         return replace(self, storages=tuple([name for name in self.storages if name not in freed]))
 
@@ -301,18 +304,21 @@ class Backward:
             fetches += op.late_fetches
         for storages, is_made in op.before:
             there = made if is_made else ()
-            self.points += (LiveSet(op.name, (*self._live, *storages), (*self._held(), *there), self._params, (), len(there)),)
+            held = (*self._held(), *there)
+            self.points += (LiveSet(op.name, (*self._live, *storages), held, self._params, (), len(there), len(storages)),)
+        held = (*self._held(), *made)
         if op.sums:
-            self.points += (LiveSet(op.name, (*self._live, *fetches, *op.sums), (*self._held(), *made), self._params, (), len(made)),)
+            own = (*fetches, *op.sums)
+            self.points += (LiveSet(op.name, (*self._live, *own), held, self._params, (), len(made), len(own)),)
             fetches = op.sums
-        storages = (*self._live, *(name for name in fetches if name not in self._live))
-        held, freed = (*self._held(), *made), self._freed_before_bias(op)
+        own = tuple([name for name in fetches if name not in self._live])
+        storages, freed = (*self._live, *own), self._freed_before_bias(op)
         if freed is not None:
             first = tuple(param for param, _ in op.late if param in new)
-            self.points += (LiveSet(op.name, storages, held, (*self._params, *first), first, len(made)),)
+            self.points += (LiveSet(op.name, storages, held, (*self._params, *first), first, len(made), len(own)),)
             storages = tuple(name for name in storages if name != freed)
         self._params = (*self._params, *new)
-        self.points += (LiveSet(op.name, storages, held, self._params, new, len(made)),)
+        self.points += (LiveSet(op.name, storages, held, self._params, new, len(made), len(own)),)
         return {name: name for name in made}, new
 
     def _freed_before_bias(self, op: Op) -> str | None:
