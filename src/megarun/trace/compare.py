@@ -8,7 +8,14 @@ from megaplan.budget.values import RankBudget
 from megaplan.columns import Column, Phase
 from megarun.trace.values import RankTrace
 
-LARGEST_UNDERESTIMATE, LARGEST_OVERESTIMATE = -0.005, 0.01
+PHASE_SHARE = 0.001
+"""Tolerance of a phase and of the peak, as a share of the trace."""
+SCALARS_BYTES = 4096
+"""Numbers that no ledger lists and that a phase may differ by, however small it is.
+
+Those are the loss and its sum, a parameter's step, and in fp64 the squares of gradient norms: one of each tensor, and their copy in one
+tensor when they are summed.
+"""
 COLUMN_SHARE, PEAK_SHARE = 0.01, 0.002
 """Tolerance of a column: this share of the column or that share of the rank's peak, whichever is larger."""
 
@@ -35,7 +42,7 @@ class Pair:
     @property
     def within(self) -> bool:
         """True if the error is within the tolerance of a phase."""
-        return LARGEST_UNDERESTIMATE <= self.error <= LARGEST_OVERESTIMATE
+        return abs(self.difference) <= max(PHASE_SHARE * self.trace, SCALARS_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

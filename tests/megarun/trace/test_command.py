@@ -14,7 +14,7 @@ from megaplan.spec.models import Spec
 from megarun.cli.main import run
 from megarun.job.job import Job
 from megarun.trace import report
-from megarun.trace.compare import Pair, RankComparison
+from megarun.trace.compare import SCALARS_BYTES, Pair, RankComparison
 from megarun.trace.rank import trace_rank
 
 pytestmark = pytest.mark.runtime
@@ -119,16 +119,25 @@ def test_an_estimate_past_tolerance_says_so(comparison: RankComparison, job_with
 
 
 @pytest.mark.parametrize(
-    ("estimate", "error", "within"),
-    [(1000, 0.0, True), (995, -0.005, True), (994, -0.006, False), (1010, 0.01, True), (1011, 0.011, False)],
+    ("trace", "difference", "within"),
+    [
+        (10**9, 0, True),
+        (10**9, -(10**6), True),
+        (10**9, 10**6, True),
+        (10**9, -(10**6) - 1, False),
+        (10**9, 10**6 + 1, False),
+        (1000, SCALARS_BYTES, True),  # whose share of few bytes is large
+        (1000, SCALARS_BYTES + 1, False),
+    ],
 )
-def test_errors_are_signed_and_bounded(estimate: int, error: float, within: bool) -> None:
-    """Negative is under; the tolerance is wider above."""
-    pair = Pair(estimate, 1000)
-    assert pair.error == pytest.approx(error)
+def test_errors_are_signed_and_bounded(trace: int, difference: int, within: bool) -> None:
+    """Negative is under; the tolerance is a share, and the scalars that no ledger lists."""
+    pair = Pair(trace + difference, trace)
+    assert pair.error == pytest.approx(difference / trace)
     assert pair.within is within
 
 
 def test_nothing_traced_is_no_division() -> None:
     assert Pair(0, 0).error == 0.0
-    assert not Pair(1, 0).within
+    assert Pair(1, 0).error == float("inf")
+    assert not Pair(SCALARS_BYTES + 1, 0).within
