@@ -15,7 +15,6 @@ from megaplan.budget.values import Budget, RankBudget, device_budget
 from megaplan.columns import Column
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory, Owner
 from megaplan.layout.ranks import Layout, runs_label, runs_of
@@ -246,7 +245,7 @@ def _peak(spec: Spec, inventory: Inventory, layout: Layout, *, padded: bool) -> 
 def _uneven(mesh: Mesh, inventory: Inventory) -> Iterator[str]:
     for block in {id(block): block for _, block in inventory.blocks()}.values():
         for tensor in block.tensors:
-            rows = tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp))[0]
+            rows = tensor.stored_shape(tensor.local_shape(mesh.tp, mesh.ep, mesh.etp))[0]
             if rows % (mesh.efsdp if tensor.owner is Owner.EXPERT_PARALLEL else mesh.dp_shard):
                 yield tensor.name
 
@@ -261,7 +260,7 @@ def _padded(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget)
             block = blocks[name]
             itemsize = spec.precision.of(block.family).bytes
             for tensor in block.tensors:
-                rows, *columns = tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp))
+                rows, *columns = tensor.stored_shape(tensor.local_shape(mesh.tp, mesh.ep, mesh.etp))
                 degree = mesh.efsdp if tensor.owner is Owner.EXPERT_PARALLEL else mesh.dp_shard
                 gathered = -(-rows // degree) * degree
                 nbytes = (gathered - rows) * itemsize

@@ -34,7 +34,7 @@ from megaplan.hosts.maxtext.limits import SIZE
 from megaplan.hosts.maxtext.policies import DEVICE, HOST, INPUT, saved_bytes, saved_places
 from megaplan.hosts.megarun.ledger import block_bytes, block_variants
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.sizes import local_dims, local_shape
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import Explained, HostBytes
 from megaplan.inventory.tensors import Block, Group, Inventory, Owner, ParamTensor
@@ -134,12 +134,12 @@ class Program:
     def local(self, block: Block) -> int:
         """Elements of a block on a device before state sharding."""
         mesh = self.spec.mesh
-        return sum(prod(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)) for tensor in block.tensors)
+        return sum(prod(tensor.local_shape(mesh.tp, mesh.ep, mesh.etp)) for tensor in block.tensors)
 
     def shard(self, tensor: ParamTensor) -> int:
         """Elements of a tensor that a device stores; norms and biases are not sharded."""
         mesh = self.spec.mesh
-        local = prod(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp))
+        local = prod(tensor.local_shape(mesh.tp, mesh.ep, mesh.etp))
         if len(tensor.shape) == 1:
             return local
         ranks = mesh.dp_shard * mesh.cp // (mesh.ep if tensor.owner is Owner.EXPERT_PARALLEL else 1)
@@ -206,7 +206,7 @@ def maxtext_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
     device, program = device_budget(device_of(spec.device), spec.mesh.world_size), Program(spec, inventory, layout)
     cells, where, host = _cells(program)
     ranks = tuple(range(spec.mesh.world_size))
-    local = sum(prod(local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp)) for tensor in program.held())
+    local = sum(prod(tensor.local_shape(spec.mesh.tp, spec.mesh.ep, spec.mesh.etp)) for tensor in program.held())
     rank = RankBudget(ranks, rank_coordinate(spec.mesh, 0), local, cells, where, device.usable_bytes, host)
     stages = tuple(
         StageBudget(slot.index, slot.pp_rank, slot.chunk, slot.start, slot.stop, _whole(inventory, slot)) for slot in layout.slots

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.tensors import Inventory, Owner
 from megaplan.layout.ranks import Layout
 from megaplan.spec.models import Spec
@@ -35,7 +34,7 @@ def shard_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Count
             for name in slot.blocks:
                 for tensor in inventory.block(name).tensors:
                     ranks = mesh.efsdp if tensor.owner is Owner.EXPERT_PARALLEL else mesh.dp_shard * mesh.cp
-                    elements = prod(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp))
+                    elements = prod(tensor.local_shape(mesh.tp, mesh.ep, mesh.etp))
                     tensors[-(-elements // ranks) * size] += 1
         found.append(tensors)
     return tuple(found)

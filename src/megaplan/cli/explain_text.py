@@ -13,7 +13,6 @@ from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.embedding import graph_bytes
 from megaplan.hosts.megarun.explain import gather_texts
 from megaplan.hosts.megarun.libraries import library_texts
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import Explained
 from megaplan.inventory.tensors import Block
@@ -98,7 +97,7 @@ def _parameters(given: LoadedJob, block: Block) -> Iterator[StyledLine]:
     mesh = given.spec.mesh
     rows = [("tensor", "shape", "elements", "column", "group")]
     for tensor in block.tensors:
-        shape = local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)
+        shape = tensor.local_shape(mesh.tp, mesh.ep, mesh.etp)
         sizes = f"[{', '.join(map(str, shape))}]", f"{prod(shape):,}"
         rows.append((tensor.name, *sizes, str(OWNER_COLUMNS[tensor.owner]), str(tensor.group)))
     yield from _plain(table(rows, left=(0, 1, 3, 4), indent="    "))

@@ -74,6 +74,7 @@ class StoredParameters(NamedTuple):
         groups: Blocks that are gathered and reduced together.
         matrices: That Muon updates.
         packed: Elements of weights that are packed for the gather, and their bytes: of dense ones, and of banks.
+        packed_tensors: Tensors of both.
     """
 
     elements: int
@@ -85,6 +86,7 @@ class StoredParameters(NamedTuple):
     groups: int
     matrices: tuple[Matrices, ...]
     packed: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    packed_tensors: int = 0
 
 
 def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
@@ -96,11 +98,11 @@ def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     elements, size = map(sum, zip(*held.packed, strict=True))
     own = (held.elements - elements) // spec.mesh.dp_shard
     if spec.precision.master is not spec.precision.params:
-        yield KindWork("cast", own * (stored + used), 0, held.tensors)
+        yield KindWork("cast", own * (stored + used), 0, held.tensors - held.packed_tensors)
     if elements:  # read, rounded to the used dtype, scaled, and rounded once more
         parts = zip(held.packed, spec.shard_degrees, strict=True)
         moved = sum(count // degree * (stored + 4 * used) + made // degree for (count, made), degree in parts)
-        yield KindWork("cast", moved, 0, 3 * held.tensors)
+        yield KindWork("cast", moved, 0, 3 * held.packed_tensors)
     yield KindWork("shard copy", 2 * ((held.elements - elements) * used + size), 0, held.tensors)
 
 

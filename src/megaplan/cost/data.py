@@ -262,6 +262,7 @@ def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
         local.groups,
         local.matrices,
         (local.made_packed, local.made_packed_banks),
+        local.packed_tensors,
     )
 
 

@@ -32,6 +32,7 @@ class LocalElements(NamedTuple):
         kept_packed: Elements of weights that are stored packed (`lora.base`), and their bytes, as which they are gathered.
         made_packed: The same of dense weights that are packed before a gather (a recipe's `param_gather`).
         made_packed_banks: The same of expert banks.
+        packed_tensors: Tensors of both.
     """
 
     dense: int
@@ -48,6 +49,7 @@ class LocalElements(NamedTuple):
     kept_packed: tuple[int, int] = (0, 0)
     made_packed: tuple[int, int] = (0, 0)
     made_packed_banks: tuple[int, int] = (0, 0)
+    packed_tensors: int = 0
 
     def dense_bytes(self, size: int, pp: int) -> int:
         """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes an element."""
@@ -68,11 +70,7 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
     for block, count in inventory.makes:
         banks += count * any(tensor.owner is Owner.EXPERT_PARALLEL for tensor in block.tensors)
         for tensor in block.tensors:
-            whole, in_bank = prod(tensor.shape), tensor.owner is Owner.EXPERT_PARALLEL
-            if in_bank:
-                own = whole // (ep * (etp if tensor.tp_dim is not None else 1))
-            else:
-                own = whole // (tp if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None else 1)
+            own, in_bank = tensor.local_elements(tp, ep, etp), tensor.owner is Owner.EXPERT_PARALLEL
             elements[in_bank] += count * own
             tensors += count
             if packing is not None and packable(block, tensor):
@@ -84,7 +82,7 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
             trained_tensors += count
             if tensor.group is Group.MATRIX:
                 columns, local = tensor.shape[-1], tensor.local_matrices(tp, ep)
-                rows = whole // tensor.num_matrices // columns
+                rows = tensor.elements // tensor.num_matrices // columns
                 muon[in_bank] += count * own
                 matrices[local, rows, columns, in_bank] += count
     layers = len(inventory.layers)
@@ -99,17 +97,14 @@ def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> Local
     packs = packed_gather(spec)
     if packs is None:
         return local
-    mesh, found = spec.mesh, [[0, 0], [0, 0]]
+    mesh, found, count = spec.mesh, [[0, 0], [0, 0]], 0
     for name, block in zip(layer_names(len(inventory.layers)), inventory.layers, strict=True):
         if packs.covers(name, block.family):
             for tensor in block.tensors:
-                bank = tensor.owner is Owner.EXPERT_PARALLEL
-                cut = mesh.etp if bank else mesh.tp if tensor.owner is Owner.TENSOR_PARALLEL else 1
-                parts = [cut if dim == tensor.tp_dim else mesh.ep if bank and not dim else 1 for dim in range(len(tensor.shape))]
-                shape = tuple(size // part for size, part in zip(tensor.shape, parts, strict=True))
+                shape = tensor.local_shape(mesh.tp, mesh.ep, mesh.etp)
                 size = packs.shard_bytes(block.family, tensor.name, shape)
                 if size is not None:
-                    own = found[bank]
-                    own[0], own[1] = own[0] + prod(shape), own[1] + size * packs.degree(shape)
+                    own = found[tensor.owner is Owner.EXPERT_PARALLEL]
+                    own[0], own[1], count = own[0] + prod(shape), own[1] + size * packs.degree(shape), count + 1
     (dense, dense_bytes), (banks, bank_bytes) = found
-    return local._replace(made_packed=(dense, dense_bytes), made_packed_banks=(banks, bank_bytes))
+    return local._replace(made_packed=(dense, dense_bytes), made_packed_banks=(banks, bank_bytes), packed_tensors=count)

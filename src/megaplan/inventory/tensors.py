@@ -92,13 +92,21 @@ class ParamTensor(NamedTuple):
         """Unsharded element count."""
         return prod(self.shape)
 
-    def local_elements(self, tp: int, ep: int, etp: int) -> int:
-        """Elements of one rank after TP and EP, before state sharding (degrees must divide, which the spec's rules check)."""
-        if self.owner is Owner.TENSOR_PARALLEL and self.tp_dim is not None:
-            return self.elements // tp
+    def local_shape(self, tp: int, ep: int, etp: int) -> tuple[int, ...]:
+        """Shape of a rank's part after TP, EP and ETP, before state sharding (degrees must divide, which the spec's rules check)."""
+        if tp == ep == etp == 1:
+            return self.shape
+        shape = list(self.shape)
         if self.owner is Owner.EXPERT_PARALLEL:
-            return self.elements // (ep * etp)
-        return self.elements
+            shape[0] //= ep
+        parts = {Owner.TENSOR_PARALLEL: tp, Owner.EXPERT_PARALLEL: etp}.get(self.owner, 1)
+        if self.tp_dim is not None:
+            shape[self.tp_dim] //= parts
+        return tuple(shape)
+
+    def local_elements(self, tp: int, ep: int, etp: int) -> int:
+        """Elements of that part."""
+        return prod(self.local_shape(tp, ep, etp))
 
     def stored_shape(self, part: tuple[int, ...]) -> tuple[int, ...]:
         """The shape in which a rank stores its part of the tensor, of shape `part`; state sharding cuts its dim 0.

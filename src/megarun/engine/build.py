@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from megaplan.hosts.megarun.packed import packed_block
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX
 from megaplan.inventory.tensors import Group, Inventory, ParamTensor
 from megaplan.layout.ranks import Slot
@@ -61,7 +60,7 @@ def _adapt(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec, lora: Lor
             frozen = _linear(stage, name.rpartition(".")[0])
             pack_linear(frozen, lora.packing)
             run_frozen(frozen)
-    shapes = {name: local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp) for name, tensor in slot_tensors(inventory, slot)}
+    shapes = {name: tensor.local_shape(spec.mesh.tp, spec.mesh.ep, spec.mesh.etp) for name, tensor in slot_tensors(inventory, slot)}
     for name, shape in shapes.items():
         path, _, kind = name.rpartition(".")
         if kind == A_SUFFIX:
@@ -111,7 +110,7 @@ def differences(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec) -> l
     mesh, tensors = spec.mesh, dict(stored_tensors(spec, inventory, slot))
     expected = {
         name: (
-            tensor.stored_shape(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)),
+            tensor.stored_shape(tensor.local_shape(mesh.tp, mesh.ep, mesh.etp)),
             stored_dtype(spec, tensor),
             tensor.group not in (Group.FROZEN, Group.PACKED),
         )

@@ -11,7 +11,6 @@ from megaplan.budget.peaks import build_budget
 from megaplan.budget.values import Budget
 from megaplan.columns import Column
 from megaplan.errors import Severity
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory, Owner
 from megaplan.layout.build import build_layout
@@ -62,7 +61,7 @@ def test_a_bank_s_shards_by_hand(budget_of: Callable[..., Budget], hybrid: Calla
 def test_stored_rows_are_the_part_s_elements() -> None:
     """A bank's parts after EP and ETP, in rows; all else as it is."""
     for name, tensor in planned("mixtral-8x7b")[1].tensors():
-        part = local_shape(tensor, 1, 4, 2)
+        part = tensor.local_shape(1, 4, 2)
         stored = tensor.stored_shape(part)
         if tensor.owner is Owner.EXPERT_PARALLEL:
             assert (stored[0], stored[1:]) == (part[0] * part[1], part[2:]), name

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Owner
 from megaplan.spec.load import load_spec
@@ -26,7 +25,7 @@ def test_the_ranks_that_share_a_tensor_own_all_of_it(plan: str, tp: int, ep: int
             tensor_ranks = tp if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None else 1
             if tensor.owner is Owner.EXPERT_PARALLEL:
                 tensor_ranks = ep * (etp if tensor.tp_dim is not None else 1)
-            local = local_shape(tensor, tp, ep, etp)
+            local = tensor.local_shape(tp, ep, etp)
             assert prod(local) * tensor_ranks == prod(tensor.shape), (name, tensor.name)
             assert len(local) == len(tensor.shape)
             for dim, (part, whole) in enumerate(zip(local, tensor.shape, strict=True)):

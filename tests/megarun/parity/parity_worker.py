@@ -21,7 +21,6 @@ from torch.distributed.tensor._redistribute import clear_redistribute_planner_ca
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from megakernels import unpacked
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
@@ -329,7 +328,7 @@ def _by_name(
             parts = spec.mesh.tp if tensors[name].tp_dim == 1 else 1
             whole = unpacked(whole, shapes[name][1] // parts, spec.packing, torch.float32)
         if whole.dim() < len(shapes[name]):
-            whole = whole.reshape(-1, *local_shape(tensors[name], 1, 1, spec.mesh.etp)[1:])
+            whole = whole.reshape(-1, *tensors[name].local_shape(1, 1, spec.mesh.etp)[1:])
         found.setdefault(name, []).append(whole)
     return found
 

@@ -20,7 +20,6 @@ from megaplan.hosts.megarun.low_precision import EXPERTS
 from megaplan.hosts.megarun.packed import packed_weights, unpacked_op, unpacked_shapes
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import CALLER, Replay, replay
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, adapted_linears, linear_of
 from megaplan.inventory.tensors import Block
 from megaplan.spec.lora import Lora
@@ -41,7 +40,7 @@ def adapted_program(program: BlockProgram, shapes: Shapes, block: Block, lora: L
     """
     linears = frozenset(f"{name}{WEIGHT}" for name in adapted_linears(lora, block))
     packed = packed_weights(program) if lora.base is not None else frozenset[str]()
-    weights = {each.name: local_shape(each, dims.tp, dims.ep, dims.etp) for each in block.tensors if each.name in packed}
+    weights = {each.name: each.local_shape(dims.tp, dims.ep, dims.etp) for each in block.tensors if each.name in packed}
     found: dict[str, tuple[int, ...]] = {}
     found_storages = dict(shapes)
     for op in program.ops:

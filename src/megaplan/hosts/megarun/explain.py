@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from megaplan.columns import Column
 from megaplan.hosts.megarun.ledger import block_ledger, block_variants
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.ranks import Layout, Slot
@@ -54,7 +53,7 @@ def gather_texts(spec: Spec, inventory: Inventory) -> list[str]:
             continue
         covered = packs.covers(f"layers.{index}", block.family)
         for tensor in block.tensors:
-            shape, name = local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp), f"{block.family} {tensor.name}"
+            shape, name = tensor.local_shape(spec.mesh.tp, spec.mesh.ep, spec.mesh.etp), f"{block.family} {tensor.name}"
             if not multiplies(tensor.name, shape):
                 continue
             if not covered:

@@ -18,7 +18,7 @@ from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
 from megaplan.hosts.megarun.scaled_experts import keeps_copy
-from megaplan.hosts.megarun.sizes import gradient_dtype, local_dims, local_shape
+from megaplan.hosts.megarun.sizes import gradient_dtype, local_dims
 from megaplan.hosts.megarun.towers import merged_part, tower_part, tower_sizes
 from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
@@ -138,7 +138,7 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
     if mesh.tp == mesh.ep == mesh.etp == 1:
         shapes = {tensor.name: tensor.shape for tensor in trained}
     else:
-        shapes = {tensor.name: local_shape(tensor, mesh.tp, mesh.ep, mesh.etp) for tensor in trained}
+        shapes = {tensor.name: tensor.local_shape(mesh.tp, mesh.ep, mesh.etp) for tensor in trained}
     if block.family is Outside.MTP:
         vocab = spec.model.vocab_size // (mesh.tp if mesh.vocab_parallel else 1)
         shapes |= depth_shapes(spec.model, name, (vocab, dims.hidden))

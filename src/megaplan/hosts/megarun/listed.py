@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import prod
 
 from megaplan.families.registry import FAMILIES
-from megaplan.hosts.megarun.sizes import Sizes, local_shape
+from megaplan.hosts.megarun.sizes import Sizes
 from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor
 from megaplan.spec.layout import keepers_of
 
@@ -87,5 +87,5 @@ def cutting_bytes(sizes: Sizes, block: Block, *, packed: bool = False) -> tuple[
 
 def local_part(tensor: ParamTensor, sizes: Sizes) -> tuple[tuple[int, ...], int]:
     """The shape of a rank's part, and its number of elements."""
-    shape = local_shape(tensor, sizes.tp, sizes.ep, sizes.etp)
+    shape = tensor.local_shape(sizes.tp, sizes.ep, sizes.etp)
     return shape, prod(shape)

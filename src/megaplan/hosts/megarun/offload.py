@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.sizes import Sizes, Uneven, local_shape
+from megaplan.hosts.megarun.sizes import Sizes, Uneven
 from megaplan.inventory.tensors import Block, Group, MatrixRound, Outside, Owner, matrix_round
 from megaplan.tuples import new
 
@@ -96,7 +96,7 @@ def state_of(sizes: Sizes, block: Block) -> tuple[TensorState, ...]:
     for tensor in block.tensors:
         if tensor.group in (Group.FROZEN, Group.PACKED):
             continue
-        expert, shape = tensor.owner is Owner.EXPERT_PARALLEL, local_shape(tensor, sizes.tp, sizes.ep, sizes.etp)
+        expert, shape = tensor.owner is Owner.EXPERT_PARALLEL, tensor.local_shape(sizes.tp, sizes.ep, sizes.etp)
         elements, degree = prod(shape), sizes.degrees[expert]
         rows = shape[0] * shape[1] if expert else shape[0]
         chunk_rows, width = -(-rows // degree), elements // rows

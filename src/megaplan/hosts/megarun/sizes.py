@@ -10,7 +10,7 @@ from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES
 from megakernels.ops.packed_weight.facts import Packing
 from megaplan.blocks.ops import Dims
 from megaplan.dtypes import DType
-from megaplan.inventory.tensors import Block, Group, MatrixRound, Owner, ParamTensor
+from megaplan.inventory.tensors import Block, Group, MatrixRound
 from megaplan.spec.models import Spec
 from megaplan.spec.packed_gather import PackedGather, packed_gather
 
@@ -249,20 +249,6 @@ def local_dims(spec: Spec, *, is_last_cp_rank: bool = True) -> Dims:
 def gradient_dtype(spec: Spec, block: Block) -> DType:
     """Dtype in which autograd makes a block's parameter gradients: the parameters', or bf16 for fp8."""
     return spec.precision.of(block.family).of_products
-
-
-def local_shape(tensor: ParamTensor, tp: int, ep: int, etp: int) -> tuple[int, ...]:
-    """Shape of a rank's part after TP, EP and ETP, before state sharding."""
-    if tp == ep == etp == 1:
-        return tensor.shape
-    shape = list(tensor.shape)
-    if tensor.owner is Owner.TENSOR_PARALLEL and tensor.tp_dim is not None:
-        shape[tensor.tp_dim] //= tp
-    elif tensor.owner is Owner.EXPERT_PARALLEL:
-        shape[0] //= ep
-        if tensor.tp_dim is not None:
-            shape[tensor.tp_dim] //= etp
-    return tuple(shape)
 
 
 class Sizes(NamedTuple):

@@ -12,7 +12,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from megaplan.families.attention.variants import AttentionVariant
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.hosts.megatron.layer_wise import Layout
 from megaplan.hosts.megatron.pattern import MTP, OURS
 from megaplan.hosts.megatron.setting import Setting
@@ -131,7 +130,7 @@ def operator_parameters(at: Setting, inventory: Inventory, letter: str) -> Param
         if is_bias:
             module.biases.append(tensor)
         else:
-            module.weights.append((tensor, local_shape(tensor, dims.tp, dims.ep, dims.etp)))
+            module.weights.append((tensor, tensor.local_shape(dims.tp, dims.ep, dims.etp)))
     for name, module in modules.items():
         _add(found, at, name, module)
     return found

@@ -11,7 +11,7 @@ from megaplan.families.attention.section import GroupedQueryAttention, LatentAtt
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, weigh
-from megaplan.hosts.megarun.sizes import local_dims, local_shape
+from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.torchtitan.ends import loss_part
 from megaplan.hosts.torchtitan.experts import ExpertKey
 from megaplan.hosts.torchtitan.program import BlockKey, block_replay, block_shapes
@@ -74,7 +74,7 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, kept_gather_
         kept_gather_bytes: Gathered parameters of the last block that stay during the head.
     """
     mesh, size = spec.mesh, spec.precision.params.of_products.bytes
-    gradients = {tensor.name: prod(local_shape(tensor, mesh.tp, mesh.ep, mesh.etp)) * size for tensor in block.tensors}
+    gradients = {tensor.name: prod(tensor.local_shape(mesh.tp, mesh.ep, mesh.etp)) * size for tensor in block.tensors}
     part = _part(spec, dims, name, block, kept_gather_bytes)
     if spec.schedule.kind in SPLIT_BACKWARD and name.startswith("layers."):
         part = splittable_part(part, dims)
@@ -83,7 +83,7 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, kept_gather_
 
 def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
     """Kept and temporary tensors of one block per microbatch, on a rank that holds it; by its name among transformer blocks."""
-    shapes = {tensor.name: local_shape(tensor, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp) for tensor in block.tensors}
+    shapes = {tensor.name: tensor.local_shape(spec.mesh.tp, spec.mesh.ep, spec.mesh.etp) for tensor in block.tensors}
     gradients = storages(spec.precision.params.of_products, Column.GRADIENTS, shapes)
     return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=sums_in_place(spec))
 

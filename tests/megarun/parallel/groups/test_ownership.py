@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaplan.hosts.megarun.sizes import local_shape
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Group, Owner, ParamTensor
 from megaplan.spec.models import Spec
@@ -47,7 +46,7 @@ def test_parts_have_the_ledgers_shape_and_make_the_whole(tp: int, spec_with: Any
     for name, tensor in build_inventory(spec).tensors():
         whole = torch.arange(tensor.elements).view(tensor.shape)
         parts = [local_part(tensor, whole, place(tp, index)) for index in range(tp)]
-        assert {tuple(part.shape) for part in parts} == {local_shape(tensor, tp, 1, 1)}, name
+        assert {tuple(part.shape) for part in parts} == {tensor.local_shape(tp, 1, 1)}, name
         held = parts if tensor.owner is Owner.TENSOR_PARALLEL else parts[:1]
         assert torch.equal(whole_from_parts(tensor, held), whole), name
 
@@ -60,7 +59,7 @@ def test_ep_cuts_banks_by_expert_and_nothing_else(spec_with: Any) -> None:
     for name, tensor in build_inventory(spec).tensors():
         whole = torch.arange(tensor.elements).view(tensor.shape)
         parts = [local_part(tensor, whole, place(1, 0, 2, index)) for index in range(2)]
-        assert {tuple(part.shape) for part in parts} == {local_shape(tensor, 1, 2, 1)}, name
+        assert {tuple(part.shape) for part in parts} == {tensor.local_shape(1, 2, 1)}, name
         if parts[0].shape != whole.shape:
             assert torch.equal(torch.cat(parts), whole)
             cut.add(name)
@@ -77,7 +76,7 @@ def test_etp_cuts_the_width_of_each_expert(spec_with: Any) -> None:
         assert tensor.tp_dim is not None
         whole = torch.arange(tensor.elements).view(tensor.shape)
         parts = [[local_part(tensor, whole, place(1, 0, 2, expert, 2, index)) for index in range(2)] for expert in range(2)]
-        assert {tuple(part.shape) for row in parts for part in row} == {local_shape(tensor, 1, 2, 2)}, name
+        assert {tuple(part.shape) for row in parts for part in row} == {tensor.local_shape(1, 2, 2)}, name
         assert torch.equal(torch.cat([torch.cat(row, tensor.tp_dim) for row in parts]), whole), name
         assert tensor.tp_dim == (2 if name.endswith("down_proj") else 1), name
 
