@@ -97,8 +97,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         known = walks(folder)
         parser = argparse.ArgumentParser(description=__doc__)
-        parser.add_argument("walks", metavar="WALK", nargs="*", choices=[[], *known], help=f"{', '.join(known)}; all of them by default")
-        for name in parser.parse_args().walks or known:
+        parser.add_argument("walks", metavar="WALK", nargs="*", help=f"{', '.join(known)}; all of them by default")
+        chosen = parser.parse_args().walks or [*known]
+        if unknown := [name for name in chosen if name not in known]:
+            parser.error(f"no walk is named {', '.join(unknown)}; choose from {', '.join(known)}")
+        for name in chosen:
             walk = count(known[name])
             print(f"{name}: {len(walk.files)} files, {len(walk.functions)} functions, {walk.moves:,} moves between files")
     return 0

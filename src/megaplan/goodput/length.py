@@ -85,11 +85,11 @@ def steps_of_run(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTi
     plain = ceil(tokens / batch)
     count = plain + round(more)
     trained = plain * seconds + longer
-    each = 0.0
+    evaluations = 0.0
     if run.eval_every is not None:
         terms = {} if isinstance(time, str) else {name: value * seconds / time.seconds for name, value in time.terms.items()}
         each = forward_seconds(spec, inventory, seconds, terms) * (run.eval_tokens or batch) / batch
-    evaluations = each * (count // run.eval_every if run.eval_every is not None else 0)
+        evaluations = each * (count // run.eval_every)
     return StepsOfRun(count, plain * seconds, longer, trained * (1 / rate - 1), evaluations)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from math import prod
 from typing import NamedTuple
 
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
+from megaplan.errors import Diagnostic
 from megaplan.inventory.tensors import Block
+from megaplan.spec.context import Checked
+from megaplan.spec.models import Spec
 
 BlockVariant = tuple[int, Hashable, str]
 """Everything that decides a block's ledger and that differs between the blocks of a spec; blocks with equal variants have equal ledgers."""
@@ -92,6 +95,14 @@ class Limit(NamedTuple):
     def fixes(self) -> tuple[str, ...]:
         """The fix, if there is one."""
         return (self.fix,) if self.fix else ()
+
+
+def refused(checked: Checked, limits: Callable[[Spec, str], Iterator[Limit]]) -> Iterator[Diagnostic]:
+    """MP902 for each of a host's limits that would need other tensors; `limits` takes a spec and one letter per layer."""
+    if checked.pattern is not None:
+        for limit in limits(checked.spec, checked.pattern.layers):
+            if limit.tensors:
+                yield checked.error("MP902", limit.detail, limit.key, *limit.fixes)
 
 
 class HostBytes(NamedTuple):

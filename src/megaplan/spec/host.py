@@ -378,23 +378,22 @@ class Host(Section):
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes only the host's own keys, and later keys only where they are given, so that a new key changes no plan's digest."""
-        usual = {"cuda_graphs": self.graphs == self.kind.graphs[0]}
-        # Megatron's plans have always had these two
-        usual |= {"moe_dispatcher": self.kind.trained and self.dispatcher == self.kind.dispatchers[0]}
-        usual |= {"moe_overlap": self.kind.trained and not self.moe_overlap}
-        own, fields = self.kind.keys - {key for key, is_usual in usual.items() if is_usual}, type(self).model_fields
-        return {
-            key: value
-            for key, value in {**handler(self), "moe_dispatcher": self.dispatcher}.items()
-            if (key == "name" or key in own) and (key not in _LATER or getattr(self, key) != fields[key].default)
-        }
+        usual = {
+            "cuda_graphs": self.graphs == self.kind.graphs[0],
+            "moe_dispatcher": self.kind.trained and self.dispatcher == self.kind.dispatchers[0],
+            "moe_overlap": self.kind.trained and not self.moe_overlap,
+        }  # Megatron's plans have always had the last two
+        own, fields = self.kind.keys - {key for key, is_usual in usual.items() if is_usual} | {"name"}, type(self).model_fields
+        left_out = {key for key in _LATER if getattr(self, key) == fields[key].default}
+        values = {**handler(self), "moe_dispatcher": self.dispatcher}
+        return {key: value for key, value in values.items() if key in own and key not in left_out}
 
 
 _LATER = frozenset({
     "libraries", "expandable_segments", "framework", "release", "dp_comm_overlap", "recompute_method", "transformer_impl",
-    "sequence_parallel", "moe_router_dtype", "moe_load_balancing", "cuda_graphs", "cuda_graph_modules", "offload_modules",
-    "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements",
-    "fsdp_double_buffer", "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer",
-    "layer_wise_layout", "remat_policy", "remat_tensors", "layers_per_block", "num_vocab_tiling", "int8", "fsdp_transpose", "checkpoints",
-    "flash_version", "rope_fusion", "distribute_saved_activations", "all_reduce_gradients",
+    "sequence_parallel", "moe_router_dtype", "moe_load_balancing", "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad",
+    "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer",
+    "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer", "layer_wise_layout", "remat_policy",
+    "remat_tensors", "layers_per_block", "num_vocab_tiling", "int8", "fsdp_transpose", "checkpoints", "flash_version", "rope_fusion",
+    "distribute_saved_activations", "all_reduce_gradients",
 })  # fmt: skip

@@ -8,7 +8,7 @@ from megaplan.devices import TPU
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic
 from megaplan.families.registry import FAMILIES, families_of
-from megaplan.hosts.values import Limit
+from megaplan.hosts.values import Limit, refused
 from megaplan.spec.context import Checked
 from megaplan.spec.host import device_of
 from megaplan.spec.models import GroupedQueryAttention, Spec
@@ -23,10 +23,8 @@ ROLES = ("params", "master", "grads", "moments")
 
 
 def maxtext_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP902."""
-    if checked.pattern is not None:
-        for limit in maxtext_limits(checked.spec, checked.pattern.layers):
-            yield checked.error("MP902", limit.detail, limit.key, *limit.fixes)
+    """MP902."""
+    return refused(checked, maxtext_limits)
 
 
 def maxtext_limits(spec: Spec, letters: str) -> Iterator[Limit]:

@@ -11,7 +11,7 @@ from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic
 from megaplan.families.registry import families_of
 from megaplan.hosts.torchtitan.blocks import PAIR, PAIRS, SIZE
-from megaplan.hosts.values import Limit
+from megaplan.hosts.values import Limit, refused
 from megaplan.schedules.registry import SCHEDULES
 from megaplan.spec.context import Checked
 from megaplan.spec.models import GroupedQueryAttention, LatentAttention, MixtureOfExperts, Spec
@@ -27,10 +27,8 @@ NAMES = {"params": "mixed_precision_param", "reduce": "mixed_precision_reduce", 
 
 
 def torchtitan_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP902."""
-    if checked.pattern is not None:
-        for limit in torchtitan_limits(checked.spec, checked.pattern.layers):
-            yield checked.error("MP902", limit.detail, limit.key, *limit.fixes)
+    """MP902."""
+    return refused(checked, torchtitan_limits)
 
 
 def torchtitan_limits(spec: Spec, letters: str) -> Iterator[Limit]:
