@@ -17,6 +17,7 @@ from linear_cells import LINEAR_CELLS
 from lora_cells import LORA_CELLS
 from low_precision_cells import LOW_PRECISION_CELLS
 from mirrored_cells import MIRRORED_CELLS
+from packed_cells import PACKED_CELLS
 from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
@@ -29,6 +30,7 @@ from megaplan.schedules import KINDS
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 ALL_CELLS = (
     *CELLS,
+    *PACKED_CELLS,
     *FEATURE_CELLS,
     *CONTEXT_CELLS,
     *LINEAR_CELLS,

@@ -51,7 +51,10 @@ def fp8_group_kernel(  # type: ignore[no-untyped-def]
     x, rows, ends, stops, one, scales, data, num_columns, stride, top_k, copy_columns,
     GATHERS: tl.constexpr, OWN: tl.constexpr, EXPONENT: tl.constexpr, FRACTION_BITS: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Columns of an expert's rows, in the transpose [num_columns, copy_columns] from its column on; zeros up to the next expert's."""
+    """Writes the eight-bit transpose [num_columns, copy_columns] of rows that are sorted by expert, and a scale of each expert's column.
+
+    A program takes SIDE columns of one expert's rows. The copy has a range of columns for each expert: its rows, then zeros.
+    """
     expert = tl.program_id(1)
     column, near = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.arange(0, ROWS)
     inside = column < num_columns
