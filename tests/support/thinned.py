@@ -28,6 +28,7 @@ ONE_IN = {
     "kernels/interpreted/check_rope.py": 2,
     "kernels/interpreted/check_scratch.py": 3,
     "kernels/interpreted/check_scratch_delta.py": 3,
+    "kernels/interpreted/check_scratch_mamba3.py": 3,
     "kernels/interpreted/check_scratch_selective.py": 3,
     "kernels/interpreted/check_selective_scan.py": 8,
     "kernels/interpreted/check_ssd.py": 28,
