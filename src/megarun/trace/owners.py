@@ -36,6 +36,7 @@ ROUTED_OUTPUTS = {
     "megakernels.dispatch_plan.default": (0, 1),
     "megakernels.capacity_plan.default": (0, 1),
     "megakernels.arrival_plan.default": (0, 1),
+    "aten.new_full.default": (0,),  # counts that a capacity states
     "megakernels.dispatch.default": (0,),
     "megakernels.experts.default": (0,),
     "megakernels.experts_gated.default": (0,),

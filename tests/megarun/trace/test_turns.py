@@ -20,6 +20,9 @@ CASES: dict[str, dict[str, Any]] = {
     "v-casts-ddp-selective": V | {"precision": BF16, "sharding": {"mode": "ddp"}, "recompute": {"default": "selective"}},
     "v-kernels": V | {"precision": BF16, "host": {"kernels": "triton"}},
     "v-few-rows": V | {"model.moe": {**MOE, "routing_skew": 1.5}, "model.tie_embeddings": True},
+    "v-limited": V | {"precision": BF16, "model.moe": {**MOE, "capacity_factor": 1.0}},
+    "v-limited-slices": V
+    | {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}, "model.moe": {**MOE, "capacity_factor": 1.0}},
     "v-slices": V | {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}},
     "v-experts-first": V | {"precision": BF16, "model.pattern": "ED"},
     "v-unequal": V | {"precision": BF16, "model.pattern": "AEMD"},

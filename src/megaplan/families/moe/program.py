@@ -333,7 +333,8 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, tr
     far = dict.fromkeys((ARRIVED, "leaving", "parts", "gradient_parts"), (rows, hidden))
     far |= dict.fromkeys(("crossed", "summed"), (rows // mesh.etp, hidden))
     routed_far = {"order": (rows,), "own_counts": (mesh.ep, local), "received_counts": (local,)}
-    counts_column = Column.COMMUNICATION if mesh.etp > 1 else Column.ROUTING
+    gathered = mesh.etp > 1 and moe.capacity_factor is None  # a capacity states the counts of all slices
+    counts_column = Column.COMMUNICATION if gathered else Column.ROUTING
     weighing_far = {"arrived_weights": (rows,), "crossed_weights": (rows // mesh.etp,)}
     return {
         **tensors,
