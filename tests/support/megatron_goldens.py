@@ -31,5 +31,5 @@ def unchanged(index: int) -> MegatronStage:
 
 
 def known(row: dict[str, Any]) -> tuple[int, int, str]:
-    """What a row's launch ran on, and its vocabulary."""
+    """GPUs, padded vocabulary and platform of a row's launch."""
     return row["gpus"], row["padded_vocab_size"], row["platform"]

@@ -6,7 +6,7 @@ blocks before, the running block's own point, and the gradients, communication b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import add
@@ -210,13 +210,9 @@ class Chunk:
             before = [] if begins or depth == 1 else layers[1 - depth :]
             bank = unit.storage.experts if unit.layer and unit.storage is not None else NOTHING
             new_ones = layers[-depth:] if begins else layers[-depth : max(0, len(layers) - depth + 1)]
-            issued, most = (pending := sum([storage.both.flat_bytes for storage in before])), 0
-            for storage in reversed(new_ones):
-                for group in (storage.dense, storage.experts):
-                    issued += group.flat_bytes
-                    most = max(most, issued + (0 if group.part_bytes else group.sent_bytes))
-            if begins:
-                most = max(most, issued + (0 if bank.part_bytes else bank.sent_bytes))
+            pending = sum([storage.both.flat_bytes for storage in before])
+            groups = [group for storage in reversed(new_ones) for group in (storage.dense, storage.experts)]
+            issued, most = _issued(pending, groups, bank if begins else NOTHING)
             found.append(Ahead(issued, most if most > issued else 0, pending + (0 if begins else bank.flat_bytes), explicit=True))
             if unit.layer and unit.storage is not None:
                 layers.append(unit.storage)
@@ -368,3 +364,12 @@ class Chunk:
             for index, name in enumerate(self.names):
                 carried[index] += self.policy.boundary_bytes if name.startswith("mtp.") else 0
         return carried
+
+
+def _issued(issued: int, groups: Iterable[GroupBytes], last: GroupBytes) -> tuple[int, int]:
+    """Outputs of these all-gathers on top of those issued before, and the most with an input: without the output of the last group."""
+    most = 0
+    for group in groups:
+        issued += group.flat_bytes
+        most = max(most, issued + (0 if group.part_bytes else group.sent_bytes))
+    return issued, max(most, issued + (0 if last.part_bytes else last.sent_bytes))
