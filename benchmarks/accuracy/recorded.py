@@ -12,7 +12,7 @@ from pathlib import Path
 
 from matrix import Case
 
-from megaplan.budget.values import RankBudget
+from megaplan.budget.values import NOTHING_OFFLOADED, RankBudget
 from megaplan.columns import Column, Phase
 from megarun.trace.values import RankTrace
 
@@ -46,8 +46,8 @@ def estimated(budget: RankBudget) -> dict[tuple[Phase, Column], int]:
 
 
 def trace_of(rank: int, budget: RankBudget, cells: Cells | None) -> RankTrace | None:
-    """The recorded trace of a rank, or None if it is stale."""
-    if cells is None:
+    """The recorded trace of a rank, or None if it is stale; the table has no host memory, so a rank with some is always traced."""
+    if cells is None or budget.host.total:
         return None
     sizes = estimated(budget)
     if any(size != cells.get(cell, (0, 0))[0] for cell, size in sizes.items()):
@@ -62,6 +62,7 @@ def stale(cases: Iterable[Case], recorded: Recorded) -> list[str]:
     for case in cases:
         ranks = {budget.ranks[0]: budget for budget in case.budget.ranks}
         cells = recorded.get(case.name, {})
-        if set(cells) != set(ranks) or any(trace_of(rank, budget, cells.get(rank)) is None for rank, budget in ranks.items()):
+        of_device = {rank: budget._replace(host=NOTHING_OFFLOADED) for rank, budget in ranks.items()}
+        if set(cells) != set(ranks) or any(trace_of(rank, budget, cells.get(rank)) is None for rank, budget in of_device.items()):
             found.append(case.name)
     return found
