@@ -143,11 +143,12 @@ def test_owned_elements_over_ranks_are_family_times_replicas(spec: Spec) -> None
 @settings(max_examples=30)
 @given(specs())
 def test_expert_parallel_shrinks_banks_only(spec: Spec) -> None:
-    """Doubling EP halves the expert banks and leaves every other tensor whole; doubling TP never touches a bank."""
+    """EP as large as the number of experts leaves one of each bank, and every other tensor whole; TP never touches a bank."""
     for name, tensor in build_inventory(spec).tensors():
         bank = ".experts." in name
         assert bank == (tensor.owner is Owner.EXPERT_PARALLEL)
-        assert tensor.local_elements(1, 2, 1) == (tensor.elements // 2 if bank else tensor.elements)
+        experts = tensor.shape[0] if bank else 2
+        assert tensor.local_elements(1, experts, 1) == (tensor.elements // experts if bank else tensor.elements)
         if bank:
             assert tensor.local_elements(2, 1, 1) == tensor.elements
 

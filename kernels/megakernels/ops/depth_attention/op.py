@@ -39,7 +39,7 @@ def attend_depth(values: Sequence[Tensor], query: Tensor, scale: Tensor, eps: fl
     Source: arXiv:2603.15031 (attention residuals).
     """
     width = values[0].shape[-1] if values else 0
-    fits = bool(values) and query.shape == scale.shape == (width,) and all(each.shape == values[0].shape for each in values)
+    fits = len(values) > 0 and query.shape == scale.shape == (width,) and all(each.shape == values[0].shape for each in values)
     shapes = {f"values[{index}]": each.shape for index, each in enumerate(values)} | {"query": query.shape, "scale": scale.shape}
     require(fits, "attend_depth", "values must be at least one tensor [..., h], all of one shape, query and scale [h]", **shapes)
     made: Tensor = _attend_depth(list(values), query, scale, eps)[0]
