@@ -12,10 +12,9 @@ from dataclasses import replace
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import BUBBLE, COPIES, EXPOSED, HOST, PLAIN, Change, ReplayTimer, SlotSpans, Sums, linked_orders
-from megaplan.cost.slots import of_own_slots, replayed
 from megaplan.cost.times import model_times
 from megaplan.cost.transfers import boundary_ns, layer_transfers
-from megaplan.cost.values import LayerTime, ModelTimes
+from megaplan.cost.values import LayerTime, ModelTimes, of_own_slots, replayed
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.schedules import placement, slot_owner
 from megaplan.spec.models import Recompute, Spec

@@ -24,10 +24,9 @@ from megaplan.cost.data import (
 )
 from megaplan.cost.elements import LocalElements, local_elements, with_packed
 from megaplan.cost.rates import Note, Rates, Seen, rates_of
-from megaplan.cost.slots import replayed
 from megaplan.cost.times import end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
-from megaplan.cost.values import LayerTime, ModelTimes
+from megaplan.cost.values import LayerTime, ModelTimes, replayed
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.schedules import LinkedOrders, actions, link, num_copies, placement

@@ -91,7 +91,8 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | Non
             depth += _waiting(block_transfers(rates, spec, timer.load, exchanges))
         last = sum([depth] * ends.mtp_depth, start=last)
     first = timer.time((*ends.embedding, *ends.side_embeddings)) + _waiting(looked_up)
-    first = sum(_tower_times(spec, rates, fused=fused, seen=seen), start=first)
+    if spec.model.towers is not None:
+        first = sum(_tower_times(spec, rates, fused=fused, seen=seen), start=first)
     return first, last, boundary_ns(rates, spec, timer.load)
 
 
@@ -126,7 +127,7 @@ def layer_time(
     again, (time, priced) = timer.again(repeated), timer.priced(ops)
     time += _waiting(waits) + again + LayerTime(input_ns=waits.repeated_ns(policy))
     exchanges = family.exchanges(family.section_of(spec.model), spec.model.hidden_size, block.variant)
-    stops = stops_of(spec, timer.load, block, exchanges)
+    stops = stops_of(spec, timer.load, block, exchanges) if spec.interleaves_pairs else None
     if stops is None:
         return time
     waited = Waits(*rows_ns(rates, spec, timer.load, exchanges), waits.forward_ns, waits.input_ns)

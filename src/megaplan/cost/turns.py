@@ -63,9 +63,9 @@ class Waits(NamedTuple):
 
 
 def stops_of(spec: Spec, load: Workload, block: Block, exchanges: Exchanges) -> Stops | None:
-    """The exchanges of a layer; None if no microbatch takes turns at them."""
+    """The exchanges of a layer at which the microbatches of a pair take turns; None if it has none."""
     family = FAMILIES[block.family]
-    if not spec.interleaves_pairs or family.exchanging is None:
+    if family.exchanging is None:
         return None
     program = program_of(path_in(spec.model.residual_path, block), family.exchanging(load, family.section_of(spec.model)))
     pass_turns, before = list[bool](), dict[str, int]()

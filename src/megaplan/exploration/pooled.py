@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from megaplan.cost.pools import PooledTimer, devices_of_slots, pool_rates
 from megaplan.cost.replay import kept
-from megaplan.cost.slots import fastest
-from megaplan.cost.values import LayerTime, ModelTimes
+from megaplan.cost.values import LayerTime, ModelTimes, fastest
 from megaplan.exploration.clock import StepOf, Terms
 from megaplan.exploration.replayed import ReplayClock, changes_of
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaplan.cost.pools import slot_times
-from megaplan.cost.slots import replayed
+from megaplan.cost.values import replayed
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans
 from megaplan.schedules import Timeline, actions, replay

@@ -22,8 +22,7 @@ from itertools import pairwise
 from operator import add, mul, sub
 from typing import NamedTuple
 
-from megaplan.cost.slots import fastest
-from megaplan.cost.values import LayerTime, ModelTimes
+from megaplan.cost.values import LayerTime, ModelTimes, fastest
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.cut_search import CutSearch
 from megaplan.partition.limits import SpanSum, Weight

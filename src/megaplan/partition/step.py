@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.cost.pools import slot_times
 from megaplan.cost.replay import linked_orders
-from megaplan.cost.slots import replayed
-from megaplan.cost.values import ModelTimes
+from megaplan.cost.values import ModelTimes, replayed
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans, cuts_of, spans_of
 from megaplan.partition.best_cuts import balance, climb

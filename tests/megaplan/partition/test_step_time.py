@@ -12,8 +12,7 @@ from random import Random
 import pytest
 
 import megaplan
-from megaplan.cost.slots import replayed
-from megaplan.cost.values import LayerTime, ModelTimes
+from megaplan.cost.values import LayerTime, ModelTimes, replayed
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import cuts_of, spans_of
 from megaplan.partition.best_cuts import neighbours
