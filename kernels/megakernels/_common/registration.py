@@ -6,8 +6,8 @@ them are exactly the saved set; other values are constants. Nothing else is save
 `needs` has a place for each.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, repeat
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +44,7 @@ def join(
     carried = [argument for argument in _arguments(backward) if argument.name != NEEDS and not argument.name.startswith(GRADIENT_PREFIX)]
     saved = [argument.name for argument in carried if "Tensor" in str(argument.type)]
     SAVED[str(forward._opoverload)] = tuple(saved)
+    listed = any("List[Tensor]" in str(argument.type) for argument in _arguments(forward))
     constants = [argument.name for argument in carried if argument.name not in saved]
     order = [argument.name for argument in _arguments(backward)]
     differentiable = [name for name in outputs if GRADIENT_PREFIX + name in order]
@@ -51,9 +52,11 @@ def join(
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         results = (output,) if isinstance(output, Tensor) else output
         values = dict(zip(names, inputs, strict=True)) | dict(zip(outputs, results, strict=True))
-        kept = [_tensors(values[name]) for name in saved]
-        ctx.save_for_backward(*chain.from_iterable(kept))
-        ctx.lists = [[None] * len(tensors) if isinstance(values[name], list) else None for name, tensors in zip(saved, kept, strict=True)]
+        kept = [values[name] for name in saved]
+        if listed:
+            ctx.lengths = [len(each) if isinstance(each, list) else None for each in kept]
+            kept = _flat(kept)
+        ctx.save_for_backward(*kept)
         ctx.constants = {name: values[name] for name in constants}
         if len(differentiable) < len(outputs):
             ctx.mark_non_differentiable(*[values[name] for name in outputs if name not in differentiable])
@@ -61,19 +64,19 @@ def join(
         ctx.made = [(values[name].shape, values[name].dtype, values[name].device) for name in outputs]
 
     def run_backward(ctx: Any, *output_gradients: Tensor | None) -> tuple[Any, ...]:
-        wanted: dict[str, Any] = dict(zip(names, ctx.needs_input_grad, strict=True))  # of a list one for each tensor
+        wanted = dict(zip(names, ctx.needs_input_grad, strict=True))  # of a list one for each tensor
         if all(gradient is None for gradient in output_gradients):
-            return tuple([_like(needed, repeat(None)) for needed in wanted.values()])
-        kept = iter(ctx.saved_tensors)
-        values = {name: _like(length, kept) for name, length in zip(saved, ctx.lists, strict=True)} | ctx.constants
+            return tuple([[None] * len(each) if isinstance(each, list) else None for each in wanted.values()])
+        kept = _grouped(ctx.saved_tensors, ctx.lengths) if listed else ctx.saved_tensors
+        values: dict[str, Any] = dict(zip(saved, kept, strict=True)) | ctx.constants
         for name, gradient, (shape, dtype, device) in zip(outputs, output_gradients, ctx.made, strict=True):
             unused = gradient is None and name in differentiable
             values[GRADIENT_PREFIX + name] = torch.zeros(shape, dtype=dtype, device=device) if unused else gradient
-        shared = {same for other, same in same_gradient.items() if wanted[other]}
-        needs = {name: wanted[name] if isinstance(wanted[name], list) else [wanted[name] or name in shared] for name in gradients}
-        values[NEEDS] = list(chain.from_iterable(needs.values()))
-        computed = iter(backward(*[values[name] for name in order]))
-        found = {name: _like(wanted[name], (next(computed) if need else None for need in needs[name])) for name in gradients}
+        needs = [wanted[name] or any(wanted[other] for other, same in same_gradient.items() if same == name) for name in gradients]
+        values[NEEDS] = _flat(needs) if listed else needs
+        made = backward(*[values[name] for name in order])
+        computed = (name for name, need in zip(gradients, needs, strict=True) if need)
+        found = dict(zip(computed, _placed(made, needs) if listed else made, strict=True))
         return tuple([found.get(same_gradient.get(name, name)) if wanted[name] else None for name in names])
 
     forward.register_autograd(run_backward, setup_context=setup_context)
@@ -81,19 +84,27 @@ def join(
 
         def fake_backward(*arguments: Any) -> list[Tensor]:
             values = dict(zip(order, arguments, strict=True))
-            inputs = chain.from_iterable(_tensors(values[name]) for name in gradients)
+            inputs = _flat([values[name] for name in gradients])
             return [fake_like(each) for each, need in zip(inputs, values[NEEDS], strict=True) if need]
 
         backward.register_fake(fake_backward)
 
 
-def _tensors(value: Tensor | list[Tensor]) -> list[Tensor]:
-    return value if isinstance(value, list) else [value]
+def _flat(values: Iterable[Any]) -> list[Any]:
+    """The values, and those of lists among them."""
+    return list(chain.from_iterable(each if isinstance(each, list) else (each,) for each in values))
 
 
-def _like(shape: Any, items: Iterator[Any]) -> Any:
-    """The next item, or as many as a list has."""
-    return list(islice(items, len(shape))) if isinstance(shape, list) else next(items)
+def _grouped(tensors: Iterable[Tensor], lengths: Iterable[int | None]) -> list[Any]:
+    """Tensors by argument; `lengths`: of each argument that is a list, None for one tensor."""
+    left = iter(tensors)
+    return [next(left) if length is None else list(islice(left, length)) for length in lengths]
+
+
+def _placed(made: Iterable[Tensor], needs: Iterable[bool | list[bool]]) -> list[Any]:
+    """Gradients by argument that needs one; of a list None for tensors that need none."""
+    left = iter(made)
+    return [[next(left) if one else None for one in need] if isinstance(need, list) else next(left) for need in needs if need]
 
 
 def only_needed(gradients: Iterable[Tensor | None]) -> list[Tensor]:
