@@ -12,7 +12,7 @@ from pathlib import Path
 
 from matrix import Case
 
-from megaplan.budget.values import NOTHING_OFFLOADED, RankBudget
+from megaplan.budget.values import RankBudget
 from megaplan.columns import Column, Phase
 from megarun.trace.values import RankTrace
 
@@ -45,12 +45,14 @@ def estimated(budget: RankBudget) -> dict[tuple[Phase, Column], int]:
     return {(phase, column): size for phase in Phase for column, size in budget.cells[phase].items() if column is not Column.OVERHEAD}
 
 
+def _is_stale(budget: RankBudget, cells: Cells | None) -> bool:
+    """True if the table has no such rank, or one with another estimate."""
+    return cells is None or any(size != cells.get(cell, (0, 0))[0] for cell, size in estimated(budget).items())
+
+
 def trace_of(rank: int, budget: RankBudget, cells: Cells | None) -> RankTrace | None:
     """The recorded trace of a rank, or None if it is stale; the table has no host memory, so a rank with some is always traced."""
-    if cells is None or budget.host.total:
-        return None
-    sizes = estimated(budget)
-    if any(size != cells.get(cell, (0, 0))[0] for cell, size in sizes.items()):
+    if cells is None or _is_stale(budget, cells) or budget.host.total:
         return None
     traced = {phase: {column: cells.get((phase, column), (0, 0))[1] for column in Column} for phase in Phase}
     return RankTrace(rank, traced, rows={}, kept=(), differences=(), num_events=0)
@@ -62,7 +64,6 @@ def stale(cases: Iterable[Case], recorded: Recorded) -> list[str]:
     for case in cases:
         ranks = {budget.ranks[0]: budget for budget in case.budget.ranks}
         cells = recorded.get(case.name, {})
-        of_device = {rank: budget._replace(host=NOTHING_OFFLOADED) for rank, budget in ranks.items()}
-        if set(cells) != set(ranks) or any(trace_of(rank, budget, cells.get(rank)) is None for rank, budget in of_device.items()):
+        if set(cells) != set(ranks) or any(_is_stale(budget, cells.get(rank)) for rank, budget in ranks.items()):
             found.append(case.name)
     return found

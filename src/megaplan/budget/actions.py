@@ -14,7 +14,9 @@ from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.forwards import ForwardSegment, forward_segment, loss_points
 from megaplan.budget.stored import fsdp_order
 from megaplan.budget.tape import (
+    CAST,
     NOTHING_AHEAD,
+    VALUE_SUMS,
     Ahead,
     Point,
     Segment,
@@ -150,14 +152,12 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
             held = gradients + lasting[index] + chunk.waiting_sums(index) + of_cast
             total = before[index] + held + gathered + ahead.flat_bytes + activations
             if total > best:
-                point = Point(0, "cast of {}", None, (), 0, 0, 0)
-                best, found = total, (index, point, held, gathered + ahead.flat_bytes, activations)
+                best, found = total, (index, CAST, held, gathered + ahead.flat_bytes, activations)
         gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
         if sums := chunk.value_sums(index):
             total = before[index] + gradients + gathered + ahead.flat_bytes + sums + waiting[index]
             if total > best:
-                point = Point(0, "sums of earlier values' gradients after {}", None, (), 0, 0, 0)
-                best, found = total, (index, point, gradients, gathered + ahead.flat_bytes, sums + waiting[index])
+                best, found = total, (index, VALUE_SUMS, gradients, gathered + ahead.flat_bytes, sums + waiting[index])
     if found is None:
         raise ValueError("a chunk without units has no backward")
     index, point, held, communication, activations = found

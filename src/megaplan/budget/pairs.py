@@ -12,7 +12,7 @@ from typing import NamedTuple
 from megaplan.budget.actions import Accumulating, accumulating_segment, backward_settings, ends_of_backward
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.forwards import loss_points
-from megaplan.budget.tape import NOTHING_AHEAD, Point, after_experts_points, experts_index, point_of
+from megaplan.budget.tape import CAST, NOTHING_AHEAD, VALUE_SUMS, Point, after_experts_points, experts_index, point_of
 from megaplan.budget.unit import Peak, Unit
 from megaplan.families.moe.travel import EXCHANGES
 from megaplan.hosts.megarun.program import LiveSet
@@ -117,17 +117,14 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
             yield chunk.peak(index, point, gradients, gathered, carried), stops
         if of_cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + chunk.waiting_from[index]
-            held = gradients + chunk.waiting_sums(index) + of_cast
-            yield chunk.peak(index, Point(0, "cast of {}", None, (), 0, 0, 0), held, gathered, activations), False
+            held = gradients + lasting[index] + chunk.waiting_sums(index) + of_cast
+            yield chunk.peak(index, CAST, held, gathered, activations), False
         gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
         if sums := chunk.value_sums(index):
-            yield (
-                chunk.peak(index, Point(0, "sums of earlier values' gradients after {}", None, (), 0, 0, 0), gradients, gathered, sums),
-                False,
-            )
+            yield chunk.peak(index, VALUE_SUMS, gradients, gathered, sums), False
     for end in ends_of_backward(chunk, gradients, gathered, casts=settings.casts):
         yield end, False
-    left = received - chunk.output_bytes - (chunk.output_bytes if consumes else 0)
+    left = received - chunk.output_bytes * (2 if consumes else 1)
     yield _between(chunk, 0, chunk.unsharded_bytes, gathered, left), True
 
 

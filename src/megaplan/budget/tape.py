@@ -95,6 +95,10 @@ def between(where: str, g: int, c: int, a: int = 0) -> Point:
     return new(Point, (g + c + a, where, None, (), g, c, a))
 
 
+CAST, VALUE_SUMS = between("cast of {}", 0, 0), between("sums of earlier values' gradients after {}", 0, 0)
+"""Points behind a block's backward, whose bytes are their level's: its first gradients are cast; those of earlier values are summed."""
+
+
 def largest(points: Sequence[Point]) -> Point:
     """The first of the largest points."""
     return max(points, key=_size)

@@ -87,7 +87,7 @@ def _towers(spec: Spec, dtype: DType) -> LayerCost:
     """Costs of all images of a microbatch, divided by its tokens of text and rounded up."""
     tokens = spec.batch.micro_batch_size * spec.batch.seq_length
     sums, weights = [0] * 5, 0
-    for part in () if spec.model.towers is None else tower_works(spec, dtype):
+    for part in () if spec.model.towers is None else tower_works(spec, spec.model.towers, dtype):
         work, rows = total(part.ops), part.load.num_tokens * part.times
         each = work.forward, work.input_grad, work.weight_grad, work.recomputed, work.moved
         sums = [before + rows * more for before, more in zip(sums, each, strict=True)]

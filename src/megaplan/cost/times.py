@@ -54,6 +54,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import depth_blocks
+from megaplan.spec.towers import Towers
 
 
 def model_times(spec: Spec, inventory: Inventory, rates: Rates | None = None) -> ModelTimes:
@@ -92,14 +93,14 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | Non
         last = sum([depth] * ends.mtp_depth, start=last)
     first = timer.time((*ends.embedding, *ends.side_embeddings)) + _waiting(looked_up)
     if spec.model.towers is not None:
-        first = sum(_tower_times(spec, rates, fused=fused, seen=seen), start=first)
+        first = sum(_tower_times(spec, spec.model.towers, rates, fused=fused, seen=seen), start=first)
     return first, last, boundary_ns(rates, spec, timer.load)
 
 
-def _tower_times(spec: Spec, rates: Rates, *, fused: bool, seen: Seen | None) -> Iterator[LayerTime]:
+def _tower_times(spec: Spec, towers: Towers, rates: Rates, *, fused: bool, seen: Seen | None) -> Iterator[LayerTime]:
     """Times of the blocks of a stated encoder and of its projection."""
     dtype = spec.precision.params
-    for part in tower_works(spec, dtype, spec.mesh.tower_tp):
+    for part in tower_works(spec, towers, dtype, spec.mesh.tower_tp):
         timer, waits = _Timer(spec, rates, dtype, fused=fused, seen=seen), tower_transfers(rates, spec, part)
         timer.load = part.load
         again = timer.again(_repeated(part.ops, part.policy, part.reruns)) + LayerTime(input_ns=waits.repeated_ns(part.policy))

@@ -13,7 +13,7 @@ from megaplan.dtypes import DType
 from megaplan.families.residual import ResidualPath, work_of
 from megaplan.inventory.towers import encoder_blocks
 from megaplan.spec.models import RecomputePolicy, Spec
-from megaplan.spec.towers import Encoder, Projection
+from megaplan.spec.towers import Encoder, Projection, Towers
 
 PART = "head"
 """Efficiency of products outside the layers."""
@@ -50,13 +50,11 @@ class TowerWorks(NamedTuple):
         return any(op.work.input_grad or op.work.weight_grad for op in self.ops)
 
 
-def tower_works(spec: Spec, dtype: DType, tp: int = 1) -> Iterator[TowerWorks]:
-    """The parts of a stated encoder on one of `tp` ranks that share it; none without one."""
-    towers = spec.model.towers
-    stated = None if towers is None else towers.stated
-    if towers is None or stated is None:
+def tower_works(spec: Spec, towers: Towers, dtype: DType, tp: int = 1) -> Iterator[TowerWorks]:
+    """The parts of a stated encoder of the spec's towers on one of `tp` ranks that share it; none if its parameters are counted."""
+    if towers.stated is None:
         return
-    (encoder, projection), alone = stated, spec.lora is None
+    (encoder, projection), alone = towers.stated, spec.lora is None
     vision, projector = towers.trains("vision") and alone, towers.trains("projector") and alone
     images = spec.batch.micro_batch_size * spec.batch.images
     load = Workload(encoder.patches, images * encoder.patches, dtype.of_products.bytes, tp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 from megaplan.errors import Diagnostic
@@ -172,9 +172,8 @@ def _streams(checked: Checked) -> Iterator[Diagnostic]:
         "parallel_layers": bool(model.parallel_layers),
         "learned_positions": model.learned_positions is not None,
     }
-    for name in (name for name, is_given in given.items() if is_given):
-        detail = f"model.streams.count = {model.streams.count}, and model.{name} is given, which has one stream"
-        yield checked.error("MP715", detail, "model.streams", f"remove model.{name}, or model.streams")
+    detail = f"model.streams.count = {model.streams.count}, and model.{{}} is given, which has one stream"
+    yield from _without(checked, "model.streams", given, detail, "remove model.{}, or model.streams")
 
 
 def _attention_residuals(checked: Checked) -> Iterator[Diagnostic]:
@@ -189,9 +188,14 @@ def _attention_residuals(checked: Checked) -> Iterator[Diagnostic]:
         "parallel_layers": bool(model.parallel_layers),
         "stream_scale": model.stream_scale,
     }
+    detail = "attention_residuals is given, and model.{}, which belongs to a residual stream"
+    yield from _without(checked, key, given, detail, "remove model.{}, or model.attention_residuals")
+
+
+def _without(checked: Checked, key: str, given: Mapping[str, object], detail: str, fix: str) -> Iterator[Diagnostic]:
+    """MP715 for each part of the model that is given and that a key excludes; `detail` and `fix` have a place for its name."""
     for name in (name for name, is_given in given.items() if is_given):
-        detail = f"attention_residuals is given, and model.{name}, which belongs to a residual stream"
-        yield checked.error("MP715", detail, key, f"remove model.{name}, or model.attention_residuals")
+        yield checked.error("MP715", detail.format(name), key, fix.format(name))
 
 
 def _head_biases(checked: Checked) -> Iterator[Diagnostic]:
@@ -319,8 +323,7 @@ def _layer_embeddings(checked: Checked) -> Iterator[Diagnostic]:
         "parallel_layers": bool(model.parallel_layers),
         "features.mtp": bool(model.features.mtp),
     }
-    for name in (name for name, given in others.items() if given):
-        yield checked.error("MP715", f"features.layer_embeddings is given, and model.{name}", key, f"remove model.{name}")
+    yield from _without(checked, key, others, "features.layer_embeddings is given, and model.{}", "remove model.{}")
     if pp > 1:
         detail = f"features.layer_embeddings is given, mesh.pp = {pp}: no stage hands embeddings of layers on"
         yield checked.error("MP715", detail, key, "mesh: {pp: 1}")

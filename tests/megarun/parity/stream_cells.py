@@ -1,7 +1,7 @@
-"""Cells of hyper-connections: a residual path of several streams, and a wider stage boundary.
+"""Cells of other residual paths, with more at a stage boundary: several streams (hyper-connections), or values of earlier layers.
 
-Streams begin as copies of one, so that gradients of their differences are small differences of large sums: where ranks sum, every step is
-compared with the change that one unit in the last place of the parameters makes.
+Streams begin as copies of one, and queries of attention residuals at zero, so that gradients of their differences are small differences of
+large sums: where ranks sum, every step is compared with the change that one unit in the last place of the parameters makes.
 """
 
 from typing import Any
@@ -53,4 +53,38 @@ STREAM_CELLS = [
     Cell("streams-indexer-pp2-selective", {"pp": 2}, spec=SEPARATE | pattern("AE", attention=INDEXED) | SELECTIVE),
     Cell("streams-kda-packed-cp2-pp2", C2 | {"pp": 2}, spec=FEW_WORDS | MIXED | pattern("AG", linear_attention=KDA), by_course=True),
     Cell("streams-packed-pp2-head", {"pp": 2}, spec=PACKED | MIXED | KERNELS | pattern("AD")),
+]  # fmt: skip
+
+WHOLE = {"sharding.wrap": "stage"}
+TURNS = {"host.moe_overlap": True}
+SCALED: dict[str, Any] = {"model.norm_placement": "both", "model.mlp.output_multiplier": 0.5}
+
+
+def grouped(layers: int) -> dict[str, Any]:
+    return {"model.attention_residuals": {"group_layers": layers}}
+
+
+DEPTH_CELLS = [
+    Cell("depth-1f1b-pp2", {"pp": 2}, spec=grouped(2) | pattern("AMEDR"), ci=True),
+    Cell("depth-1f1b-pp4-uneven-each", {"pp": 4}, spec=grouped(1) | pattern("AD"), spans=UNEVEN),
+    Cell("depth-gpipe-pp2-full", {"pp": 2}, "gpipe", grouped(3) | pattern("AMEDR") | RECOMPUTED),
+    Cell("depth-interleaved-pp2-vpp2-tied", V2, "interleaved_1f1b", grouped(2) | TIED | pattern("AD")),
+    Cell("depth-looped-bfs-pp2-vpp2", V2, "looped_bfs", grouped(5) | pattern("AD")),
+    Cell("depth-interleaved-zero-bubble-pp2-vpp2", V2, "interleaved_zero_bubble", grouped(2) | pattern("AD")),
+    Cell("depth-zbv-pp2-selective-reshard", V2, "zbv", grouped(3) | pattern("AMEDR") | SELECTIVE | RESHARD),
+    Cell("depth-zbv-pp4", V4, "zbv", grouped(2) | pattern("AD"), num_microbatches=8),
+    Cell("depth-dualpipev-pp2-full", V2, "dualpipev", grouped(2) | pattern("AE") | RECOMPUTED_ATTENTION),
+    Cell("depth-dualpipe-pp2", {"pp": 2}, "dualpipe", grouped(2) | pattern("AD")),
+    Cell("depth-dp2-reshard", {"dp_shard": 2}, spec=grouped(2) | pattern("AMEDR") | RESHARD),
+    Cell("depth-ddp2-pp2", {"dp_replicate": 2, "pp": 2}, spec=grouped(2) | pattern("AE") | {"sharding.mode": "ddp"}),
+    Cell("depth-wrap-stage-dp2-pp2", {"dp_shard": 2, "pp": 2}, spec=grouped(2) | pattern("AD") | WHOLE, by_course=True),
+    Cell("depth-ep2-tp2-dp2", T2 | E2, spec=grouped(3) | pattern("AMEDR"), ci=True),
+    Cell("depth-tp2-vocab", T2V, spec=grouped(1) | pattern("AMED"), by_course=True),
+    Cell("depth-tp4-pp2-full", T4 | {"pp": 2}, spec=grouped(2) | pattern("D") | RECOMPUTED, by_course=True),
+    Cell("depth-cp2-scaled-norms", C2, spec=grouped(2) | pattern("AMEDR") | SCALED, by_course=True),
+    Cell("depth-cp4-tp2-pp2", C4 | T2 | {"pp": 2}, spec=grouped(2) | LONG | pattern("AD")),
+    Cell("depth-indexer-pp2-selective", {"pp": 2}, spec=grouped(2) | pattern("AE", attention=INDEXED) | SELECTIVE),
+    Cell("depth-kda-packed-cp2-pp2", C2 | {"pp": 2}, spec=FEW_WORDS | grouped(2) | pattern("AG", linear_attention=KDA)),
+    Cell("depth-packed-pp2-head", {"pp": 2}, spec=PACKED | grouped(2) | KERNELS | pattern("AD")),
+    Cell("depth-turns-dualpipev-pp2-ep2", V2 | E2, "dualpipev", grouped(2) | pattern("AE") | TURNS, num_microbatches=8, by_course=True),
 ]  # fmt: skip

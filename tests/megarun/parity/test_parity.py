@@ -9,7 +9,6 @@ from choice_cells import CHOICE_CELLS
 from context_cells import CONTEXT_CELLS
 from controls_cells import CONTROLS_CELLS
 from copied_cells import COPIED_CELLS
-from depth_cells import DEPTH_CELLS
 from dtype_cells import DTYPE_CELLS
 from feature_cells import FEATURE_CELLS
 from gathered_cells import GATHERED_CELLS
@@ -22,7 +21,7 @@ from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
 from slice_cells import SLICE_CELLS
-from stream_cells import STREAM_CELLS
+from stream_cells import DEPTH_CELLS, STREAM_CELLS
 from tower_cells import TOWER_CELLS
 
 from megaplan.schedules import KINDS
