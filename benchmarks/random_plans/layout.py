@@ -44,7 +44,7 @@ class Degrees:
 def draw_degrees(draw: Draw, size: Size, mirrors: Draw | None, *, megatron: bool) -> Degrees:
     """Degrees that the schedule can run on; layers times microbatches, which is what a trace takes time for, stay few.
 
-    `mirrors` draws two copies of the model in opposite directions, for some even numbers of pipeline ranks.
+    `mirrors` draws pairs in place of some kinds of 1F1B, and two copies of the model in opposite directions for some even numbers of ranks.
     """
     most, small = size.work, size.few_ranks
     mesh = {
@@ -79,11 +79,13 @@ def draw_degrees(draw: Draw, size: Size, mirrors: Draw | None, *, megatron: bool
     return _mirrored(mirrors, found) if mirrors is not None and not megatron else found
 
 
-MIRRORED_SHARE = 0.2
+MIRRORED_SHARE, PAIRED_SHARE = 0.2, 0.25
 
 
 def _mirrored(draw: Draw, degrees: Degrees) -> Degrees:
     pp = degrees.mesh["pp"]
+    if degrees.kind in ("1f1b", "interleaved_1f1b") and pp > 1 and draw.chance(PAIRED_SHARE):
+        return replace(degrees, kind="paired_1f1b")
     if pp % 2 or not draw.chance(MIRRORED_SHARE):
         return degrees
     count = 2 * pp + 2 * draw.weighted({0: 3, 1: 2, 2: 1})

@@ -7,6 +7,7 @@ from typing import Any
 
 from megakernels.libraries import FLASH4, GENERATION, QUACK
 from megaplan.devices import load_device
+from megaplan.schedules.registry import PAIRED
 from megaplan.spec.host import RELEASED
 from random_plans.choices import Draw, Scope, divisors
 
@@ -255,9 +256,8 @@ def add_dispatcher(draw: Draw, sections: dict[str, Any]) -> None:
 def add_turns(draw: Draw, sections: dict[str, Any]) -> None:
     """Draw turns of pairs, in a plan for megarun with pairs whose rows are sent to other ranks."""
     moves = sections["mesh"].get("ep", 1) > 1 and sections["host"].get("moe_dispatcher") != "allgather"
-    moves &= sections["schedule"].get("kind") in ("dualpipev", "dualpipe") and "E" in str(sections["model"]["pattern"])
-    whole = not sections.get("sharding", {}).get("reshard_after_forward") and "mtp" not in sections["model"].get("features", {})
-    if moves and whole:
+    moves &= sections["schedule"].get("kind") in PAIRED and "E" in str(sections["model"]["pattern"])
+    if moves and not sections.get("sharding", {}).get("reshard_after_forward"):
         draw.maybe(sections["host"], 0.6, moe_overlap=True)
 
 

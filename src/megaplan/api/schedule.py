@@ -125,7 +125,7 @@ def schedule(
     """Order the computations of each pipeline rank; report what each rank holds and how long it waits.
 
     Args:
-        kind: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv, dualpipev or dualpipe.
+        kind: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv, dualpipev, dualpipe or paired_1f1b.
         pp: Pipeline ranks, at least 1.
         num_microbatches: Microbatches of one step, at least 1. Time and memory grow with pp · vpp · num_microbatches.
         vpp: Slots of each rank; by default the fewest that the schedule supports.

@@ -1,7 +1,8 @@
-"""The largest point of a pair in turns: a forward and a backward of two chunks of a rank, whose turns end where rows are exchanged.
+"""The largest point of a pair in turns: a forward and a backward of a rank, whose turns end where rows are exchanged.
 
 Either action is a sequence of phases, each from one exchange to the next. The forward begins; at the end of a phase the other action runs
-its next one, on top of what the first holds while its rows are on their way; when one has ended, the other runs to its end.
+its next one, on top of what the first holds while its rows are on their way; when one has ended, the other runs to its end. If both are of
+one chunk, its gradients and gathered parameters are the backward's part.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ def pair_peak(forward: PairPart, backward: PairPart, *, weight_grads: bool, cons
 
     Args:
         forward: Chunk of the forward.
-        backward: Chunk of the backward, the other one of the rank.
+        backward: Chunk of the backward.
         weight_grads: True if the gradients of the forward's linear layers exist.
         consumes: True if the gradient of the backward's output came from the other chunk, which frees it with the backward's end.
     """
+    held = (0, 0) if forward.chunk is backward.chunk else _held(*forward, weight_grads=weight_grads)
     phases = (
-        _phases(_forward(*forward, weight_grads=weight_grads)),
+        _phases(_forward(forward.chunk, *held)),
         _phases(_backward(*backward, consumes=consumes)),
     )
     levels = [phases[0][0][1], _before_backward(*backward)]
@@ -75,12 +77,18 @@ def _phases(moments: Iterable[CoursePoint]) -> list[Phase]:
     return found
 
 
-def _forward(chunk: Chunk, state: ChunkState, *, weight_grads: bool) -> Iterator[CoursePoint]:
-    gradients, gathered = chunk.held(state, weight_grads=weight_grads)[0], chunk.gathered_bytes
+def _held(chunk: Chunk, state: ChunkState, *, weight_grads: bool) -> tuple[int, int]:
+    return chunk.held(state, weight_grads=weight_grads)[0], chunk.gathered_bytes
+
+
+def _forward(chunk: Chunk, gradients: int, gathered: int) -> Iterator[CoursePoint]:
     for index, unit in enumerate(chunk.units):
         choice = 0 if unit.takes_choice else chunk.choices[index]
         if index == chunk.head:
             points: Iterable[tuple[Point, bool]] = [(point, False) for point, _ in loss_points(unit)]
+        elif _is_depth(chunk, index):
+            lives = unit.block.part.replay.forward
+            points = [(point_of(unit, "forward of {}", live, a=unit.passing_bytes), False) for live in lives]
         else:
             lives = unit.block.part.replay.forward
             points = _marked(lives, [point_of(unit, "forward of {}", live, a=unit.passing_bytes) for live in lives])
@@ -112,9 +120,10 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
         unit, carried = chunk.units[index], chunk.backward_extra[index]
         own = summed if unit.block.in_place else cast
         running, of_cast = accumulating_segment(unit, chunk.names[index], (own, NOTHING_AHEAD), chunk.policy)
-        points = _exchanging(unit, own, chunk) if _exchanges(unit) else [(running, False)]
-        for point, stops in points:
-            yield chunk.peak(index, point, gradients, gathered, carried), stops
+        stops = _exchanges(unit) and not _is_depth(chunk, index)
+        points = _exchanging(unit, own, chunk) if stops else [(running, False)]
+        for point, ends in points:
+            yield chunk.peak(index, point, gradients, gathered, carried), ends
         if of_cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + chunk.waiting_from[index]
             held = gradients + lasting[index] + chunk.waiting_sums(index) + of_cast
@@ -126,6 +135,11 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
         yield end, False
     left = received - chunk.output_bytes * (2 if consumes else 1)
     yield _between(chunk, 0, chunk.unsharded_bytes, gathered, left), True
+
+
+def _is_depth(chunk: Chunk, index: int) -> bool:
+    """True for a prediction depth, which keeps the turn in its exchanges."""
+    return index > chunk.head >= 0
 
 
 def _exchanges(unit: Unit) -> bool:

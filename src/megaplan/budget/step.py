@@ -107,12 +107,14 @@ def _step_peak(chunks: Sequence[Chunk], held: HeldBySchedule, largest: tuple[int
     total, point, peak = largest
     kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads, partner = point
     chunk = chunks[running]
-    cells = chunk.action_cells(kind, peak, in_flight[running] - (kind not in (REDUCE, WEIGHT)))
+    own_microbatches = (kind not in (REDUCE, WEIGHT)) + (partner == running)
+    cells = chunk.action_cells(kind, peak, in_flight[running] - own_microbatches)
     cells[ACTIVATIONS] += chunk.output_bytes if kind in (BACKWARD, INPUT) else 0
     cells[ACTIVATIONS] += held.at(kind, states[running]) + passed_gradients * chunks[0].output_bytes
     cells[ACTIVATIONS] += kept_inputs * chunks[-1].kept_input_bytes
     if partner >= 0 and peak.partner is not None:
-        for column, size in chunks[partner].action_cells(BACKWARD, peak.partner, in_flight[partner] - 1).items():
+        others = 0 if partner == running else in_flight[partner] - 1
+        for column, size in chunks[partner].action_cells(BACKWARD, peak.partner, others).items():
             cells[column] += size
         cells[ACTIVATIONS] += chunks[partner].output_bytes
     slack = kept_inputs * slack_bytes([chunks[-1].kept_input_bytes])
@@ -229,10 +231,12 @@ def _others(chunks: Sequence[Chunk], point: RankState) -> int:
         total -= chunk.saved_bytes
         if kind is not FORWARD:
             total += chunk.output_bytes
+        elif partner == running:
+            total += chunk.output_bytes - chunk.saved_bytes
     if len(chunks) > 1:
         total += passed_gradients * chunks[0].output_bytes + kept_inputs * chunks[-1].kept_input_bytes
         for index, other in enumerate(chunks):
-            if index == partner:  # its microbatch that runs is in the pair
+            if index == partner != running:  # its microbatch that runs is in the pair
                 total += (in_flight[index] - 1) * other.saved_bytes + waiting[index] * other.waiting_bytes + other.output_bytes
             elif index != running:
                 total += in_flight[index] * other.saved_bytes + waiting[index] * other.waiting_bytes

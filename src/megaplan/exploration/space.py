@@ -259,10 +259,10 @@ class Space:
 
     def schedules(self, pp: int) -> Iterator[tuple[str, int]]:
         """Kinds and slots per rank; those with pairs, where these take turns."""
-        own = self.base.schedule.kind
-        kinds = [kind for kind in SCHEDULES if kind in (self._host.schedules or (*KINDS, own)) or kind == self.fixed.get("kind")]
+        own = (self.base.schedule.kind, *(("paired_1f1b",) if self.base.interleaves_pairs else ()))
+        kinds = [kind for kind in SCHEDULES if kind in (self._host.schedules or (*KINDS, *own)) or kind == self.fixed.get("kind")]
         if "schedule" not in self.varied and "kind" not in self.fixed:
-            kinds = [own]
+            kinds = [self.base.schedule.kind]
         if pp == 1:  # no schedule: microbatches accumulate
             if self._allows(vpp=1):
                 yield "1f1b", 1

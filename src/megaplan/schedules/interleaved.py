@@ -7,7 +7,7 @@ min(m·v, 2(p − 1 − r) + (v − 1)·g + 1) chunk activations; with equal chu
 
 from __future__ import annotations
 
-from megaplan.schedules.actions import Action, ActionKind, Orders
+from megaplan.schedules.actions import Action, ActionKind, Orders, Overlap, ScheduleStep
 from megaplan.schedules.problems import Problem, several_chunks_a_rank, uneven_rounds
 
 
@@ -30,10 +30,23 @@ def round_problems(pp: int, num_microbatches: int) -> list[Problem]:
 
 def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
     """The action order of every pp rank."""
-    group = num_microbatches // num_rounds(pp, num_microbatches)
+    return rank_orders(pp, vpp, num_microbatches)
+
+
+def rank_orders(pp: int, vpp: int, num_microbatches: int, *, pairs: bool = False) -> Orders:
+    """The action order of every pp rank.
+
+    Args:
+        pp: Pipeline degree.
+        vpp: Slots per rank.
+        num_microbatches: Microbatches of one schedule step.
+        pairs: True to run a forward and the backward after it as a pair. The warm-up then has one forward more, so that neither part of a
+            pair waits for the other.
+    """
+    group = num_microbatches // num_rounds(pp, num_microbatches) if vpp > 1 else num_microbatches
     forwards = visits(range(vpp), group, num_microbatches)
     backwards = visits(range(vpp - 1, -1, -1), group, num_microbatches)
-    return tuple(_rank_order(rank, pp, (vpp - 1) * group, forwards, backwards) for rank in range(pp))
+    return tuple(_rank_order(rank, pp, (vpp - 1) * group, forwards, backwards, pairs=pairs) for rank in range(pp))
 
 
 def visits(chunks: range, group: int, num_microbatches: int) -> list[tuple[int, int]]:
@@ -48,13 +61,13 @@ def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noq
 
 
 def _rank_order(
-    rank: int, pp: int, last_warmup: int, forwards: list[tuple[int, int]], backwards: list[tuple[int, int]]
-) -> tuple[Action, ...]:
+    rank: int, pp: int, last_warmup: int, forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], *, pairs: bool
+) -> tuple[ScheduleStep, ...]:
     # Two more forwards for every hop away from the last rank: one for the forward to arrive there, one for its backward to return.
-    warmup = min(last_warmup + 2 * (pp - 1 - rank), len(forwards))
+    warmup = min(last_warmup + 2 * (pp - 1 - rank) + pairs, len(forwards))
     ahead = [Action(ActionKind.FORWARD, chunk * pp + rank, microbatch) for chunk, microbatch in forwards]
     back = [Action(ActionKind.BACKWARD, chunk * pp + rank, microbatch) for chunk, microbatch in backwards]
-    order = ahead[:warmup]
-    for pair in zip(ahead[warmup:], back, strict=False):
-        order.extend(pair)
+    order: list[ScheduleStep] = [*ahead[:warmup]]
+    for forward, backward in zip(ahead[warmup:], back, strict=False):
+        order += [Overlap(forward, backward)] if pairs else [forward, backward]
     return (*order, *back[len(ahead) - warmup :])

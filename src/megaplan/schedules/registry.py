@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from megaplan.errors import MegaplanError
-from megaplan.schedules import dualpipe, dualpipev, gpipe, interleaved, interleaved_zero_bubble, looped_bfs, one_f_one_b, zbv
+from megaplan.schedules import dualpipe, dualpipev, gpipe, interleaved, interleaved_zero_bubble, looped_bfs, one_f_one_b, paired_1f1b, zbv
 from megaplan.schedules.actions import Orders
 from megaplan.schedules.placement import Placement, num_copies
 from megaplan.schedules.problems import Problem, not_a_schedule, several_ranks
@@ -79,6 +79,16 @@ SCHEDULES = {
         "Interleaved1F1B",
         interleaved.enough_microbatches,
         least_vpp=2,
+        spare_inputs=_one,
+        gradient_buffers=_twice,
+    ),
+    "paired_1f1b": RegisteredSchedule(
+        "loop",
+        paired_1f1b.problems,
+        paired_1f1b.orders,
+        None,
+        paired_1f1b.enough_microbatches,
+        pairs=True,
         spare_inputs=_one,
         gradient_buffers=_twice,
     ),

@@ -190,7 +190,7 @@ class Host(Section):
         moe_grouped_gemm: One GEMM for all experts of a rank.
         moe_permute_fusion: Transformer Engine sorts rows to experts and back.
         moe_shared_overlap: The shared expert overlaps the dispatch; it then keeps its input gathered over tp.
-        moe_overlap: Expert communication overlaps computation; under megarun that of a pair of DualPipeV or DualPipe, which takes turns.
+        moe_overlap: Expert communication overlaps computation; under megarun that of a schedule's pairs, which take turns.
         fused_squared_relu: Weighting and squared ReLU of experts in one kernel.
         tp_comm_overlap: User buffers for tensor-parallel communication.
         microbatch_group_size: Consecutive microbatches of a virtual stage; null for pp.

@@ -102,7 +102,8 @@ class Stage(nn.Module):
         self.looks_ahead = mtp is not None
         if mtp is not None:
             block = replace(tp, may_wait=False)  # outside the layers weight gradients are never deferred
-            self.mtp = nn.ModuleDict({str(depth): build_depth(config, depth, block, ep, cp, factors) for depth in range(mtp.depth)})
+            alone = replace(ep, passes_turns=False)  # the ledger of a depth has no points at its exchanges
+            self.mtp = nn.ModuleDict({str(depth): build_depth(config, depth, block, alone, cp, factors) for depth in range(mtp.depth)})
             self.further_factor = mtp.loss_weight / mtp.depth
             self.adds_sides_ahead, self.reads_normed_ahead = mtp.side_embeddings, mtp.normed_input
         ahead = mtp.letters if mtp is not None else ""

@@ -16,6 +16,7 @@ from megaplan.schedules import (
     ActionKind,
     InFlight,
     Overlap,
+    SlotTimes,
     actions,
     computations,
     in_flight,
@@ -24,6 +25,7 @@ from megaplan.schedules import (
     peak_bytes,
     placement,
     receive_buffers,
+    replay,
     schedule_problems,
     shared_buffers,
     slots_of_rank,
@@ -80,6 +82,7 @@ def test_v_schedules_hold_two_chunks_a_rank(pp: int, m: int) -> None:
     [("gpipe", pp, 1, m) for pp, m in SINGLE]
     + [("1f1b", pp, 1, m) for pp, m in SINGLE]
     + [(kind, *c) for kind in ("interleaved_1f1b", "interleaved_zero_bubble", "looped_bfs") for c in LEGAL_LOOPED]
+    + [("paired_1f1b", *c) for c in [*LEGAL_LOOPED, *((pp, 1, m) for pp, m in SINGLE)]]
     + [(kind, pp, 2, m) for kind in ("zbv", "dualpipev") for pp, m in V_SHAPED]
     + [("zbv", 4, 2, 3)],
 )
@@ -102,6 +105,21 @@ def test_every_microbatch_goes_forward_then_backward_once_on_every_slot(kind: st
 def test_the_registry_says_which_schedules_have_pairs(kind: str) -> None:
     orders = actions(kind, 4, SCHEDULES[kind].least_vpp, 16)
     assert SCHEDULES[kind].pairs == any(isinstance(step, Overlap) for order in orders for step in order)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "m"), [*LEGAL_LOOPED, *((pp, 1, m) for pp, m in SINGLE)])
+def test_pairs_of_1f1b_are_independent_and_wait_no_longer(pp: int, vpp: int, m: int) -> None:
+    """No part of a pair is of the other's microbatch on its slot; a rank holds one chunk activation more than interleaved 1F1B."""
+    orders = actions("paired_1f1b", pp, vpp, m)
+    for rank, order in enumerate(orders):
+        for step in order:
+            if isinstance(step, Overlap):
+                assert step.forward[1:] != step.backward[1:]
+        group = m // max(1, m // pp) if vpp > 1 else 0
+        (held,) = {peak_bytes(in_flight("paired_1f1b", pp, vpp, m)[rank], (1,) * vpp, (1,) * vpp)}
+        assert held == min(m * vpp, 2 * (pp - 1 - rank) + (vpp - 1) * group + 2)
+    if m >= pp:
+        assert replay(orders, SlotTimes.equal(pp * vpp, 2, 4, 0)).makespan == 6 * (m * vpp + pp - 1)
 
 
 def test_an_action_prints_as_torch_writes_it() -> None:

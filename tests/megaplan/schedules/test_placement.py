@@ -40,7 +40,7 @@ def test_a_rank_that_cannot_hold_those_slots_is_refused(where: Placement, rank: 
 
 
 def test_every_schedule_of_the_spec_has_a_placement() -> None:
-    kinds = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev", "dualpipe")
-    assert [placement(kind) for kind in kinds] == ["single", "single", "loop", "loop", "loop", "v", "v", "mirror"]
+    kinds = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev", "dualpipe", "paired_1f1b")
+    assert [placement(kind) for kind in kinds] == ["single", "single", "loop", "loop", "loop", "v", "v", "mirror", "loop"]
     with pytest.raises(MegaplanError, match="MP310"):
         placement("unheard_of")

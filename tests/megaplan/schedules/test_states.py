@@ -35,6 +35,8 @@ SCHEDULES = [
     ("dualpipev", 4, 2, 9),
     ("dualpipe", 4, 1, 14),
     ("dualpipe", 2, 1, 4),
+    ("paired_1f1b", 3, 1, 11),
+    ("paired_1f1b", 2, 3, 8),
 ]
 
 
@@ -92,6 +94,7 @@ def test_moments_have_the_largest_counts_of_the_orders(kind: str, pp: int, vpp: 
         (ZERO_BUBBLE, 4, 1),
         *((kind, pp, 2) for kind in ("zbv", "dualpipev") for pp in (1, 2, 5)),
         *(("dualpipe", pp, 1) for pp in (2, 6)),
+        *(("paired_1f1b", pp, vpp) for pp in (1, 2, 4) for vpp in (1, 3)),
     ],
 )
 def test_more_microbatches_than_enough_have_no_other_moments(kind: str, pp: int, vpp: int, steps: int) -> None:

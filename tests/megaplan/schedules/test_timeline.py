@@ -171,6 +171,7 @@ LONG = [
     ("interleaved_1f1b", 3, 3, 45),
     ("zbv", 4, 2, 50),
     ("dualpipev", 4, 2, 50),
+    ("paired_1f1b", 4, 1, 50),
     ("interleaved_zero_bubble", 4, 2, 64),
     ("gpipe", 4, 1, 24),
     ("looped_bfs", 4, 2, 24),

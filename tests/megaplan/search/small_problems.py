@@ -125,8 +125,8 @@ def _layouts(space: Space) -> Iterator[LayoutChoice]:
                 if batch % (micro * replicate * shard):
                     continue
                 count = batch // (micro * replicate * shard)
-                own = space.base.schedule.kind
-                kinds = dict.fromkeys((*KINDS, own)) if varies["schedule"] else (own,)
+                own, paired = space.base.schedule.kind, ("paired_1f1b",) if space.base.interleaves_pairs else ()
+                kinds = dict.fromkeys((*KINDS, own, *paired)) if varies["schedule"] else (own,)
                 for kind, vpp in product(kinds if pp > 1 else ("1f1b",), SLOTS):
                     layout = LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, replicate, shard, micro, count)
                     if _is_legal(space, layout):

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_flatten
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 DDP = {"sharding.mode": "ddp"}
+DEPTHS = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40, "experts": True}}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "v": ("dualpipev", V2 | E2, EXPERTS),
     "v-ddp-tied": ("dualpipev", V2 | E2, EXPERTS | DDP | TIED),
@@ -19,10 +20,14 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "v-tp2": ("dualpipev", V2 | E2 | T2, EXPERTS),
     "v-cp2": ("dualpipev", V2 | C2 | {"ep": 2}, EXPERTS),
     "v-ep4": ("dualpipev", V2 | E4, EXPERTS),
+    "v-depths": ("dualpipev", V2 | E2, EXPERTS | DEPTHS),
+    "line": ("paired_1f1b", {"pp": 2} | E2, EXPERTS),
+    "line-tied-recompute": ("paired_1f1b", {"pp": 2} | E2, EXPERTS | TIED | RECOMPUTED),
+    "loop-ddp-losses": ("paired_1f1b", V2 | E2, EXPERTS | DDP | ROUTED),
     "mirrored": ("dualpipe", {"pp": 2} | E2, EXPERTS),
     "mirrored-ddp-losses": ("dualpipe", {"pp": 2} | E2, EXPERTS | DDP | ROUTED),
 }
-IN_CI = ("v", "mirrored")
+IN_CI = ("v", "line", "mirrored")
 COMPARED = ("initial", "gradients", "losses", "auxiliary", "router_load", "norms", "parameters")
 
 

@@ -14,6 +14,9 @@ MOE = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 96}
 MODEL = {"model.pattern": "AE", "model.num_layers": 8, "model.hidden_size": 64, "model.vocab_size": 128, "model.moe": MOE}
 V = {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2, "ep": 2}, "schedule": {"kind": "dualpipev", "num_microbatches": 5}}
 MIRROR = {"mesh": {"pp": 2, "dp_shard": 2, "ep": 2}, "schedule": {"kind": "dualpipe", "num_microbatches": 6}}
+DEPTHS = {"depth": 2, "ffn_hidden_size": 96, "experts": True}
+LINE = {"mesh": {"pp": 2, "dp_shard": 2, "ep": 2}, "schedule": {"kind": "paired_1f1b", "num_microbatches": 5}}
+LOOP = {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2, "ep": 2}, "schedule": {"kind": "paired_1f1b", "num_microbatches": 4}}
 CASES: dict[str, dict[str, Any]] = {
     "v": V | {"precision": BF16},
     "v-in-place-ddp": V | {"sharding": {"mode": "ddp"}},
@@ -26,6 +29,14 @@ CASES: dict[str, dict[str, Any]] = {
     "v-slices": V | {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}},
     "v-experts-first": V | {"precision": BF16, "model.pattern": "ED"},
     "v-unequal": V | {"precision": BF16, "model.pattern": "AEMD"},
+    "v-depths": V | {"precision": BF16, "model.features": {"mtp": DEPTHS}},
+    "v-depths-ddp-tied": V | {"sharding": {"mode": "ddp"}, "model.features": {"mtp": DEPTHS}, "model.tie_embeddings": True},
+    "line-depth": LINE | {"precision": BF16, "model.features": {"mtp": {**DEPTHS, "depth": 1}}},
+    "line": LINE | {"precision": BF16},
+    "line-tied-ddp": LINE | {"model.tie_embeddings": True, "sharding": {"mode": "ddp"}},
+    "line-recompute": LINE | {"precision": BF16, "recompute": {"default": "selective", "blocks": {"A": "full"}}},
+    "loop": LOOP | {"precision": BF16},
+    "loop-unequal-kernels": LOOP | {"precision": BF16, "model.pattern": "AEMD", "host": {"kernels": "triton"}},
     "mirror": MIRROR | {"precision": BF16},
     "mirror-tied-ddp": MIRROR | {"model.tie_embeddings": True, "sharding": {"mode": "ddp"}},
     "mirror-shared": MIRROR | {"precision": BF16, "model.moe": {**MOE, "shared_ffn_hidden_size": 64}},

@@ -58,7 +58,7 @@ def _turns(checked: Checked) -> Iterator[Diagnostic]:
         return
     turns, sent = "moe_overlap: false", spec.mesh.ep > 1 and spec.model.moe is not None
     for key, given, reason, fix in (
-        ("schedule.kind", spec.schedule.kind not in PAIRED or spec.mesh.pp == 1, "only pairs of dualpipev and dualpipe take turns", turns),
+        ("schedule.kind", spec.schedule.kind not in PAIRED or spec.mesh.pp == 1, f"only pairs of {', '.join(PAIRED)} take turns", turns),
         ("mesh.ep", not sent, "no rows leave their rank", turns),
         ("host.moe_dispatcher", spec.host.gathers_tokens, "turns end where an all-to-all begins", "moe_dispatcher: alltoall"),
         (
@@ -66,12 +66,6 @@ def _turns(checked: Checked) -> Iterator[Diagnostic]:
             spec.sharding.reshard_after_forward,
             "layers would be gathered between turns",
             "reshard_after_forward: false",
-        ),
-        (
-            "model.features.mtp",
-            spec.model.features.mtp is not None,
-            "the ledger does not say what is alive at the exchanges of a prediction depth",
-            turns,
         ),
     ):
         if given:

@@ -3,27 +3,57 @@
 torch's runtime of pipeline actions runs the two parts of `OVERLAP_F_B` one after the other. Here they take turns at every exchange of rows
 (`megarun.parallel.groups.turns`). What each does before and after its computation is what torch's runtime does for a single action; the
 messages of both are sent after the pair.
+
+If both parts belong to one stage, a forward meets layers whose backward has begun. FSDP2 takes a forward of such a layer for a recompute,
+and sets no hooks for the backward of its microbatch, whose gradients would then not be summed before the end of that backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.pipelining.schedules import OVERLAP_F_B, _wait_batch_p2p
 
+from megarun.parallel.apply.gradients import groups_of
 from megarun.parallel.groups.turns import Turns
 
 
-def interleave_pairs(schedule: Any, device: torch.device) -> None:
+def interleave_pairs(schedule: Any, stages: Sequence[nn.Module], device: torch.device) -> None:
     """Make a schedule run its pairs in turns."""
+    for stage in stages:
+        _let_forwards_in(stage)
 
     def pair(action: Any, ctx: Any) -> None:
         forward, backward = action.sub_actions
         Turns(partial(_forward, forward, ctx), partial(_backward, backward, ctx), device).run()
 
     schedule.register_custom_function(OVERLAP_F_B, pair)
+
+
+def _let_forwards_in(stage: nn.Module) -> None:
+    """Make FSDP2 run every forward of a layer as one; recompute calls no layer."""
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = fully_shard.state(module)  # type: ignore[attr-defined]  # set by torch's `contract`
+            module.register_forward_pre_hook(partial(_begins, state), prepend=True)
+            module.register_forward_hook(partial(_ends, state, groups_of(module)), prepend=True)
+
+
+def _begins(state: Any, *_: Any) -> None:
+    if state._training_state is TrainingState.PRE_BACKWARD:
+        state._training_state = TrainingState.FORWARD
+
+
+def _ends(state: Any, groups: Sequence[Any], *_: Any) -> None:
+    """Otherwise a layer whose backward began during its forward is freed and gathered again."""
+    for each in (state, *groups):
+        each._training_state = TrainingState.FORWARD
 
 
 def _forward(action: Any, ctx: Any) -> None:

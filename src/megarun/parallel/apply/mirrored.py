@@ -12,10 +12,8 @@ from typing import Any
 import torch.distributed.pipelining.schedules as torch_schedules
 from torch.distributed.pipelining.schedules import (
     BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
     FORWARD,
     FULL_BACKWARD,
-    OVERLAP_F_B,
     RECV_B,
     RECV_F,
     SEND_B,
@@ -24,18 +22,13 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
-from megaplan.schedules import Action, ActionKind, ScheduleStep, actions, slot_owner
+from megaplan.schedules import Action, actions, slot_owner
+from megarun.parallel.apply.planned import torch_action
 
 HALVES = "halves"
 """Keyword of a step: the keyword inputs of the microbatches of either copy."""
 NOWHERE = -1
 """Rank of the stage number between the two copies."""
-_KINDS = {
-    ActionKind.FORWARD: FORWARD,
-    ActionKind.BACKWARD: FULL_BACKWARD,
-    ActionKind.INPUT: BACKWARD_INPUT,
-    ActionKind.WEIGHT: BACKWARD_WEIGHT,
-}
 
 
 def stage_number(slot: int, num_parts: int) -> int:
@@ -54,18 +47,16 @@ class ScheduleDualPipe(_PipelineScheduleRuntime):
         for stage in self._stages:
             stage.stage_index_to_group_rank = self.stage_index_to_group_rank
         orders = actions("dualpipe", parts, 1, 2 * n_microbatches)
-        self.pipeline_order = {rank: [self._torch_action(step) for step in order] for rank, order in enumerate(orders)}
+        self.pipeline_order = {rank: [torch_action(step, self._place) for step in order] for rank, order in enumerate(orders)}
         reduced: dict[int, list[Any]] = {}
         for rank, order in self.pipeline_order.items():
             gathered: list[Any] = torch_schedules._add_unshard_reshard(order)
             reduced[rank] = torch_schedules._add_reduce_grad(gathered, n_microbatches)
         self.pipeline_order_with_comms = with_transfers(reduced, parts, self.stage_index_to_group_rank.__getitem__)
 
-    def _torch_action(self, step: ScheduleStep) -> _Action:
-        if isinstance(step, Action):
-            half = step.microbatch % self._n_microbatches
-            return _Action(stage_number(step.slot, self.pp_group_size), _KINDS[step.kind], half)
-        return _Action(-1, OVERLAP_F_B, None, tuple(map(self._torch_action, step.parts)))
+    def _place(self, action: Action) -> tuple[int, int]:
+        """Torch's stage index and the copy's own number of a microbatch."""
+        return stage_number(action.slot, self.pp_group_size), action.microbatch % self._n_microbatches
 
     def _split_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Inputs by microbatch; the keyword inputs of either copy as a pair."""

@@ -22,6 +22,7 @@ from megarun.parallel.apply.interleaved import interleave_pairs
 from megarun.parallel.apply.mirrored import HALVES, ScheduleDualPipe
 from megarun.parallel.apply.order import check_order
 from megarun.parallel.apply.pipeline_stage import pipeline_stage
+from megarun.parallel.apply.planned import SchedulePaired1F1B
 from megarun.parallel.apply.whole import whole_state
 from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.tensor import TensorParallel, tensor_parallel
@@ -41,10 +42,14 @@ class Runner(Protocol):
         ...
 
 
+OWN: dict[str, type[PipelineScheduleMulti]] = {"dualpipe": ScheduleDualPipe, "paired_1f1b": SchedulePaired1F1B}
+"""Classes of schedules that torch does not have."""
+
+
 def schedule_class(kind: str) -> type[PipelineScheduleSingle | PipelineScheduleMulti]:
     """Torch's class of a schedule, or megarun's of one that torch does not have."""
     name = SCHEDULES[kind].torch_name
-    found: type[PipelineScheduleSingle | PipelineScheduleMulti] = ScheduleDualPipe if name is None else get_schedule_class(name)
+    found: type[PipelineScheduleSingle | PipelineScheduleMulti] = OWN[kind] if name is None else get_schedule_class(name)
     return found
 
 
@@ -188,7 +193,7 @@ class PipelineRunner:
         if several:
             leave_gathering_to_fsdp(self._schedule)
         if spec.interleaves_pairs:
-            interleave_pairs(self._schedule, mesh.device)
+            interleave_pairs(self._schedule, stages, mesh.device)
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """See `Runner`."""

@@ -145,6 +145,7 @@ class ExpertParallel:
         routing: Source of the splits on the host.
         slices: The ETP group: the ranks with the slices of this rank's experts.
         by_gather: True if every rank gathers all tokens, instead of the rows of its experts.
+        passes_turns: True if the other computation of a pair runs during an exchange, where there is a pair.
     """
 
     degree: int
@@ -153,6 +154,7 @@ class ExpertParallel:
     routing: Routing
     slices: TensorParallel = ALONE
     by_gather: bool = False
+    passes_turns: bool = True
 
     @property
     def travels(self) -> bool:
@@ -314,7 +316,7 @@ class _Exchange(torch.autograd.Function):
 
 def _moved(ep: ExpertParallel, sent: Sequence[int], received: Sequence[int], rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """All-to-alls of these rows; the other computation of a pair runs while they are on their way."""
-    if not takes_turns():
+    if not (ep.passes_turns and takes_turns()):
         return tuple(ep.all_to_all(each, sent, received) for each in rows)
     started = [ep.start_all_to_all(each, sent, received) for each in rows]
     hand_over()
