@@ -19,6 +19,7 @@ from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.families.attention_residuals import PACK, UNPACK
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.depths import depth_sums
 from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
 from megaplan.hosts.megarun.storage import BlockStorage
@@ -68,6 +69,10 @@ class Chunk:
         output_bytes: A microbatch's output for another stage; 0 if it ends the model, or without a pipeline.
         packs: True if its last unit makes that output of several values.
         choices: The choice of keys that the stage holds as a unit's forward begins, for each unit, for a layer from it on.
+        offloaded: True for each unit whose kept tensors are in host memory between its forward and its backward.
+        before: Bytes that the units before each one keep on the device while it runs, inputs included; last, those between passes. What
+            an offloaded unit keeps leaves the device while the next unit runs forward, and comes back while that runs backward.
+        on_host: Bytes that each offloaded unit has in host memory for a microbatch, each tensor rounded as the allocator does.
     """
 
     late_bytes = waiting_bytes = waiting_slack_bytes = kept_input_bytes = 0
@@ -78,6 +83,7 @@ class Chunk:
         units: Sequence[Unit],
         policy: ChunkPolicy,
         values: tuple[int, int] = (1, 1),
+        offloaded: Sequence[bool] = (),
     ) -> None:
         """Computes the sums.
 
@@ -86,6 +92,7 @@ class Chunk:
             units: The blocks of these names.
             policy: Settings of the host.
             values: Tensors of one residual stream's size that it receives, and that it sends.
+            offloaded: See the class; none if empty.
         """
         self.names, self.units, self.policy, self.has_mtp, self.root = stored.names, tuple(units), policy, stored.has_mtp, stored.root
         boundary = policy.boundary_bytes if policy.pipelined else 0
@@ -93,10 +100,11 @@ class Chunk:
         # the stage output, held until backward, and its received gradient
         self.output_bytes = 0 if stored.is_last else values[1] * boundary
         self.packs = self.names[-1] == PACK
-        self.before = [0, *accumulate([unit.kept_bytes for unit in units])]  # bytes that units 0 … i − 1 keep, inputs included
+        self.offloaded = tuple(offloaded) or (False,) * len(units)
+        self.before, self.on_host = _kept_before(units, self.offloaded)
         self.saved_bytes: int = self.before[-1] + self.output_bytes
         self.choices = self._choices()
-        self.slack_bytes: int = sum([unit.slack_bytes for unit in units])
+        self.slack_bytes: int = sum([unit.slack_bytes * (not away) for unit, away in zip(units, self.offloaded, strict=True)])
         self.layers_gathered_bytes = stored.layers_together.gathered_bytes
         self.gathered_bytes = self.root.gathered_bytes + self.layers_gathered_bytes
         self.unsharded_bytes: int = self.root.unsharded_bytes + stored.layers_together.unsharded_bytes
@@ -323,8 +331,9 @@ class Chunk:
         cells = NO_BYTES.copy()
         cells[ACTIVATIONS] = activations + count * self.before[-1] + self.before[stop]
         for index, unit in enumerate(self.units):
+            number = count + (index < stop) if not self.offloaded[index] else int(index == stop - 1)
             for column, size in unit.elsewhere:
-                kept = size * (count + 1 if index < stop else count)
+                kept = size * number
                 cells[column] += kept
                 cells[ACTIVATIONS] -= kept
         return cells
@@ -364,6 +373,16 @@ class Chunk:
             for index, name in enumerate(self.names):
                 carried[index] += self.policy.boundary_bytes if name.startswith("mtp.") else 0
         return carried
+
+
+def _kept_before(units: Sequence[Unit], offloaded: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """`Chunk.before` and `Chunk.on_host` of units of which some are offloaded."""
+    before, on_host = [0, *accumulate([0 if away else unit.kept_bytes for unit, away in zip(units, offloaded, strict=True)])], []
+    for index, unit in enumerate(units):
+        if offloaded[index]:
+            before[index + 1] += unit.kept_bytes if index + 1 < len(units) else 0
+            on_host.append(unit.kept_bytes + unit.slack_bytes + slack_bytes([unit.input_bytes]))
+    return before, on_host
 
 
 def _issued(issued: int, groups: Iterable[GroupBytes], last: GroupBytes) -> tuple[int, int]:

@@ -240,10 +240,18 @@ class Evaluation:
             sends, receives = (self._on_the_same_rank(slot, step) for step in (1, -1))
             chunk: Chunk = SplitBackwardChunk(named, units, policy, values, sends_locally=sends, receives_locally=receives)
         else:
-            chunk = Chunk(named, units, policy, values)
+            chunk = Chunk(named, units, policy, values, self._offloaded(named.names))
         step_sums = sum([count * self.step_sum_bytes.get(family, 0) for family, count in stored.families.items()])
         step_sums += sum([storage.maxima_bytes for storage in stored.blocks])
         return new(SlotParts, (chunk, stored, step_sums))
+
+    def _offloaded(self, names: Sequence[str]) -> tuple[bool, ...]:
+        """True for each block of a slot whose kept tensors are in host memory between its passes; empty without any."""
+        spec, layers = self.spec, self.inventory.layers
+        if not spec.host.activation_offload:
+            return ()
+        numbers = [int(name.removeprefix("layers.")) if name.startswith("layers.") else -1 for name in names]
+        return tuple([index >= 0 and spec.offloads(index, layers[index].family) for index in numbers])
 
     def _with_boundaries(self, stored: SlotStorage, units: list[Unit], values: tuple[int, int]) -> tuple[SlotStorage, list[Unit]]:
         """The units of a slot with those that cut what it receives and join what it sends, under attention residuals."""

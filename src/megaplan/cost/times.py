@@ -76,6 +76,10 @@ def model_times(spec: Spec, inventory: Inventory, rates: Rates | None = None) ->
         if make not in made:
             made[make] = layer_time(spec, rates, block, make[1], scaled=make[2])
         layers.append(made[make])
+    if spec.host.activation_offload:
+        from megaplan.cost.offload import with_copies  # noqa: PLC0415
+
+        layers = with_copies(spec, inventory, rates, layers)
     return ModelTimes(tuple(layers), *end_times(spec, rates), rates.issue_ns)
 
 

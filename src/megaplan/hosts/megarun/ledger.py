@@ -12,7 +12,7 @@ from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import SharedNorm, cast_program, cast_shapes, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
 from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
-from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part, relation_bias_part, side_part
+from megaplan.hosts.megarun.embedding import boundary_bytes, embedding_part, final_norm_part, head_part, relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
@@ -65,6 +65,13 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockB
     else:
         gradients = {name: prod(shape) * size for name, shape in parameter_shapes(spec, dims, block_name, block).items()}
     return weigh(part, gradients, in_place=dtype is spec.precision.grads)
+
+
+def layer_kept_bytes(spec: Spec, name: str, block: Block) -> int:
+    """Bytes that a layer keeps of one microbatch, its input included."""
+    dims = local_dims(spec)
+    found = block_bytes(spec, dims, name, block)
+    return found.saved_bytes + boundary_bytes(dims) * found.keeps_input
 
 
 ENDS = ("embedding", *SIDES)
