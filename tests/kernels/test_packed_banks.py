@@ -16,7 +16,7 @@ def packed_of(stack: Tensor | None, scaling: str, shards: int, *, turned: bool) 
         return None, None
     count, rows, columns = stack.shape
     wide = stack.abs().float()
-    numbers = {"tensor": wide.max().view(1), "rows": wide.amax(1).flatten(), "nvfp4": wide.amax((1, 2)), "mxfp8": None}[scaling]
+    numbers = {"tensor": wide.max().view(1), "rows": wide.amax(1).flatten(), "mxfp8": None}.get(scaling, wide.amax((1, 2)))
     packed = torch.zeros((count * rows, facts.packed_columns(columns, scaling)), dtype=torch.uint8)
     step = count * rows // shards
     for start in range(0, count * rows, step):
@@ -26,12 +26,12 @@ def packed_of(stack: Tensor | None, scaling: str, shards: int, *, turned: bool) 
             stop, own = min(start + step, (expert + 1) * rows), numbers
             if scaling in facts.OWN_LARGEST and numbers is not None:
                 own = numbers.view(count, -1)[expert]
-            pack_weight(stack.flatten(0, 1)[place:stop], scaling, packed[place:stop], own, stack.dtype, turned=turned)
+            pack_weight(stack.flatten(0, 1)[place:stop], scaling, packed[place:stop], own, stack.dtype, turned=turned, place=place % rows)
             place = stop
     return packed, numbers
 
 
-@pytest.mark.parametrize("scaling", ["tensor", "rows", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("scaling", list(facts.PACKED_ROWS))
 @pytest.mark.parametrize(("gated", "kinds"), [(True, "gud"), (True, "d"), (False, "ud"), (False, "u")])
 @pytest.mark.parametrize(("shards", "dtype"), [(2, torch.bfloat16), (8, torch.float32)])
 def test_results_are_those_of_the_matrices(

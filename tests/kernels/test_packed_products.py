@@ -17,7 +17,7 @@ from megakernels.ops.fp8_linear import choice, facts, reference
 from megakernels.ops.fp8_linear import op as fp8_linear
 from megakernels.ops.fp8_linear.weights import pack_weight
 
-SCALINGS = pytest.mark.parametrize("scaling", ["tensor", "rows", "mxfp8", "nvfp4"])
+SCALINGS = pytest.mark.parametrize("scaling", list(facts.PACKED_ROWS))
 
 
 def gathered(weight: Tensor, scaling: str, shards: int, dtype: torch.dtype, *, turned: bool) -> tuple[Tensor, Tensor | None]:
@@ -27,10 +27,13 @@ def gathered(weight: Tensor, scaling: str, shards: int, dtype: torch.dtype, *, t
     filled = torch.zeros((chunk * shards, columns), dtype=weight.dtype)
     filled[:rows] = weight
     largest = filled.to(dtype).abs().float()
-    largest = largest.amax(0) if scaling == "rows" else largest.max().view(1)
+    if scaling == "fp8_blockwise":
+        largest = torch.stack([torch.stack([each.max() for each in part.split(128, 1)]) for part in largest[:rows].split(128)]).flatten()
+    else:
+        largest = largest.amax(0) if scaling == "rows" else largest.max().view(1)
     packed = torch.zeros((chunk * shards, facts.packed_columns(columns, scaling)), dtype=torch.uint8)
-    for shard, out in zip(filled.split(chunk), packed.split(chunk), strict=True):
-        pack_weight(shard, scaling, out, None if scaling == "mxfp8" else largest, dtype, turned=turned)
+    for index, (shard, out) in enumerate(zip(filled.split(chunk), packed.split(chunk), strict=True)):
+        pack_weight(shard, scaling, out, None if scaling == "mxfp8" else largest, dtype, turned=turned, place=index * chunk)
     return packed[:rows], None if scaling == "mxfp8" else largest
 
 
@@ -41,7 +44,7 @@ def test_shards_make_the_operand_of_the_whole(scaling: str, seed: int, monkeypat
     block = facts.PACKED_ROWS[scaling]
     shards, (dtype, stored) = drawn.choice([2, 3, 5]), drawn.choices([torch.bfloat16, torch.float32], k=2)
     rows = shards * 32 * drawn.randint(1, 3) - drawn.choice([0, 16 if block <= 16 else 0])
-    columns = 32 * drawn.randint(1, 5)
+    columns = 32 * drawn.randint(1, 5) + (128 if scaling == "fp8_blockwise" else 0)
     weight = made(rows, columns, seed=seed, dtype=stored)
     weight[0] = 0
     assert facts.packs(-(-rows // shards), columns, scaling) == ((-(-rows // shards)) % block == 0)
@@ -77,13 +80,14 @@ def test_products_with_packed_weights_are_those_with_the_weights(scaling: str) -
     assert torch.equal(made_here, fp8_input_gradients(gradients, weights, scaling, "e4m3"))
 
 
-@pytest.mark.parametrize(
-    ("scaling", "casts", "elements"), list(product(["tensor", "rows", "mxfp8", "nvfp4"], [False, True], [1 << 22, 64 * 160]))
-)
+@pytest.mark.parametrize(("scaling", "casts", "elements"), list(product(list(facts.PACKED_ROWS), [False, True], [1 << 22, 64 * 160])))
 def test_packing_allocates_what_the_facts_say(scaling: str, casts: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "SCALED_SLICE_ELEMENTS", elements)
     shard = made(192, 160, dtype=torch.float32 if casts else torch.bfloat16)
-    packed, largest = torch.empty((192, facts.packed_columns(160, scaling)), dtype=torch.uint8), torch.ones(facts.num_largest(160, scaling))
+    packed, largest = (
+        torch.empty((192, facts.packed_columns(160, scaling)), dtype=torch.uint8),
+        torch.ones(facts.num_largest(192, 160, scaling)),
+    )
     stated, peaks = facts.packing_bytes(192, 160, scaling, 2, casts=casts), []
     for turned in (False, True):
         with Peak((shard, packed, largest)) as counted:

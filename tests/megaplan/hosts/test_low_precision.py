@@ -81,7 +81,7 @@ def test_what_another_operation_keeps_in_sixteen_bits_has_no_copy() -> None:
 
 def test_a_dense_block_saves_its_activation_in_eight_bits_and_its_products_in_sixteen() -> None:
     wide, narrow = saved(spec_of(), 1), saved(spec_of({"name": "fp8_blockwise"}), 1)
-    assert narrow["activation.low"] == ROWS * F + 4 * (ROWS // 128) * F
+    assert (narrow["down_proj.low"], narrow["down_proj.low_scales"]) == (ROWS * F, 4 * (ROWS // 128) * F)
     assert (narrow["gate"], narrow["up"]) == (wide["gate"], wide["up"]) == (2 * ROWS * F, 2 * ROWS * F)
 
 
@@ -171,6 +171,7 @@ def test_weights_whose_shards_cut_a_block_are_gathered_as_they_are() -> None:
     assert gathered("fp8_rowwise", 2, reshard_after_forward=False) == weights + 2 * scales + 2 * 256
     assert gathered("mxfp8", 2) == weights // 2 * 33 // 32 + 2 * 256
     assert gathered("mxfp8", 2, reshard_after_forward=False) == weights * 33 // 32 + 2 * 256
+    assert [gathered("fp8_blockwise", degree) for degree in (2, 32)] == [weights // 2 + 2 * 256] * 2
     assert gathered("nvfp4", 2) == weights * 9 // 32 + 2 * 256
     assert gathered("nvfp4", 2, first_last_bf16=(2, 0)) == wide
     assert gathered("mxfp8", 32) == wide  # shards of 16 and 8 rows
@@ -187,6 +188,7 @@ def test_banks_are_packed_as_the_rows_of_all_their_matrices() -> None:
         ("fp8_rowwise", elements + 4 * 4 * (2 * 64 + H), 4 * 4 * (2 * H + 64)),
         ("mxfp8", elements * 33 // 32, 0),
         ("nvfp4", elements * 9 // 16, 3 * 4 * 4),
+        ("fp8_blockwise", elements, 3 * 4 * 4 * 2),  # two blocks a matrix
     ):
         given = {"name": name, "param_gather": True}
         spec = spec_of(given, model=model, mesh={"dp_shard": 4, "ep": 2}, sharding={"reshard_after_forward": True}, device={"name": "b200"})
@@ -225,7 +227,6 @@ def test_explain_lists_what_is_packed_and_why_the_rest_is_not() -> None:
         ({"name": "fp8_delayed", "first_last_bf16": (1, 0)}, {}, "MP724", "precision.recipe.first_last_bf16"),
         ({"name": "fp8_current", "head": True}, {}, "MP905", "precision.recipe.head"),
         ({"name": "fp8_current", "attention": True}, {}, "MP905", "precision.recipe.attention"),
-        ({"name": "fp8_blockwise", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
         ({"name": "fp8_delayed", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
     ],
 )

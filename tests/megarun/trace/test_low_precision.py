@@ -89,11 +89,25 @@ def test_estimate_is_what_the_runtime_allocates(
         ("nvfp4", "AMDR", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, **SELECTIVE}, NARROW),
         ("mxfp8", "AEE", EXPERTS | OPTIONS, NARROW),
         ("nvfp4", "AEE", {"mesh": {"dp_shard": 2, "ep": 2}, **EXPERTS}, BF16),
+        ("fp8_blockwise", "AMDA", {"mesh": {"tp": 2}}, BF16),
+        pytest.param("fp8_blockwise", "AEE", EXPERTS | OPTIONS, NARROW, marks=pytest.mark.slow),
+        pytest.param("fp8_blockwise", "AEE", {"mesh": {"dp_shard": 2, "ep": 2}, **EXPERTS}, BF16, marks=pytest.mark.slow),
+        pytest.param(
+            "fp8_blockwise",
+            "AMDR",
+            {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, **SELECTIVE},
+            NARROW,
+            marks=pytest.mark.slow,
+        ),
         pytest.param("nvfp4", "AMDA", {"mesh": {"tp": 2}, **SELECTIVE}, BF16, marks=pytest.mark.slow),
         pytest.param("mxfp8", "AEE", {"mesh": {"tp": 2, "ep": 2}, **EXPERTS, **SELECTIVE, **LATENT}, BF16, marks=pytest.mark.slow),
         pytest.param("nvfp4", "AD", {"mesh": {"cp": 2}, "data.packing": "documents", **FULL}, BF16, marks=pytest.mark.slow),
     ],
-    ids=["tp", "pp-dp-selective", "experts-options", "experts-ep", "tp-selective", "experts-tp-ep-selective", "cp-packed-full"],
+    ids=[
+        *("tp", "pp-dp-selective", "experts-options", "experts-ep"),
+        *("blocks-tp", "blocks-experts-options", "blocks-experts-ep", "blocks-pp-dp-selective"),
+        *("tp-selective", "experts-tp-ep-selective", "cp-packed-full"),
+    ],
 )
 def test_scales_of_blocks_are_counted(
     job_with: Callable[..., Any], name: str, pattern: str, settings: dict[str, Any], precision: dict[str, Any]
@@ -132,12 +146,25 @@ GATHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any
     "rows-banks-narrow": ("fp8_rowwise", "EDE", {"mesh": {"dp_shard": 4, "ep": 2}, **BANKS}, NARROW, {}),
     "mx-banks": ("mxfp8", "AED", {"mesh": {"dp_shard": 4, "ep": 2}, **BANKS, **RESHARD}, BF16, {}),
     "nv-banks-pp": ("nvfp4", "AEDE", {"mesh": {"pp": 2, "dp_shard": 4, "ep": 2}, "schedule.num_microbatches": 4, **BANKS}, BF16, {}),
+    "blocks": ("fp8_blockwise", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, BF16, {"first_last_bf16": (1, 0)}),
+    "blocks-kept-narrow": ("fp8_blockwise", "AMDA", {"mesh": {"dp_shard": 2, "tp": 2}}, NARROW, {}),
+    "blocks-uneven": ("fp8_blockwise", "ADDA", {"mesh": {"dp_shard": 5}, **RESHARD}, BF16, {}),
+    "blocks-parts": ("fp8_blockwise", "DDAD", {"mesh": {"dp_shard": 4}, **PARTS}, BF16, {}),
+    "blocks-banks-pp": (
+        "fp8_blockwise",
+        "AEDE",
+        {"mesh": {"pp": 2, "dp_shard": 4, "ep": 2}, "schedule.num_microbatches": 4, **BANKS},
+        BF16,
+        {},
+    ),
+    "blocks-wide": ("fp8_blockwise", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, dict.fromkeys(NARROW, "fp32"), {}),
     "nv-wide": ("nvfp4", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, dict.fromkeys(NARROW, "fp32"), {}),
 }
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in ("mx-ends", "nv-parts", "rows") else pytest.mark.slow) for name in GATHERS]
+    "case",
+    [pytest.param(name, marks=() if name in ("mx-ends", "nv-parts", "rows", "blocks-uneven") else pytest.mark.slow) for name in GATHERS],
 )
 def test_packed_gathers_are_counted(job_with: Callable[..., Any], case: str) -> None:
     """Weights of layers that a recipe covers, if shards have whole blocks; the bytes that are packed, and those while they are."""

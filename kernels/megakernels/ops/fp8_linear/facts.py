@@ -7,6 +7,7 @@ reads it scaled. torch's scaled product takes dims that 16 divides.
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from megakernels.facts import Pass, ceil_div
@@ -15,10 +16,14 @@ MULTIPLE = 16
 """Divisor of the dims of torch's scaled product; operands are padded with zeros."""
 SCALED_SLICE_ELEMENTS = 1 << 22
 """Elements that plain torch scales at once before they are rounded to eight bits."""
-SCALE_BYTES = 4
-"""Bytes of a scale."""
-BLOCKS = {"mxfp8": 32, "nvfp4": 16}
-"""Elements of the summed dim that have a scale of one byte, by scaling; products of such operands are emulated in fp32."""
+SCALE_BYTES, INDEX_BYTES = 4, 8
+"""Bytes of a scale, and of a row's block."""
+BLOCKS = {"mxfp8": 32, "nvfp4": 16, "fp8_blockwise": 128}
+"""Elements of the summed dim that have a scale, by scaling; products of such operands are emulated in fp32."""
+BLOCK_SCALE_BYTES = {"mxfp8": 1, "nvfp4": 1, "fp8_blockwise": 4}
+"""Bytes of such a scale."""
+SQUARE_ROWS = {"mxfp8": 1, "nvfp4": 16, "fp8_blockwise": 128}
+"""Rows of a weight whose blocks share a scale."""
 VALUE_BYTES = 4
 """Bytes of an emulated operand's element."""
 SCALED_TILE = 128
@@ -30,12 +35,15 @@ WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
 READS_FUSED, READS_PLAIN = 2, 4
 """Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes; one where `in_one_pass`."""
 LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
-PACKED_ROWS = {"tensor": 1, "rows": 1, "mxfp8": 32, "nvfp4": 16}
-"""Rows of a weight that a shard has together for its scales, by the scalings whose weights can be packed."""
+PACKED_ROWS = {"tensor": 1, "rows": 1, "mxfp8": 32, "nvfp4": 16, "fp8_blockwise": 1}
+PACKED_COLUMNS = {"tensor": MULTIPLE, "rows": MULTIPLE, "mxfp8": 32, "nvfp4": 16, "fp8_blockwise": MULTIPLE}
+"""Divisors of the rows of a shard, and of its columns, by the scalings whose weights can be packed."""
 TWO_FORMS = frozenset({"rows", "mxfp8"})
 """Scalings whose packed weights are others for the gradient of the input than for the forward."""
-OWN_LARGEST = frozenset({"rows", "nvfp4"})
+OWN_LARGEST = frozenset({"rows", "nvfp4", "fp8_blockwise"})
 """Scalings of a bank of matrices of which each has its own largest magnitudes, not the bank."""
+PACKED_SLICE = 32
+"""Divisor of the rows of a shard that are packed at once."""
 NOTHING = Pass(0, 0, 0)
 ROUND, SCALED_PRODUCT = "fp8.round", "fp8.product"
 """Kinds of the kernels: copies, and products of two copies."""
@@ -151,7 +159,7 @@ class BlockLinears(NamedTuple):
         width: Width of the input.
         outs: Widths of the outputs.
         itemsize: Bytes of an element of activations.
-        scaling: mxfp8 or nvfp4.
+        scaling: mxfp8, nvfp4 or fp8_blockwise.
         packed: True for each weight that is given packed; of none if empty.
     """
 
@@ -169,7 +177,7 @@ class BlockLinears(NamedTuple):
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of one scale of the kept copy."""
+        """One: scales of the kept copy are counted as bytes."""
         return 1
 
     def kept_shape(self, rows: int) -> tuple[int, int]:
@@ -179,7 +187,8 @@ class BlockLinears(NamedTuple):
     @property
     def num_scales(self) -> int:
         """Bytes of the kept copy's scales, with the factor of the matrix."""
-        return ceil_div(self.rows, BLOCKS[self.scaling]) * padded(self.width) + (SCALE_BYTES if self.scaling == "nvfp4" else 0)
+        count = ceil_div(self.rows, BLOCKS[self.scaling]) * padded(self.width)
+        return count * BLOCK_SCALE_BYTES[self.scaling] + (SCALE_BYTES if self.scaling == "nvfp4" else 0)
 
     def keeping_bytes(self, rows: int) -> int:
         """Bytes inside the operation that makes the kept copy of `rows` tokens, which is allocated last."""
@@ -192,7 +201,7 @@ class BlockLinears(NamedTuple):
         own = self._values(self.rows, self.width)
         peak = own + self._making(self.rows, self.width)
         for out, packed in each_weight(self.outs, self.packed):
-            making = self._restoring(out) if packed else self._making(out, self.width)
+            making = self._restoring(out, self.width) if packed else self._making(out, self.width)
             peak = max(peak, own + self._values(out, self.width) + max(making, VALUE_BYTES * self.rows * out))
         return peak
 
@@ -203,23 +212,24 @@ class BlockLinears(NamedTuple):
 
     def _input_gradient(self, index: int, out: int, packed: bool) -> int:
         first, product = self._values(self.rows, out), self.rows * self.width * (VALUE_BYTES + (self.itemsize if index else 0))
-        making = self._restoring(out) if packed else self._making(self.width, out)
+        making = self._restoring(self.width, out) if packed else self._making(self.width, out)
         second = self._values(self.width, out) + max(making, product)
         return first + max(self._making(self.rows, out, random=True), second)
 
     def weight_gradient_bytes(self, *, given: bool) -> int:
         """Bytes inside the products that make the weights' gradients, where the input's kept copy is given or its values made inside."""
         own = self._values(self.width, self.rows)
-        restoring = VALUE_BYTES * (self.num_scales + (self.rows * self.width if self.scaling == "nvfp4" else 0))
+        decoded = 0 if self.scaling == "fp8_blockwise" else self.num_scales
+        restoring = VALUE_BYTES * (decoded + (self.rows * self.width if self.scaling == "nvfp4" else 0))
         peak = own + (restoring if given else self._making(self.width, self.rows))
         for out in self.outs:
             inside = max(self._making(out, self.rows, random=True), VALUE_BYTES * out * self.width)
             peak = max(peak, own + self._values(out, self.rows) + inside)
         return peak
 
-    def _restoring(self, out: int) -> int:
+    def _restoring(self, rows: int, columns: int) -> int:
         """Bytes inside the making of values of a packed weight: its scales, or codes and levels of every other element."""
-        scales, elements = out * self.width // BLOCKS[self.scaling], out * self.width if self.scaling == "nvfp4" else 0
+        scales, elements = rows * ceil_div(columns, BLOCKS[self.scaling]), rows * columns if self.scaling == "nvfp4" else 0
         return VALUE_BYTES * max(scales, elements)
 
     def _values(self, rows: int, columns: int) -> int:
@@ -229,14 +239,15 @@ class BlockLinears(NamedTuple):
         """Bytes inside the rounding of one slice: elements in eight bits, or units and random numbers; scales and their values."""
         size = BLOCKS[self.scaling]
         summed = rounded_up(columns, size)
-        elements = min(rows, rounded_up(slice_rows(rows, summed), 16)) * summed
-        scales = rounded_up(elements // summed, 16) * summed // size * (1 + 2 * VALUE_BYTES)
-        return scales + (elements if self.scaling == "mxfp8" else VALUE_BYTES * (elements * (1 + random) + 2))
+        elements = min(rows, rounded_up(slice_rows(rows, summed), max(16, SQUARE_ROWS[self.scaling]))) * summed
+        stored = 0 if self.scaling == "fp8_blockwise" else 1
+        scales = rounded_up(elements // summed, 16) * summed // size * (stored + 2 * VALUE_BYTES)
+        return scales + (VALUE_BYTES * (elements * (1 + random) + 2) if self.scaling == "nvfp4" else elements)
 
 
 def packs(rows: int, columns: int, scaling: str) -> bool:
     """True if a shard of a weight with this shape has whole blocks of scales, so that it can be packed."""
-    return rows % PACKED_ROWS[scaling] == 0 and columns % BLOCKS.get(scaling, MULTIPLE) == 0
+    return rows % PACKED_ROWS[scaling] == 0 and columns % PACKED_COLUMNS[scaling] == 0
 
 
 def packed_columns(columns: int, scaling: str) -> int:
@@ -249,9 +260,14 @@ def unpacked_columns(num_bytes: int, scaling: str) -> int:
     return (num_bytes - _row_bytes(scaling)) * _parts(scaling)[1] // _parts(scaling)[0]
 
 
-def num_largest(columns: int, scaling: str) -> int:
-    """Largest magnitudes of a whole weight that the packing of its shards needs: of all of it, or of each column."""
-    return {"mxfp8": 0, "rows": columns}.get(scaling, 1)
+def num_largest(rows: int, columns: int, scaling: str) -> int:
+    """Largest magnitudes of a whole weight that the packing of its shards needs: of all of it, of each column or of each block."""
+    return {"mxfp8": 0, "rows": columns, "fp8_blockwise": prod(squares(rows, columns))}.get(scaling, 1)
+
+
+def squares(rows: int, columns: int) -> tuple[int, int]:
+    """Blocks of a weight with a scale each, down and across; shards may divide one."""
+    return ceil_div(rows, SQUARE_ROWS["fp8_blockwise"]), ceil_div(columns, BLOCKS["fp8_blockwise"])
 
 
 def _row_bytes(scaling: str) -> int:
@@ -261,18 +277,21 @@ def _row_bytes(scaling: str) -> int:
 
 def _parts(scaling: str) -> tuple[int, int]:
     """Bytes of so many elements of a packed row."""
-    return {"tensor": (1, 1), "rows": (1, 1), "mxfp8": (33, 32), "nvfp4": (9, 16)}[scaling]
+    return {"tensor": (1, 1), "rows": (1, 1), "mxfp8": (33, 32), "nvfp4": (9, 16), "fp8_blockwise": (1, 1)}[scaling]
 
 
 def packing_bytes(rows: int, columns: int, scaling: str, itemsize: int, *, casts: bool) -> int:
     """Bytes inside the packing of a shard, `itemsize` a rounded element: of one slice, which may be rounded first."""
-    height = min(rows, rounded_up(slice_rows(rows, columns), max(BLOCKS.values())))
+    height = min(rows, rounded_up(slice_rows(rows, columns), PACKED_SLICE))
     elements = height * columns
     if scaling == "tensor":
         return (elements * (1 + casts) + 1) * itemsize
     if scaling == "rows":  # factors of rows or of columns, in fp32 and as they multiply
         factors = max(height, columns) * (VALUE_BYTES + itemsize * (itemsize != VALUE_BYTES))
         return elements * (1 + casts) * itemsize + factors
+    if scaling == "fp8_blockwise":
+        values = (1 + BLOCKS[scaling]) * squares(height, columns)[1]
+        return height * (VALUE_BYTES * values + INDEX_BYTES) + elements * itemsize * casts
     making = BlockLinears(0, 0, (), itemsize, scaling)._making(height, columns)
     return VALUE_BYTES * elements + max(elements * itemsize * casts, making)
 
