@@ -25,7 +25,7 @@ RECOMPUTED = ("moe_act", "mlp", "mla_up_proj")
 TRAINED_SECTION = """## What megarun trains
 
 `fp8_current` (one scale per matrix) and `fp8_rowwise` (one scale per row and column of a product), for the linears and the expert banks
-of the layers that `families` and `first_last_bf16` cover. Head, prediction depths, embeddings, routers, the sparse indexer and the
+of the layers that `families` and `first_last_bf16` cover. Prediction depths, embeddings, routers, the sparse indexer and the
 attention core stay in 16 bits.
 Inputs and weights are e4m3. Outputs' gradients are e5m2 under fp8_current and e4m3 under fp8_rowwise, as in torchao, unless `format` says
 otherwise; all three products of a linear multiply in 8 bits. Scales are powers of two ([decision
@@ -79,6 +79,12 @@ experts are packed as the rows of all its experts, of which each has whole block
 are layers of `first_last_bf16`, norms, routers and all that the recipe leaves out; a larger width, or a smaller `dp_shard`, makes the rows
 of shards whole. `estimate --explain` lists the weights that are packed and those that are not, with the reason. What no other rank shares
 is not gathered, and nothing changes.
+
+With `head` the output head's three products are in the recipe's bits, under every recipe that is trained, and those of prediction depths,
+which share it; Transformer Engine's is a linear as others. A tied head quantises the embedding's matrix. Its input is kept in 16 bits
+and quantised again in backward. Where head and loss are one operation (`host.kernels: triton`) the rows are quantised once a pass, and a
+slice of the weight and of the logits' gradient for each product; slices have multiples of 128 words, and scales of the whole matrix are a
+slice's. With `vocab_parallel` each rank quantises its words.
 
 Under mxfp8 forward and the gradient of the input multiply other elements: blocks along the columns, and along the rows. As in Transformer
 Engine, a gather in forward brings the ones and a gather in backward the others. One gather brings both, 2.06 bytes per element, where it

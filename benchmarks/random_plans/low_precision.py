@@ -99,6 +99,7 @@ def add_trained_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     if spec.model.num_layers > 1:
         draw.maybe(recipe, 0.3, first_last_bf16=[1, 0])
     draw.maybe(recipe, 0.3, format=lambda: draw.choice(["hybrid", "e4m3"]))
+    draw.maybe(recipe, 0.3, head=True)
     sections["model"] = changed["model"]
     sections.setdefault("precision", {})["recipe"] = recipe
 
@@ -174,6 +175,8 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
     draw.maybe(recipe, 0.5, families=lambda: draw.sample(letters, draw.randint(1, len(letters))))
     wide = spec.precision.params is DType.FP32 or bool(spec.precision.families)
     recipe["param_gather"] &= name in PACKED and name not in EMULATED and "first_last_bf16" not in recipe and not wide
+    if name in TRAINED:
+        draw.maybe(recipe, 0.3, head=True)
     return recipe
 
 

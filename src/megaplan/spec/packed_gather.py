@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-from megakernels.ops.fp8_linear.facts import (
+from megakernels.ops.fp8_linear.facts import SCALE_BYTES
+from megakernels.ops.fp8_linear.packing.facts import (
     OWN_LARGEST,
     PACKED_COLUMNS,
     PACKED_ROWS,
-    SCALE_BYTES,
     TWO_FORMS,
     num_largest,
     packed_columns,

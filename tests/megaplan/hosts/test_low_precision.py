@@ -225,7 +225,7 @@ def test_explain_lists_what_is_packed_and_why_the_rest_is_not() -> None:
         ({"name": "fp8_current", "families": ("M",)}, {}, "MP721", "precision.recipe.families"),
         ({"name": "fp8_current", "first_last_bf16": (3, 2)}, {}, "MP723", "precision.recipe.first_last_bf16"),
         ({"name": "fp8_delayed", "first_last_bf16": (1, 0)}, {}, "MP724", "precision.recipe.first_last_bf16"),
-        ({"name": "fp8_current", "head": True}, {}, "MP905", "precision.recipe.head"),
+        ({"name": "fp8_delayed", "head": True}, {}, "MP905", "precision.recipe.head"),
         ({"name": "fp8_current", "attention": True}, {}, "MP905", "precision.recipe.attention"),
         ({"name": "fp8_delayed", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
     ],

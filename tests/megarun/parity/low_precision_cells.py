@@ -8,7 +8,7 @@ it: that cell is judged by its course, gradients of every step, and both optimiz
 compared under TP where each rank has whole ones: rounding by the scale of a part moves gradients by 6e-4 otherwise.
 """
 
-from parity_cells import C2, OTHER, RESHARD, SELECTIVE, T2, Cell, pattern
+from parity_cells import C2, KERNELS, OTHER, RESHARD, SELECTIVE, T2, T2V, TIED, Cell, pattern
 
 ROWS = {"precision.recipe": {"name": "fp8_rowwise"}}
 CURRENT = {"precision.recipe": {"name": "fp8_current"}}
@@ -24,6 +24,14 @@ WHOLE_BLOCKS = {
     "model.mlp.ffn_hidden_size": 256,
 }
 """Widths of which each of two ranks has whole blocks of 128."""
+DEPTHS = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
+
+
+def head(name: str, **more: object) -> dict[str, object]:
+    """A dense model whose head multiplies in a recipe's bits, too."""
+    return pattern("AD", 2) | {"precision.recipe": {"name": name, "head": True, **more}}
+
+
 LOW_PRECISION_CELLS = [
     Cell("low-pp2-rows", {"pp": 2}, spec=pattern("AMDR", 4) | ROWS),
     Cell("low-pp2-current-selective", {"pp": 2}, spec=pattern("AMDR", 4) | CURRENT | SELECTIVE),
@@ -44,5 +52,13 @@ LOW_PRECISION_CELLS = [
     Cell("low-pp2-blocks-selective", {"pp": 2}, spec=pattern("AMDR", 4) | BLOCKS | SELECTIVE),
     Cell("low-ep2-blocks", EP2, spec=pattern("AE", 2) | EXPERTS | BLOCKS),
     Cell("low-ep2-mx", EP2, spec=pattern("AE", 2) | EXPERTS | MX),
+    Cell("low-head-pp2-rows-tied", {"pp": 2}, spec=head("fp8_rowwise") | TIED),
+    Cell("low-head-tp2-rows", T2, spec=head("fp8_rowwise", families=("A",)), ci=True),
+    Cell("low-head-tp2-vocabulary-current", T2V, spec=head("fp8_current", format="e4m3")),
+    Cell("low-head-joined-tp2-vocabulary-rows", T2V, spec=head("fp8_rowwise") | KERNELS),
+    Cell("low-head-joined-pp2-mx-tied", {"pp": 2}, spec=head("mxfp8") | TIED | KERNELS),
+    Cell("low-head-joined-dp2-depths-rows", {"dp_shard": 2}, spec=head("fp8_rowwise") | DEPTHS | KERNELS, tolerance=OTHER),
+    Cell("low-head-tp2-vocabulary-depths-blocks", T2V, spec=head("fp8_blockwise") | WHOLE_BLOCKS | DEPTHS | {"model.vocab_size": 256}),
+    Cell("low-head-pp2-nv", {"pp": 2}, spec=head("nvfp4")),
     Cell("low-dp2-experts-rows-reshard", {"dp_shard": 2}, spec=pattern("ED", 2) | EXPERTS | ROWS | RESHARD),
 ]

@@ -173,3 +173,37 @@ def test_packed_gathers_are_counted(job_with: Callable[..., Any], case: str) -> 
     job = job_with({**model, "precision": {**precision, "recipe": {"name": name, "param_gather": True, **recipe}}, **settings})
     assert packed_gather(job.spec) is not None
     compare_distinct_ranks(job)
+
+
+HEADS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "joined": ("fp8_current", {"host": {"kernels": "triton"}}, BF16),
+    "rows-tp-vocabulary": ("fp8_rowwise", {"mesh": {"tp": 2, "vocab_parallel": True}}, BF16),
+    "separate-rows": ("fp8_rowwise", {"host": {"kernels": "reference"}}, BF16),
+    "separate-tp-vocabulary": ("fp8_current", {"mesh": {"tp": 2, "vocab_parallel": True}, "host": {"kernels": "reference"}}, BF16),
+    "separate-capped-tp": ("mxfp8", {"mesh": {"tp": 2}, "model.logits_cap": 30.0}, NARROW),
+    "mx-tied-pp": ("mxfp8", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, "model.tie_embeddings": True}, BF16),
+    "blocks-wide": ("fp8_blockwise", {"mesh": {"dp_shard": 2}}, dict.fromkeys(NARROW, "fp32")),
+    "nv-depths": ("nvfp4", {"model.features": {"mtp": {"depth": 2, "ffn_hidden_size": 48}}}, BF16),
+    "rows-depths-separate": (
+        "fp8_rowwise",
+        {"model.features": {"mtp": {"depth": 2, "ffn_hidden_size": 48}}, "host": {"kernels": "reference"}},
+        BF16,
+    ),
+    "depths-vocabulary-separate": (
+        "fp8_current",
+        {
+            "model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 48, "normed_input": True}},
+            "mesh": {"tp": 2, "vocab_parallel": True},
+            "host": {"kernels": "reference"},
+        },
+        NARROW,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+@pytest.mark.parametrize("pattern", ["AD"])
+def test_heads_are_counted(job_with: Callable[..., Any], case: str, pattern: str) -> None:
+    name, settings, precision = HEADS[case]
+    model = {"model.pattern": pattern, "model.num_layers": 2}
+    compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name, "head": True}}, **settings}))

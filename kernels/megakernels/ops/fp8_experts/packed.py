@@ -22,7 +22,7 @@ class Stack(NamedTuple):
 
     Attributes:
         like: [E, a, b], the matrices; if they are packed, of no elements.
-        packed: uint8 [E · a, facts.packed_columns(b)], or None.
+        packed: uint8 [E · a, packing.facts.packed_columns(b)], or None.
         largest: fp32, the largest magnitudes of packed matrices; None where no scale depends on them.
     """
 

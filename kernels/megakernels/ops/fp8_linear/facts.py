@@ -7,7 +7,6 @@ reads it scaled. torch's scaled product takes dims that 16 divides.
 
 from __future__ import annotations
 
-from math import prod
 from typing import NamedTuple
 
 from megakernels.facts import Pass, ceil_div
@@ -35,15 +34,6 @@ WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
 READS_FUSED, READS_PLAIN = 2, 4
 """Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes; one where `in_one_pass`."""
 LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
-PACKED_ROWS = {"tensor": 1, "rows": 1, "mxfp8": 32, "nvfp4": 16, "fp8_blockwise": 1}
-PACKED_COLUMNS = {"tensor": MULTIPLE, "rows": MULTIPLE, "mxfp8": 32, "nvfp4": 16, "fp8_blockwise": MULTIPLE}
-"""Divisors of the rows of a shard, and of its columns, by the scalings whose weights can be packed."""
-TWO_FORMS = frozenset({"rows", "mxfp8"})
-"""Scalings whose packed weights are others for the gradient of the input than for the forward."""
-OWN_LARGEST = frozenset({"rows", "nvfp4", "fp8_blockwise"})
-"""Scalings of a bank of matrices of which each has its own largest magnitudes, not the bank."""
-PACKED_SLICE = 32
-"""Divisor of the rows of a shard that are packed at once."""
 NOTHING = Pass(0, 0, 0)
 ROUND, SCALED_PRODUCT = "fp8.round", "fp8.product"
 """Kinds of the kernels: copies, and products of two copies."""
@@ -245,55 +235,38 @@ class BlockLinears(NamedTuple):
         return scales + (VALUE_BYTES * (elements * (1 + random) + 2) if self.scaling == "nvfp4" else elements)
 
 
-def packs(rows: int, columns: int, scaling: str) -> bool:
-    """True if a shard of a weight with this shape has whole blocks of scales, so that it can be packed."""
-    return rows % PACKED_ROWS[scaling] == 0 and columns % PACKED_COLUMNS[scaling] == 0
+class Operands(NamedTuple):
+    """Sizes of operands of products.
 
+    Attributes:
+        scaling: Scaling of `fp8_linears`.
+        itemsize: Bytes of an element of the matrices that operands are made of.
+        fused: True if Triton kernels make the copies.
+    """
 
-def packed_columns(columns: int, scaling: str) -> int:
-    """Bytes of a packed row of a weight."""
-    return columns * _parts(scaling)[0] // _parts(scaling)[1] + _row_bytes(scaling)
+    scaling: str
+    itemsize: int
+    fused: bool
 
+    @property
+    def emulated(self) -> bool:
+        """True if operands are values in fp32."""
+        return self.scaling in BLOCKS
 
-def unpacked_columns(num_bytes: int, scaling: str) -> int:
-    """Columns of a weight whose packed rows have this many bytes."""
-    return (num_bytes - _row_bytes(scaling)) * _parts(scaling)[1] // _parts(scaling)[0]
+    def one(self, rows: int, columns: int, *, second: bool = False, transposed: bool = False, gradient: bool = False) -> tuple[int, int]:
+        """Bytes of the operand [rows, columns] with its scales, and those inside its making; arguments as of `reference.operand`."""
+        if self.emulated:
+            sizes = BlockLinears(0, 0, (), self.itemsize, self.scaling)
+            return sizes._values(rows, columns), sizes._making(rows, columns, random=gradient)
+        scaled = ScaledLinears(0, 0, (), self.itemsize, self.scaling == "rows", self.fused)
+        made = scaled._copy(padded(rows) if second else rows, padded(columns))
+        return made, scaled._making(columns, rows, BY_COLUMN) if transposed else scaled._making(rows, columns, BY_ROW)
 
-
-def num_largest(rows: int, columns: int, scaling: str) -> int:
-    """Largest magnitudes of a whole weight that the packing of its shards needs: of all of it, of each column or of each block."""
-    return {"mxfp8": 0, "rows": columns, "fp8_blockwise": prod(squares(rows, columns))}.get(scaling, 1)
-
-
-def squares(rows: int, columns: int) -> tuple[int, int]:
-    """Blocks of a weight with a scale each, down and across; shards may divide one."""
-    return ceil_div(rows, SQUARE_ROWS["fp8_blockwise"]), ceil_div(columns, BLOCKS["fp8_blockwise"])
-
-
-def _row_bytes(scaling: str) -> int:
-    """Bytes of a packed row's own scale."""
-    return SCALE_BYTES if scaling == "rows" else 0
-
-
-def _parts(scaling: str) -> tuple[int, int]:
-    """Bytes of so many elements of a packed row."""
-    return {"tensor": (1, 1), "rows": (1, 1), "mxfp8": (33, 32), "nvfp4": (9, 16), "fp8_blockwise": (1, 1)}[scaling]
-
-
-def packing_bytes(rows: int, columns: int, scaling: str, itemsize: int, *, casts: bool) -> int:
-    """Bytes inside the packing of a shard, `itemsize` a rounded element: of one slice, which may be rounded first."""
-    height = min(rows, rounded_up(slice_rows(rows, columns), PACKED_SLICE))
-    elements = height * columns
-    if scaling == "tensor":
-        return (elements * (1 + casts) + 1) * itemsize
-    if scaling == "rows":  # factors of rows or of columns, in fp32 and as they multiply
-        factors = max(height, columns) * (VALUE_BYTES + itemsize * (itemsize != VALUE_BYTES))
-        return elements * (1 + casts) * itemsize + factors
-    if scaling == "fp8_blockwise":
-        values = (1 + BLOCKS[scaling]) * squares(height, columns)[1]
-        return height * (VALUE_BYTES * values + INDEX_BYTES) + elements * itemsize * casts
-    making = BlockLinears(0, 0, (), itemsize, scaling)._making(height, columns)
-    return VALUE_BYTES * elements + max(elements * itemsize * casts, making)
+    def product_bytes(self, rows: int, columns: int, itemsize: int) -> int:
+        """Bytes of a product in addition to its result, `itemsize` an element: its values in fp32, or the result with padded columns."""
+        if self.emulated:
+            return VALUE_BYTES * rows * columns
+        return rows * padded(columns) * itemsize if padded(columns) != columns else 0
 
 
 def each_weight(outs: tuple[int, ...], packed: tuple[bool, ...]) -> list[tuple[int, bool]]:

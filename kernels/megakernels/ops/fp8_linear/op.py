@@ -59,7 +59,7 @@ def fp8_linears(
         biases: [N] each or None, added before rounding.
         scaling: tensor, rows, mxfp8, nvfp4 or fp8_blockwise.
         dtype: The results' dtype; None for the weights', of which none is packed then.
-        largest: The largest magnitudes of each packed weight (`facts.num_largest`), fp32, None for others; may be empty.
+        largest: The largest magnitudes of each packed weight (`packing.facts.num_largest`), fp32, None for others; may be empty.
 
     Returns:
         [..., N] each, contiguous, in the weights' dtype.

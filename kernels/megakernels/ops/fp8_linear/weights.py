@@ -8,15 +8,16 @@ gradient, whose blocks are of 32 rows: their scales lie behind the elements, too
 product are scaled by the columns of the whole matrix, whose largest numbers every shard has; the place of a row's scale is then empty.
 Blocks of NVFP4 have 16 rows: one matrix serves both products.
 
-Blocks of a shard are those of the matrix if it has whole ones (`facts.packs`). What concerns the whole matrix is given: its largest number,
-or those of its columns or of its blocks.
+Blocks of a shard are those of the matrix if it has whole ones (`packing.facts.packs`). What concerns the whole matrix is given: its largest
+number, or those of its columns or of its blocks.
 """
 
 import torch
 from torch import Tensor
 
 from megakernels.ops.fp8_linear.blocks import E4M3, LEVELS, block_factor, leveled, nvfp4_factors, to_codes
-from megakernels.ops.fp8_linear.facts import BLOCKS, PACKED_SLICE, padded, rounded_up, slice_rows, squares, unpacked_columns
+from megakernels.ops.fp8_linear.facts import BLOCKS, padded, rounded_up, slice_rows
+from megakernels.ops.fp8_linear.packing.facts import PACKED_SLICE, squares, unpacked_columns
 from megakernels.ops.fp8_linear.reference import Operand, power_of_two
 
 
@@ -28,10 +29,10 @@ def pack_weight(
     Args:
         shard: Rows of a weight [rows, K], fp32 or bf16.
         scaling: tensor, rows, mxfp8, nvfp4 or fp8_blockwise.
-        packed: uint8 [rows, facts.packed_columns(K)], rows with dense elements.
-        largest: The largest magnitudes of the whole weight in `dtype`, fp32 [facts.num_largest(N, K)]; None for mxfp8.
+        packed: uint8 [rows, packing.facts.packed_columns(K)], rows with dense elements.
+        largest: The largest magnitudes of the whole weight in `dtype`, fp32 [packing.facts.num_largest(N, K)]; None for mxfp8.
         dtype: The dtype that the weight has where it is gathered as it is; elements are rounded to it first.
-        turned: True for the elements of the other product, if they differ (`facts.TWO_FORMS`).
+        turned: True for the elements of the other product, if they differ (`packing.facts.TWO_FORMS`).
         place: Index of the first row in the weight.
     """
     step = rounded_up(slice_rows(*shard.shape), PACKED_SLICE)

@@ -12,8 +12,9 @@ from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import SharedNorm, cast_program, cast_shapes, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
 from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
-from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part, relation_bias_part, side_part
+from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
+from megaplan.hosts.megarun.head import head_part, low_head
 from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
@@ -161,6 +162,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
             joined=joined,
             bias=model.head_bias,
             capped=model.logits_cap is not None,
+            low=low_head(spec),
         )
     match block.family:
         case Outside.EMBEDDING:
@@ -176,7 +178,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) ->
             part = relation_bias_part(dims)
         case _:
             depth = int(name.removeprefix("mtp."))
-            part = mtp_part(dims, model, depth, parameters, vocab_parallel=vocab_parallel, joined=joined)
+            part = mtp_part(dims, model, depth, parameters, vocab_parallel=vocab_parallel, joined=joined, low=low_head(spec))
     return part
 
 

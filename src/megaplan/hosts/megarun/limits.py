@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.low_precision import PACKED
+from megaplan.low_precision import PACKED, TRAINED
 from megaplan.schedules.registry import PAIRED
 from megaplan.spec.context import Checked
 from megaplan.spec.models import GroupedQueryAttention
@@ -33,8 +33,9 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
         return
     why = "megarun's estimate has no terms for it"
     unpacked = f"with name = {recipe.name}: megarun gathers weights of {series(list(PACKED), 'and')} in their own bits"
+    wide = f"with name = {recipe.name}: megarun's head multiplies in the bits of {series(sorted(TRAINED), 'and')}"
     for key, given, reason in (
-        ("head", recipe.head, why),
+        ("head", recipe.head and recipe.name not in TRAINED, wide),
         ("attention", recipe.attention, why),
         ("param_gather", recipe.param_gather and recipe.name not in PACKED, unpacked),
     ):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 
-from megakernels.ops.fp8_linear.facts import OWN_LARGEST, TWO_FORMS, num_largest, packed_columns, squares
+from megakernels.ops.fp8_linear.packing.facts import OWN_LARGEST, TWO_FORMS, num_largest, packed_columns, squares
 from megakernels.ops.fp8_linear.weights import pack_weight, square_maxima
 from megaplan.spec.models import Spec
 from megaplan.spec.packed_gather import packed_gather
