@@ -14,6 +14,7 @@ from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
+from megaplan.layout.step_time import planned_time
 from megaplan.low_precision import GENERATIONS, Recipe, RecipeName, history_bytes
 from megaplan.spec.models import Spec
 from megaplan.spec.packed_gather import packed_gather
@@ -94,6 +95,18 @@ def test_linears_that_megarun_runs_keep_copies_with_their_scales_apart(name: str
     assert dense["down_proj.low"] == ROWS * F
     assert dense["down_proj.low_scales"] == 4 * (1 if scales == 1 else F)
     assert not {"normed", "activation"} & set(dense)
+
+
+def test_attention_in_eight_bits_keeps_its_operands_and_not_its_output() -> None:
+    """The output projection keeps the copy of the output then, which attention keeps in 16 bits otherwise."""
+    narrow = saved(spec_of({"name": "fp8_current", "attention": True}), 0)
+    assert [narrow[f"attention.{name}_low"] for name in "qkv"] == [ROWS * HEADS * D, ROWS * KV * D, ROWS * KV * D]
+    assert (narrow["attention.scales"], narrow["lse"]) == (4 * 3, 4 * ROWS * HEADS)
+    assert (narrow["o_proj.low"], narrow["o_proj.low_scales"]) == (ROWS * HEADS * D, 4)
+    assert not {"q", "k", "v", "attention"} & set(narrow)
+    assert planned_time(spec_of({"name": "fp8_current", "attention": True}), [(0, 4)]) == (
+        "attention's products of eight-bit operands are emulated in fp32"
+    )
 
 
 def test_a_column_parallel_linear_keeps_its_own_tokens_with_the_scales_of_all() -> None:
@@ -226,7 +239,9 @@ def test_explain_lists_what_is_packed_and_why_the_rest_is_not() -> None:
         ({"name": "fp8_current", "first_last_bf16": (3, 2)}, {}, "MP723", "precision.recipe.first_last_bf16"),
         ({"name": "fp8_delayed", "first_last_bf16": (1, 0)}, {}, "MP724", "precision.recipe.first_last_bf16"),
         ({"name": "fp8_delayed", "head": True}, {}, "MP905", "precision.recipe.head"),
-        ({"name": "fp8_current", "attention": True}, {}, "MP905", "precision.recipe.attention"),
+        ({"name": "fp8_rowwise", "attention": True}, {}, "MP905", "precision.recipe.attention"),
+        ({"name": "fp8_delayed", "attention": True}, {}, "MP905", "precision.recipe.attention"),
+        ({"name": "fp8_current", "attention": True}, {"mesh": {"cp": 2}}, "MP905", "precision.recipe.attention"),
         ({"name": "fp8_delayed", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
     ],
 )

@@ -9,6 +9,7 @@ compared under TP where each rank has whole ones: rounding by the scale of a par
 """
 
 from parity_cells import C2, KERNELS, OTHER, RESHARD, SELECTIVE, T2, T2V, TIED, Cell, pattern
+from parity_model import MLA
 
 ROWS = {"precision.recipe": {"name": "fp8_rowwise"}}
 CURRENT = {"precision.recipe": {"name": "fp8_current"}}
@@ -30,6 +31,12 @@ DEPTHS = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
 def head(name: str, **more: object) -> dict[str, object]:
     """A dense model whose head multiplies in a recipe's bits, too."""
     return pattern("AD", 2) | {"precision.recipe": {"name": name, "head": True, **more}}
+
+
+def core(attention: dict[str, object] | None = None, **more: object) -> dict[str, object]:
+    """A dense model whose attention multiplies eight-bit operands, too."""
+    given = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, **more} if attention is None else attention
+    return pattern("AD", 4) | {"model.attention": given, "precision.recipe": {"name": "fp8_current", "attention": True}}
 
 
 LOW_PRECISION_CELLS = [
@@ -60,5 +67,8 @@ LOW_PRECISION_CELLS = [
     Cell("low-head-joined-dp2-depths-rows", {"dp_shard": 2}, spec=head("fp8_rowwise") | DEPTHS | KERNELS, tolerance=OTHER),
     Cell("low-head-tp2-vocabulary-depths-blocks", T2V, spec=head("fp8_blockwise") | WHOLE_BLOCKS | DEPTHS | {"model.vocab_size": 256}),
     Cell("low-head-pp2-nv", {"pp": 2}, spec=head("nvfp4")),
+    Cell("low-attention-tp2", T2, spec=core(window_size=6, score_cap=15.0, gate=True)),
+    Cell("low-attention-pp2-selective", {"pp": 2}, spec=core() | SELECTIVE),
+    Cell("low-attention-dp2-latent-reshard", {"dp_shard": 2}, spec=core(MLA) | RESHARD, tolerance=OTHER),
     Cell("low-dp2-experts-rows-reshard", {"dp_shard": 2}, spec=pattern("ED", 2) | EXPERTS | ROWS | RESHARD),
 ]

@@ -207,3 +207,26 @@ def test_heads_are_counted(job_with: Callable[..., Any], case: str, pattern: str
     name, settings, precision = HEADS[case]
     model = {"model.pattern": pattern, "model.num_layers": 2}
     compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name, "head": True}}, **settings}))
+
+
+WINDOWED = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "window_size": 6, "score_cap": 20.0, "gate": True}
+ATTENTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "tp": ("AMDA", {"mesh": {"tp": 2}}, BF16, {}),
+    "selective-narrow": ("ADAD", SELECTIVE, NARROW, {"format": "e4m3"}),
+    "packed-pp-full": ("ADAD", {"mesh": {"pp": 2}, "schedule": {"num_microbatches": 4}, "data.packing": "documents", **FULL}, BF16, {}),
+    "latent": ("ADA", {"model.attention": MLA, "data.packing": "documents"}, BF16, {}),
+    "latent-tp-selective": ("ADA", {"model.attention": MLA, "mesh": {"tp": 2}, **SELECTIVE}, BF16, {}),
+    "window-gate": ("ADA", {"model.attention": WINDOWED, "host": {"kernels": "triton"}}, BF16, {"first_last_bf16": (1, 0)}),
+    "window-gate-reference-selective": ("ADA", {"model.attention": WINDOWED, "host": {"kernels": "reference"}, **SELECTIVE}, BF16, {}),
+    "gather-wide": ("ADA", {"mesh": {"dp_shard": 2}, **RESHARD}, dict.fromkeys(NARROW, "fp32"), {"param_gather": True}),
+    "norms": ("ADA", {"model.attention": GATED | {"qk_norm": True}, "host": {"kernels": "triton"}}, BF16, {"families": ("A",)}),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTIONS)
+def test_attention_in_eight_bits_is_counted(job_with: Callable[..., Any], case: str) -> None:
+    """Queries, keys and values are kept in eight bits, the output where another operation keeps it."""
+    pattern, settings, precision, recipe = ATTENTIONS[case]
+    model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
+    given = {"name": "fp8_current", "attention": True, **recipe}
+    compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": given}, **settings}))

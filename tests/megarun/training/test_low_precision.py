@@ -136,6 +136,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[floa
         ("fp8_blockwise", 0.01, SMALL, ""),
         ("mxfp8", 0.01, SMALL, ", head: true"),
         ("fp8_rowwise", 0.01, SMALL, ", head: true"),
+        ("fp8_current", 0.01, SMALL, ", attention: true"),
         ("fp16", 0.01, SMALL, ""),
     ],
 )

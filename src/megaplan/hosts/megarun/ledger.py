@@ -8,6 +8,7 @@ from megaplan.blocks.ops import BlockProgram, Dims
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families.attention.composition import sizes_of_layer
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import SharedNorm, cast_program, cast_shapes, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
@@ -15,6 +16,7 @@ from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.head import head_part, low_head
+from megaplan.hosts.megarun.low_attention import attends, attends_in_eight_bits, attention_in_eight_bits
 from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
@@ -205,7 +207,10 @@ def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters
     section = family.section_of(spec.model)
     if spec.multiplies_in_eight_bits(index, block.family):
         dims = dims._replace(gathers=True)
-    return family.program(dims, section, block.variant, family.operations(section, index), parameters)
+    program, shapes = family.program(dims, section, block.variant, family.operations(section, index), parameters)
+    if attends_in_eight_bits(spec, index, block.family) and attends(program):
+        return attention_in_eight_bits(program, shapes, sizes_of_layer(dims, section, block.variant))
+    return program, shapes
 
 
 def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> BlockReplay:

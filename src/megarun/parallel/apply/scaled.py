@@ -11,10 +11,12 @@ from functools import partial
 from torch import Tensor, nn
 
 from megaplan.hosts.megarun.ledger import bank_keeps_copy, layer_calls
+from megaplan.hosts.megarun.low_attention import attends_in_eight_bits
 from megaplan.hosts.megarun.scaled import scaling_of
 from megaplan.inventory.tensors import Inventory
 from megaplan.low_precision import FORMATS
 from megaplan.spec.models import Spec
+from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.moe import ExpertBlock
 from megarun.model.norm import RowLinear
 from megarun.model.stage import Stage
@@ -35,6 +37,10 @@ def scale_products(stage: Stage, spec: Spec, inventory: Inventory) -> None:
     if recipe.head:
         stage.head_scaling = Scaling(by, gradient_format, keeps_low=False)
     for name, block in stage.layers.items():
+        if isinstance(block, GroupedQueryAttention | LatentAttention) and attends_in_eight_bits(
+            spec, int(name), inventory.layers[int(name)].family
+        ):
+            block.low_gradients = gradient_format
         keeps_copy = bank_keeps_copy(spec, inventory, int(name))
         if keeps_copy is not None:
             assert isinstance(block, ExpertBlock)
