@@ -51,6 +51,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "blocks-uneven": ("fp8_blockwise", {"dp_shard": 3}, pattern("AD", 2) | {"model.mlp.ffn_hidden_size": 272}, {}),
+    "blocks-eight": ("fp8_blockwise", {"dp_shard": 8}, pattern("AD", 2) | {"model.mlp.ffn_hidden_size": 272} | RESHARD | BF16, {}),
     "blocks-parts-tp": ("fp8_blockwise", FOUR | T2, pattern("AD", 2) | PARTS | BF16 | {"model.mlp.ffn_hidden_size": 320}, {}),
     "blocks-recomputed": ("fp8_blockwise", HYBRID, pattern("AD", 4) | RESHARD | RECOMPUTED | {"model.mlp.ffn_hidden_size": 272}, {}),
     "blocks-pp": ("fp8_blockwise", TWO | {"pp": 2}, pattern("AMDR", 4) | RESHARD | BF16, {"first_last_bf16": (1, 0)}),
