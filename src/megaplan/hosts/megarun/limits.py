@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from megaplan.errors import Diagnostic
 from megaplan.families.family import Family
 from megaplan.families.registry import FAMILIES
-from megaplan.low_precision import PACKED
+from megaplan.low_precision import PACKED, PER_TENSOR, TRAINED
 from megaplan.schedules.registry import PAIRED, SPLIT_BACKWARD
 from megaplan.spec.context import Checked
-from megaplan.spec.models import GroupedQueryAttention, Model
+from megaplan.spec.low_precision import LowPrecision
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Model, Spec
 from megaplan.spec.settings import given_options
 from megaplan.wording import series
 
@@ -34,16 +35,37 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
     recipe = checked.spec.precision.recipe
     if recipe is None:
         return
-    why = "megarun's estimate has no terms for it"
     unpacked = f"with name = {recipe.name}: megarun gathers weights of {series(list(PACKED), 'and')} in their own bits"
+    wide = f"with name = {recipe.name}: megarun's head multiplies in the bits of {series(sorted(TRAINED), 'and')}"
     for key, given, reason in (
-        ("head", recipe.head, why),
-        ("attention", recipe.attention, why),
+        ("head", recipe.head and recipe.name not in TRAINED, wide),
         ("param_gather", recipe.param_gather and recipe.name not in PACKED, unpacked),
     ):
         if given:
             detail = f"precision.recipe.{key} = true, {reason}"
             yield checked.error("MP905", detail, f"precision.recipe.{key}", f"{key}: false", "host: {name: megatron}")
+    reasons = list(_wide_attention(checked.spec, recipe)) if recipe.attention else []
+    if reasons:
+        detail = f"precision.recipe.attention = true, with {series(reasons, 'and')}: megarun's core in eight bits has none of these"
+        yield checked.error("MP905", detail, "precision.recipe.attention", "attention: false", "host: {name: megatron}")
+
+
+def _wide_attention(spec: Spec, recipe: LowPrecision) -> Iterator[str]:
+    """Settings of a spec with which the core in eight bits does not run."""
+    attention = spec.model.attention
+    if recipe.name not in PER_TENSOR & TRAINED:
+        yield f"precision.recipe.name = {recipe.name}"
+    if spec.mesh.cp > 1:
+        yield f"mesh.cp = {spec.mesh.cp}"
+    if spec.model.features.relation_bias is not None:
+        yield "model.features.relation_bias"
+    if attention is not None and attention.sinks:
+        yield "model.attention.sinks"
+    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+        yield "model.attention.indexer"
+    if isinstance(attention, GroupedQueryAttention):
+        given = {"block_indexer": attention.block_indexer, "compressors": attention.compressors, "shared_keys": attention.shared_keys}
+        yield from (f"model.attention.{name}" for name, value in given.items() if value)
 
 
 def _offload(checked: Checked) -> Iterator[Diagnostic]:
