@@ -19,8 +19,8 @@ from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.families.attention_residuals import PACK, UNPACK
-from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.depths import depth_sums
+from megaplan.hosts.megarun.offload import aligned
 from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.schedules.actions import ActionKind
@@ -72,7 +72,7 @@ class Chunk:
         offloaded: True for each unit whose kept tensors are in host memory between its forward and its backward.
         before: Bytes that the units before each one keep on the device while it runs, inputs included; last, those between passes. What
             an offloaded unit keeps leaves the device while the next unit runs forward, and comes back while that runs backward.
-        on_host: Bytes that each offloaded unit has in host memory for a microbatch, each tensor rounded as the allocator does.
+        on_host: Bytes that each offloaded unit has in host memory for a microbatch, where each tensor is aligned.
     """
 
     late_bytes = waiting_bytes = waiting_slack_bytes = kept_input_bytes = 0
@@ -381,7 +381,8 @@ def _kept_before(units: Sequence[Unit], offloaded: Sequence[bool]) -> tuple[list
     for index, unit in enumerate(units):
         if offloaded[index]:
             before[index + 1] += unit.kept_bytes if index + 1 < len(units) else 0
-            on_host.append(unit.kept_bytes + unit.slack_bytes + slack_bytes([unit.input_bytes]))
+            kept = unit.block.part.replay.of_saved(unit.block.part.tensors)
+            on_host.append(sum([aligned(tensor[0]) for tensor in kept]) + aligned(unit.input_bytes))
     return before, on_host
 
 
