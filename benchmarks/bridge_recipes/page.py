@@ -30,9 +30,8 @@ name, and the launcher of these recipes changes neither. It does change lengths 
 lengths that differ. The tightest that fit have less room than any margin, which says that estimates are not simply low;
 how far they are from measurements is on [another page](accuracy-megatron.md). That a recipe is published does not say that it ran.
 
-Peaks include what the allocator reserves above what is allocated: 3 % where the recipe lets its segments grow without graphs of layers,
-else 5 %. CUDA graphs of layers add the scratch of the largest layer, since their pool shares nothing with what runs outside; what the
-driver keeps for each graph is not counted.
+Peaks include 5 % that the allocator reserves above what is allocated. CUDA graphs of layers add the scratch of the largest layer, since
+their pool shares nothing with what runs outside; what the driver keeps for each graph is not counted.
 """
 
 

@@ -2,7 +2,7 @@
 
 Source: DatasunriseOU/cppmega at d57d1c1, recipe `nam56r_nemo_native_pretrain` and the tables of its change log of 2026-04-10: layers
 AEMEAEMEAEMR with R run as M, 56 heads of 64 in attention and in Mamba (64 under fp8, whose products ask for multiples of 16) and a state of
-64.
+64. The recipe's environment lets torch's segments grow.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ BASELINE = "native Mamba-2"
 """Phase of the rows from before CUDA graphs, fused cross entropy and the overlap of shared experts were turned on."""
 GRAPHED = ("attn", "mamba", "moe_router", "moe_preprocess")
 FULL_MOE = ("attn", "mamba", "moe")
+ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 def is_launch(row: Row) -> bool:
@@ -68,4 +69,5 @@ def arguments(row: Row) -> dict[str, Any]:
 
 def imported(row: Row) -> dict[str, Any]:
     """The document that `megaplan import megatron --gpus 8 --set device.name=h200` makes of a run's launch."""
-    return import_megatron(launch_text(arguments(row)), f"{row['id']}.yaml", ["device.name=h200"], row["gpus"]).document
+    text, changes = launch_text(arguments(row)), ["device.name=h200"]
+    return import_megatron(text, f"{row['id']}.yaml", changes, row["gpus"], environment=ENVIRONMENT).document

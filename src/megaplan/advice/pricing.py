@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
-from megaplan.budget.values import device_budget
+from megaplan.budget.values import spec_device
 from megaplan.errors import MegaplanError, Severity
 from megaplan.exploration.evaluate import Side
 from megaplan.inventory.tensors import Inventory
@@ -20,7 +20,6 @@ from megaplan.partition.step import Pipeline, shortest
 from megaplan.partition.values import objective_of, stack_costs
 from megaplan.partition.weigh import cuts_that_fit, fitting_cuts
 from megaplan.scalars import MAX_MICROBATCHES
-from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.pools import parts_of
@@ -243,4 +242,4 @@ class Pricer:
 
     def usable_bytes(self, spec: Spec) -> int:
         """Usable bytes of the spec's device, or of the smallest of its pools."""
-        return min(device_budget(device_of(part.spec.device), spec.mesh.world_size).usable_bytes for part in parts_of(spec))
+        return min(spec_device(part.spec, spec.mesh.world_size).usable_bytes for part in parts_of(spec))

@@ -11,14 +11,13 @@ from itertools import chain, islice
 from typing import Literal, NamedTuple
 
 from megaplan.budget.peaks import StagePeaks, build_budget
-from megaplan.budget.values import Budget, RankBudget, device_budget
+from megaplan.budget.values import Budget, RankBudget, spec_device
 from megaplan.columns import Column
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory, Owner
 from megaplan.layout.ranks import Layout, runs_label, runs_of
-from megaplan.spec.host import device_of
 from megaplan.spec.models import Mesh, Spec
 from megaplan.spec.pools import parts_of
 from megaplan.spec.rules import check_rules
@@ -137,8 +136,7 @@ def largest_micro_batch(spec: Spec, inventory: Inventory, layout: Layout) -> int
     def fits(size: int) -> bool:
         changed = with_size(size)
         return all(
-            max(StagePeaks(part.spec, inventory).of(layout, part.ranks))
-            <= device_budget(device_of(part.spec.device), spec.mesh.world_size).usable_bytes
+            max(StagePeaks(part.spec, inventory).of(layout, part.ranks)) <= spec_device(part.spec, spec.mesh.world_size).usable_bytes
             for part in parts_of(changed)
         )
 

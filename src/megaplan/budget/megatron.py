@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from megaplan.budget.peaks import WORK_OF_JOB_LAYER, WORK_OF_STAGE, StageSpans
 from megaplan.budget.rank import EqualRanks, all_offsets, runs_between
-from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked, device_budget
+from megaplan.budget.values import Budget, Cells, DeviceBudget, KeptBytes, RankBudget, ReserveItem, StageBudget, checked, spec_device
 from megaplan.columns import Basis, Column, Phase
 from megaplan.hosts.megatron.chunks import chunk, recomputed_groups
 from megaplan.hosts.megatron.pattern import MTP, count, operators
@@ -20,8 +20,9 @@ from megaplan.hosts.megatron.peak import (
     host_bytes,
     in_flight_counts,
     memory,
+    overhead_bytes,
 )
-from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
+from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, setting_of, stages_of
 from megaplan.hosts.megatron.storage import (
     GRADIENT_PADDING,
     HISTORIES,
@@ -37,13 +38,18 @@ from megaplan.hosts.megatron.storage import (
     uses_muon,
 )
 from megaplan.hosts.megatron.tensors import Parameters
-from megaplan.hosts.megatron.workspaces import hybrid_ep_bytes
+from megaplan.hosts.megatron.workspaces import all_to_all_bytes, hybrid_ep_bytes
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout, rank_coordinate
 from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 
 BUFFERS = ("all-gather buffer",)
+DISPATCHERS = (
+    ("hybrid_ep", "DeepEP, csrc/hybrid_ep: rows of all ranks of the experts, and their scores"),
+    ("nccl_all_to_all", "NCCL, src/transport/p2p.cc: 12 MiB for each channel to each peer of the experts over NVLink"),
+)
+"""Items of the reserve that a dispatcher takes, with their sources."""
 PADDED = Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS
 """Columns of the padding in the buffers of Muon's matrices, dense ones and experts'."""
 
@@ -57,7 +63,7 @@ def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
         layout: Slots of the spec.
     """
     run, found = MegatronRun(spec, inventory), list[RankBudget]()
-    device = _device(run)
+    device = spec_device(spec, spec.mesh.world_size)
     for stage in stages_of(run, layout):
         found += _ranks(stage, device)
     elements = {name: block.elements for name, block in inventory.blocks()}
@@ -87,23 +93,18 @@ def _peak_bytes(stage: MegatronStage) -> int:
     """The largest peak of a pipeline rank's data ranks."""
     held = parameters(stage)
     found = [_placed(stage, *indices) for indices, _ in _places(stage, held)] if _is_uneven(stage.spec) else [stage]
-    peak = max([memory(each, held).reserved for each in found])
-    return peak + peak * stage.spec.host.fragmentation_percent // 100
+    return max([memory(each, held).reserved(stage.spec.host.fragmentation_percent) for each in found])
 
 
 def _placed(stage: MegatronStage, data_index: int, expert_index: int) -> MegatronStage:
     return stage._replace(data_index=data_index, expert_index=expert_index)
 
 
-def _device(run: MegatronRun) -> DeviceBudget:
-    """The device, with a reserve that includes the dispatcher library's allocations from the driver."""
-    spec = run.spec
-    device = device_budget(device_of(spec.device), spec.mesh.world_size)
-    size = hybrid_ep_bytes(run.at, device_of(spec.device).domain.value)
-    if not size:
-        return device
-    item = ReserveItem("hybrid_ep", size, Basis.MODELLED, "DeepEP, csrc/hybrid_ep: rows of all ranks of the experts, and their scores")
-    return device._replace(reserve=(*device.reserve, item))
+def megatron_reserve(spec: Spec) -> tuple[ReserveItem, ...]:
+    """The driver's memory that the experts' dispatcher takes: HybridEP its rows, NCCL its buffers for the peers of an all-to-all."""
+    at, device = setting_of(spec), device_of(spec.device)
+    sizes = hybrid_ep_bytes(at, device.domain.value), all_to_all_bytes(at, device)
+    return tuple([ReserveItem(name, size, Basis.MODELLED, source) for (name, source), size in zip(DISPATCHERS, sizes, strict=True) if size])
 
 
 def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBytes, ...]:
@@ -222,10 +223,10 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
         Phase.FORWARD_BACKWARD: steady,
         Phase.OPTIMIZER: after.copy(),
     }
-    pools = {Phase.FORWARD_BACKWARD: kept.pools.inside, Phase.OPTIMIZER: kept.pools.outside}
+    pools = {Phase.FORWARD_BACKWARD: (kept.pools.inside, kept.pools.twice), Phase.OPTIMIZER: (kept.pools.outside, 0)}
     for phase, cells in phases.items():
-        pooled = pools.get(phase, 0)
-        cells[Column.OVERHEAD] = pooled + (sum(cells.values()) + pooled) * stage.spec.host.fragmentation_percent // 100
+        pooled, twice = pools.get(phase, (0, 0))
+        cells[Column.OVERHEAD] = overhead_bytes(sum(cells.values()), pooled, stage.spec.host.fragmentation_percent, twice)
     return phases
 
 

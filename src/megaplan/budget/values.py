@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from megaplan.columns import Basis, Column, Phase
 from megaplan.devices import Device
 from megaplan.hosts.values import HostBytes
+from megaplan.spec.host import device_of
+from megaplan.spec.models import Spec
 
 Cells = dict[Phase, dict[Column, int]]
 ACTIVATIONS, COMMUNICATION, GRADIENTS = Column.ACTIVATIONS, Column.COMMUNICATION, Column.GRADIENTS
@@ -63,6 +65,12 @@ def device_budget(device: Device, num_ranks: int) -> DeviceBudget:
         if name != OF_PEERS or num_ranks > 1 or figure.basis is Basis.GIVEN
     ]
     return DeviceBudget(device.name, device.capacity.value, device.capacity.basis, tuple(reserve))
+
+
+def spec_device(spec: Spec, num_ranks: int) -> DeviceBudget:
+    """The device of a spec, or of one of its pools, with what its host's libraries take of it; `num_ranks` are all ranks of the job."""
+    device, items = device_budget(device_of(spec.device), num_ranks), spec.host.kind.reserve
+    return device if items is None else device._replace(reserve=(*device.reserve, *items(spec)))
 
 
 def checked(cells: Cells) -> Cells:

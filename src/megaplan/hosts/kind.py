@@ -53,6 +53,7 @@ class HostKind(NamedTuple):
         limits: `(checked)` -> diagnostics of settings that it cannot run, or that are not priced.
         peaks: `(spec, inventory, memo)` -> `(layout, stages) -> (peaks, work)`, for single pipeline ranks; by default the budget's.
         floors: `(inventory, spec) -> AnyFloors`, lower bounds on the peak over all cuts. A host without them is not searched.
+        reserve: `(spec) -> tuple[ReserveItem, ...]`, what its libraries take of the device outside torch's allocator.
         step: `(spec) -> (Software, Recomputed)`, for the step-time model of frameworks.
         import_: The command `megaplan import NAME`.
         export: `(source) -> Exported`.
@@ -87,6 +88,7 @@ class HostKind(NamedTuple):
     limits: Later | None = None
     peaks: Later | None = None
     floors: Later | None = None
+    reserve: Later | None = None
     step: Later | None = None
     import_: Later | None = None
     export: Later | None = None

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from megaplan.budget.peaks import StagePeaks
-from megaplan.budget.values import device_budget
+from megaplan.budget.values import spec_device
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans, build_layout
 from megaplan.layout.ranks import Layout
-from megaplan.spec.host import device_of
 from megaplan.spec.models import Spec
 from megaplan.spec.pools import parts_of
 
@@ -49,7 +48,7 @@ class Memory:
         for part in parts_of(spec):
             peaks = StagePeaks(part.spec, inventory, None if spec.pools else memo)
             self._peaks += [peaks] * len(part.ranks)
-            usable = device_budget(device_of(part.spec.device), spec.mesh.world_size).usable_bytes - headroom_bytes
+            usable = spec_device(part.spec, spec.mesh.world_size).usable_bytes - headroom_bytes
             self._usable_bytes += [usable] * len(part.ranks)
 
     @property

@@ -150,9 +150,10 @@ def _given(key: str, value: int) -> Figure:
 OffloadFraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 RESERVED_PERCENT = 10
 """Percent that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
-EXPANDABLE_PERCENT, GRAPHED_PERCENT = 3, 5
-"""Percent that Megatron reserves above allocated with expandable segments, and with graphs of layers as well: fitted to runs of one hybrid
-model, four without graphs (2.4 to 3.4) and three with them (2.8 to 7.8); docs/reference/public-reports.md lists them."""
+FRAGMENTATION_PERCENT = 5
+"""Percent that Megatron reserves above allocated, fitted: on average 4.7 of seven runs whose segments grow (2.4 to 10.9), 5.1 of three with
+graphs of layers as well (2.8 to 7.8), and 4.5 of 152 ranks whose segments do not grow (0.7 to 9.3); docs/reference/public-reports.md lists
+the runs."""
 RELEASED = ("megatron-bridge", "nemo")
 """Frameworks with releases whose measured step times differ."""
 
@@ -215,7 +216,10 @@ class Host(Section):
         offloaded_layers: Number of first layers whose activations are all on the host between forward and backward; null for none.
         fsdp_unit_elements: Elements that Megatron-FSDP gathers and reduces at once; null for its default, 1,000 million.
         fsdp_double_buffer: Megatron-FSDP gathers and reduces in two permanent buffers, each of one layer.
-        fragmentation_percent: Percent reserved above allocated; 3 with expandable segments, unless layers have graphs. Published: 2 to 21.
+        fsdp_max_pool: Double buffers of Megatron-FSDP are of the largest layer and serve all layers, not those of one size.
+        fsdp_persistent_buffers: Everything else has permanent buffers too where Megatron-FSDP has double buffers.
+        fsdp_keeps_transposes: Megatron-FSDP keeps the transposes of FP8 weights of all layers.
+        fragmentation_percent: Percent reserved above allocated; a fitted figure. Published: 0 to 39.
         features: Launch features that are listed and not priced.
         framework: Framework whose efficiencies and step constants time the step; several frameworks run Megatron-Core, gpt-neox its own.
         release: Release of megatron-bridge or nemo, such as 26.04, which has its own constant for MoE layers; null for none.
@@ -290,7 +294,10 @@ class Host(Section):
     offloaded_layers: PositiveInt | None = None
     fsdp_unit_elements: PositiveInt | None = None
     fsdp_double_buffer: StrictBool = False
-    fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = 5
+    fsdp_max_pool: StrictBool = False
+    fsdp_persistent_buffers: StrictBool = False
+    fsdp_keeps_transposes: StrictBool = False
+    fragmentation_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = FRAGMENTATION_PERCENT
     features: tuple[words.Unpriced, ...] = ()
     framework: words.FrameworkName = "megatron-lm"
     release: Annotated[str, Field(pattern=r"^\d\d\.\d\d$")] | None = None
@@ -311,16 +318,6 @@ class Host(Section):
     int8: StrictBool = False
     fsdp_transpose: Degree = 1
     reserved_percent: Annotated[int, Field(ge=0, le=100, strict=True)] = RESERVED_PERCENT
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_growing_segments(cls, given: Any) -> Any:
-        """Default of `fragmentation_percent` for an allocator with expandable segments, whose free pages serve any size."""
-        if isinstance(given, dict) and given.get("expandable_segments") is True:
-            kind = HOSTS.get(str(given.get("name")))
-            if kind is not None and "fragmentation_percent" in kind.keys:
-                return {"fragmentation_percent": GRAPHED_PERCENT if given.get("cuda_graphs") == "layers" else EXPANDABLE_PERCENT, **given}
-        return given
 
     @model_validator(mode="before")
     @classmethod
@@ -396,5 +393,6 @@ _LATER = frozenset({
     "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer",
     "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "activation_offload", "moe_shared_overlap", "optimizer",
     "layer_wise_layout", "remat_policy", "remat_tensors", "layers_per_block", "num_vocab_tiling", "int8", "fsdp_transpose", "checkpoints",
-    "flash_version", "rope_fusion", "distribute_saved_activations", "all_reduce_gradients",
+    "flash_version", "rope_fusion", "distribute_saved_activations", "all_reduce_gradients", "fsdp_max_pool", "fsdp_persistent_buffers",
+    "fsdp_keeps_transposes",
 })  # fmt: skip

@@ -45,7 +45,7 @@ def test_a_recipe_takes_its_architecture_from_its_name() -> None:
     assert found.verdict == "fit"
     model = estimate_of(NAME.format("bf16"), RECIPE)
     assert model.parameters == 8_030_261_248
-    assert model.job.spec.host.fragmentation_percent == 3
+    assert model.job.spec.host.expandable_segments is True
 
 
 def test_what_a_recipe_states_of_its_model_stands() -> None:

@@ -181,9 +181,9 @@ def test_every_axis_says_what_it_cannot_fix() -> None:
 
 
 @pytest.mark.parametrize("growing", [True, False])
-@pytest.mark.parametrize("percent", [0, 3, 10, 11, 20, 21, 40])
+@pytest.mark.parametrize("percent", [0, 3, 10, 11, 28, 29, 40])
 def test_a_fit_is_narrow_where_as_much_as_published_runs_reserved_would_not_fit(percent: int, *, growing: bool) -> None:
-    most = 11 if growing else 21
+    most = 11 if growing else 29
     host = {"name": "megatron", "fragmentation_percent": percent, "expandable_segments": growing}
     spec = load_spec(str(PLANS / "llama-3.1-8b.yaml"), [f"host={json.dumps(host)}"]).spec
     inventory = build_inventory(spec)

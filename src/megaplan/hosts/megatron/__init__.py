@@ -5,7 +5,7 @@ from __future__ import annotations
 from megaplan.columns import Column
 from megaplan.hosts.kind import HostKind, Later, share_above
 
-GROWING_MOST_PERCENT, MOST_PERCENT = 11, 21
+GROWING_MOST_PERCENT, MOST_PERCENT = 11, 29
 """Most that published runs have reserved above allocated, with expandable segments and without: docs/reference/public-reports.md and
 docs/guides/hosts.md list them."""
 
@@ -16,7 +16,8 @@ KEYS = frozenset({
     "moe_overlap", "fused_squared_relu", "tp_comm_overlap", "microbatch_group_size", "transformer_impl", "sequence_parallel",
     "moe_router_dtype", "moe_load_balancing", "deterministic_mode", "mtp_repeated", "cuda_graphs", "cuda_graph_modules",
     "offload_modules", "delayed_wgrad", "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers",
-    "fsdp_unit_elements", "fsdp_double_buffer", "fragmentation_percent", "features", "framework", "release", "dp_comm_overlap",
+    "fsdp_unit_elements", "fsdp_double_buffer", "fsdp_max_pool", "fsdp_persistent_buffers", "fsdp_keeps_transposes",
+    "fragmentation_percent", "features", "framework", "release", "dp_comm_overlap",
     "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer", "layer_wise_layout",
     "flash_version", "rope_fusion", "distribute_saved_activations", "all_reduce_gradients",
 })  # fmt: skip
@@ -47,6 +48,7 @@ HOST = HostKind(
     peaks=Later("megaplan.budget.megatron:MegatronPeaks"),
     sums=Later("megaplan.partition.megatron_bytes:megatron_limits"),
     floors=Later("megaplan.exploration.megatron_floors:MegatronFloors"),
+    reserve=Later("megaplan.budget.megatron:megatron_reserve"),
     step=Later("megaplan.hosts.megatron.software:step_of"),
     import_=Later("megaplan.cli.import_megatron:import_megatron"),
     export=Later("megaplan.exporters.megatron:export_megatron"),

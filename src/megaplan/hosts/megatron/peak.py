@@ -38,18 +38,21 @@ class GraphPools(NamedTuple):
     """Bytes that graphs keep reserved in addition to what is allocated.
 
     A graph's tensors are in a pool of its own, which nothing else uses between replays: of a whole step all of them, of layers what the
-    layers keep for backward. The steps before the capture of a whole step had theirs in the usual pool; segments that do not grow keep at
-    most as much reserved for good.
+    layers keep for backward. The steps before the capture had theirs in the usual pool; segments that do not grow keep at most as much
+    reserved for good, since the optimizer's first step puts its states into segments that activations left.
 
-    Source: `megatron/core/full_cuda_graph.py`; NVIDIA-NeMo/Megatron-Bridge, issue 4587.
+    Source: `megatron/core/full_cuda_graph.py`, `megatron/core/transformer/cuda_graphs.py`; NVIDIA-NeMo/Megatron-Bridge, issue 4587.
 
     Attributes:
-        inside: During forward and backward: the steps before the capture, an upper bound.
+        inside: During forward and backward: the steps before the capture of a whole step, an upper bound.
         outside: During the optimizer's step: that, and the pools of the graphs.
+        twice: During forward and backward: what graphs of layers keep and the usual pool has kept from the steps before the capture. As an
+            upper bound on the usual pool it includes the percentage that is reserved above what is allocated.
     """
 
     inside: int
     outside: int
+    twice: int = 0
 
 
 class MegatronMemory(NamedTuple):
@@ -87,10 +90,11 @@ class MegatronMemory(NamedTuple):
         """The largest phase of a step, its end included."""
         return max(self._inside, self.after_step + self.unscaled)
 
-    @property
-    def reserved(self) -> int:
-        """The largest moment of a step with the pools of graphs, without the allocator's own reserve."""
-        return max(self._inside + self.pools.inside, self.after_step + self.unscaled + self.pools.outside)
+    def reserved(self, percent: int) -> int:
+        """The largest moment of a step with the pools of graphs, and `percent` reserved above what is allocated."""
+        inside = self._inside + overhead_bytes(self._inside, self.pools.inside, percent, self.pools.twice)
+        stepped = self.after_step + self.unscaled
+        return max(inside, stepped + overhead_bytes(stepped, self.pools.outside, percent))
 
     @property
     def _inside(self) -> int:
@@ -100,6 +104,11 @@ class MegatronMemory(NamedTuple):
     def peak_phase(self) -> str:
         """The largest phase of forward and backward."""
         return max(self.phases, key=lambda name: self.phases[name])
+
+
+def overhead_bytes(allocated: int, pool: int, percent: int, twice: int = 0) -> int:
+    """Bytes reserved above those allocated: a pool of graphs and a percentage of all, or at least what graphs of layers have twice."""
+    return max(pool + (allocated + pool) * percent // 100, twice)
 
 
 def memory(stage: MegatronStage, held: Parameters | None = None) -> MegatronMemory:
@@ -135,7 +144,7 @@ def _pools(stage: MegatronStage, largest: int) -> GraphPools:
     kept = 0
     for number, letters in zip(in_flight_counts(stage), stage.chunks, strict=True):
         kept += number * sum([run.operator(letter).kept for letter in operators(letters) if run.is_graphed(letter)])
-    return GraphPools(0, kept)
+    return GraphPools(0, kept, 0 if host.expands_segments else kept)
 
 
 def _deferred_bytes(stage: MegatronStage) -> int:

@@ -39,10 +39,8 @@ class MegatronRun:
         """Set sizes; operators are evaluated at their first use."""
         self.spec, self.inventory = spec, inventory
         self.letters = "".join(block.family for block in inventory.layers)
-        recipe, mtp, host, dims = spec.precision.recipe, spec.model.features.mtp, spec.host, local_dims(spec)
-        if not host.sequence_parallel:
-            dims = dims._replace(residual_tokens=dims.tokens)
-        self.at = Setting(spec, dims, None if recipe is None else Recipe(recipe.name, device_of(spec.device).generation))
+        recipe, mtp, host = spec.precision.recipe, spec.model.features.mtp, spec.host
+        self.at = setting_of(spec)
         self.depth = mtp.depth if mtp is not None else 0
         self.ahead = "".join(LETTERS[letter] for letter in mtp.letters) if mtp is not None else ""
         if recipe is not None and not recipe.prediction:
@@ -132,6 +130,14 @@ class MegatronRun:
     def boundary_bytes(self) -> int:
         """Bytes that one stage sends to the next of a microbatch: the residual stream."""
         return self.at.element_bytes * self.at.stream_tokens * self.at.dims.hidden
+
+
+def setting_of(spec: Spec) -> Setting:
+    """The sizes of a spec's rank, and the recipe of its linears in low precision."""
+    recipe, dims = spec.precision.recipe, local_dims(spec)
+    if not spec.host.sequence_parallel:
+        dims = dims._replace(residual_tokens=dims.tokens)
+    return Setting(spec, dims, None if recipe is None else Recipe(recipe.name, device_of(spec.device).generation))
 
 
 def _in_low_precision(letter: str) -> str:

@@ -16,6 +16,7 @@ from megaplan.hosts.megatron.state import adam_bytes, masters_stay, muon_bytes
 from megaplan.hosts.megatron.tensors import Parameters, Rule, Tensor
 from megaplan.hosts.values import HostBytes
 from megaplan.low_precision import history_bytes
+from megaplan.spec.host import Host
 from megaplan.spec.models import Spec
 
 LOW_WEIGHTS = "low-precision weights"
@@ -129,7 +130,8 @@ def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
 
     A layer is a unit; parameters outside layers stay gathered. The final norm's gather also fetches the layers from the first on, until
     they hold 500 million elements; forward released them, and only their own backward does so again. Gradients wait whole for their
-    reduction until they hold 1,000 million elements, or two layers of the mean size, in the dtype in which they are reduced.
+    reduction until they hold 1,000 million elements, or two layers of the mean size, in the dtype in which they are reduced. Double
+    buffers, of parameters and of gradients, are never released.
 
     Source: `suggested_communication_unit_size` in `megatron_fsdp.py`, `all_gather_params`,
     `wait_for_previous_grad_reduce` and `FixedPoolAllocator` of `param_and_grad_buffer.py`.
@@ -141,15 +143,14 @@ def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
     inside, first, stored = sum(unit.elements for unit in units), units[0], stage.run.at.element_bytes
     elements = found.elements(experts=False) + found.elements(experts=True)
     root, size = elements - inside, host.fsdp_unit_elements or FSDP_UNIT_ELEMENTS
-    transposed = first.elements if recipe is not None and recipe.transposes else 0  # made for a layer's backward, and dropped
-    if host.fsdp_double_buffer:  # of the most numerous layers of one size; another one has memory of its own while it runs
-        pooled = Counter(units).most_common(1)[0][0]
-        other = first if first != pooled else _Unit(0, 0)
-        always, waiting = stored * root + 2 * pooled.stored_bytes, min(2 * pooled.elements + other.elements, elements)
-        return Gathered(always, always + other.stored_bytes + transposed + gradient_bytes * waiting)
+    transposes = recipe is not None and recipe.transposes  # made for a layer's backward, and dropped unless they are kept
+    kept, transposed = (inside, 0) if transposes and host.fsdp_keeps_transposes else (0, first.elements * transposes)
+    if host.fsdp_double_buffer or host.fsdp_max_pool:  # the latter turns the former on
+        always, passing = _double_buffered(host, units, root, gradient_bytes)
+        return Gathered(stored * root + kept + always, stored * root + kept + always + passing + transposed)
     waiting = min(max(size, 2 * inside // len(units)) + first.elements, elements)
     first_layer = stored * root + first.stored_bytes + transposed + gradient_bytes * waiting
-    return Gathered(stored * root + _gathered_ahead(units, size // 2), first_layer)
+    return Gathered(stored * root + kept + _gathered_ahead(units, size // 2), kept + first_layer)
 
 
 class _Unit(NamedTuple):
@@ -173,6 +174,22 @@ def _units(stage: MegatronStage) -> list[_Unit]:
     }
     groups = [[of_letter[letter] for letter in letters[start : start + width]] for start in range(0, len(letters), width)]
     return [_Unit(sum(one.elements for one in group), sum(one.stored_bytes for one in group)) for group in groups]
+
+
+def _double_buffered(host: Host, units: list[_Unit], root: int, gradient_bytes: int) -> tuple[int, int]:
+    """Bytes of buffers that stay, and of those that the first layer has for its backward alone; `root` elements are outside layers.
+
+    Two buffers are of the most numerous layers of one size, or of the largest layer and serve all. What they do not serve has memory of its
+    own while it runs, or buffers that stay as well.
+
+    Source: `FixedPoolAllocator` and `MaxPoolAllocator` of `param_and_grad_buffer.py`.
+    """
+    pooled, number = (max(units), len(units)) if host.fsdp_max_pool else Counter(units).most_common(1)[0]
+    others = [] if host.fsdp_max_pool else [unit for unit in units if unit != pooled]
+    stay = min(2, number) * (pooled.stored_bytes + gradient_bytes * pooled.elements)
+    if host.fsdp_persistent_buffers:
+        return stay + gradient_bytes * root + sum([unit.stored_bytes + gradient_bytes * unit.elements for unit in others]), 0
+    return stay, units[0].stored_bytes + gradient_bytes * units[0].elements if units[0] in others else 0
 
 
 def _gathered_ahead(units: list[_Unit], elements: int) -> int:

@@ -1,9 +1,11 @@
-"""Workspaces of GEMM libraries, by device: what one of torch's cuBLAS handles takes, and Transformer Engine's; HybridEP's buffers."""
+"""Memory of libraries: workspaces of cuBLAS and Transformer Engine by device, and the buffers of HybridEP and NCCL's all-to-all."""
 
 from __future__ import annotations
 
 import re
+from math import ceil
 
+from megaplan.devices import Device
 from megaplan.hosts.megatron.experts import dispatcher
 from megaplan.hosts.megatron.setting import Setting
 
@@ -12,6 +14,12 @@ LARGE_KIB, SMALL_KIB = 32_768, 8_320
 """Workspace of a handle if `CUBLAS_WORKSPACE_CONFIG` is not set: 32 MiB, or two buffers of 4,096 KiB and eight of 16."""
 BLACKWELL_LARGE = "2026-05"
 """The month of NVIDIA's first image whose torch gives Blackwell what it gives Hopper. Earlier ones give it what Ampere has."""
+CONNECTION_BYTES = 12 * KIB * KIB
+"""A channel between two ranks has these on each: a receive buffer and a send buffer."""
+MOST_CHANNELS, PEERS_A_ROUND = 32, 8
+LINK_BYTES_PER_SECOND, NETWORK_CHANNEL_BYTES_PER_SECOND = 25 * 10**9, 14 * 10**9
+"""Bandwidth of an NVLink in one direction, and the most that NCCL lets one channel of a network carry."""
+_NVIDIA = frozenset({"ampere", "hopper", "blackwell"})
 _MAJOR = {"a100": 8, "h100": 9, "h200": 9, "b200": 10, "gb200": 10, "b300": 10, "gb300": 10}
 
 
@@ -65,6 +73,38 @@ def hybrid_ep_bytes(at: Setting, domain: int) -> int:
     row = 2 * width + 4 * (moe.num_experts // at.dims.ep) * local
     scales = 4 * (width // 128)
     return at.stream_tokens * (ranks * (row * min(nodes, 2) + scales) + 3 * (nodes - 1) * row)
+
+
+def all_to_all_bytes(at: Setting, device: Device) -> int:
+    """Bytes that NCCL takes from the driver for the experts' all-to-all over NVLink; 0 under another dispatcher.
+
+    The first all-to-all connects a rank with all peers of its experts, on channels of their own. A connection has a send buffer of 2 MiB,
+    and a receive buffer of 10 MiB: those of NCCL's three protocols, 4 MiB, 4.7 MiB and 512 KiB, in pages of 2 MiB. Peers that are reached
+    over a network share buffers, which are in the device's own item of NCCL.
+
+    Channels to a peer are two for each of a device's links, at most 32. If experts span several NVLink domains, they are as many as a
+    network adapter needs, halved until the channels of all peers' rounds are at most 32.
+
+    Source: `p2pSendSetup` and `p2pRecvSetup` of `src/transport/p2p.cc`, `ncclTopoGetNchannels` and `ncclTopoComputeP2pChannels` of
+    `src/graph/paths.cc`, NCCL 2.30. Published: 23.6 GiB with 64 ranks in one domain (Megatron-LM, issue 6392), allocations of 10 and of
+    2 MiB on 32 channels to each of 7 peers (nccl, issue 1685).
+    """
+    dims, domain = at.dims, device.domain.value
+    if at.spec.model.moe is None or dispatcher(at.spec) != "alltoall" or device.generation not in _NVIDIA:
+        return 0
+    near = min(dims.ep * dims.etp, domain) // dims.etp
+    if near == dims.ep:
+        channels = _power_of_two(2 * max(1, device.node_bandwidth.value // LINK_BYTES_PER_SECOND))
+    else:
+        channels = _power_of_two(max(1, ceil(device.network_bandwidth.value / NETWORK_CHANNEL_BYTES_PER_SECOND)))
+        while channels > 1 and channels * ceil(dims.ep / PEERS_A_ROUND) > MOST_CHANNELS:
+            channels //= 2
+    return (near - 1) * min(channels, MOST_CHANNELS) * CONNECTION_BYTES
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two of at least a number."""
+    return 1 << (number - 1).bit_length()
 
 
 def _major(device: str) -> int:

@@ -22,6 +22,7 @@ RENAMED = {
     "fp8_param": "fp8_param_gather",
     "overlap_p2p_comm": "overlap_p2p_communication",
     "use_custom_fsdp": "use_megatron_fsdp",
+    "keep_fp8_transpose_cache_when_using_custom_fsdp": "keep_fp8_transpose_cache",
 }
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _CURRENT = {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}

@@ -70,6 +70,7 @@ CHOSEN = {
 """Other settings that an enumeration needs before its values mean anything."""
 OF_MEMORY = {
     "data.packing", "host.attention_mask", "host.expandable_segments", "host.fsdp_double_buffer", "host.fsdp_ends",
+    "host.fsdp_keeps_transposes", "host.fsdp_max_pool", "host.fsdp_persistent_buffers",
     "host.exp_avg_sq_dtype", "host.keep_pipeline_outputs", "host.mtp_repeated", "host.optimizer_recipe",
     "host.layer_wise_layout", "host.precision_aware_optimizer",
     "precision.grads", "precision.master", "precision.moments", "precision.params",

@@ -1,5 +1,6 @@
 """Megatron-FSDP's bytes: shards, gathered layers, and the arguments that are refused."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -56,6 +57,55 @@ def test_megatron_fsdp_shards_experts_over_their_own_ranks_and_gathers_layers_of
     one = changed(stage, host__fsdp_unit_elements=2)  # a layer ahead; two of the mean size and the first one wait
     first = sum(one.elements for letter in "*-" for one in stage.run.parameters(letter).tensors)
     assert gathered_bytes(one, found) == (2 * (root + first), 2 * (root + first) + 4 * (2 * layers // 12 + first))
+
+
+def test_double_buffers_of_gradients_stay_as_those_of_parameters_do() -> None:
+    """They are of two layers: here at the loss and when backward reaches the first layer."""
+    stage = changed(stage_of(fsdp_run(), tensor_model_parallel_size=1), host__fsdp_double_buffer=True)
+    found = parameters(stage)
+    elements, root = found.elements(experts=False), 50432 * 512 + 1024 * 512 + 2 * 512
+    layer = (elements - root) // 12
+    assert gathered_bytes(stage, found) == (2 * root + (2 + 4) * 2 * layer, 2 * root + (2 + 4) * 2 * layer)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_double_buffers_are_of_the_layers_that_megatron_gives_them_to(seed: int) -> None:
+    """Buffers by name, as Megatron's two allocators keep them, after a step over layers with and without experts."""
+    draw = Random(seed)
+    number = draw.randint(1, 11)
+    experts = {"num_experts": 4, "moe_ffn_hidden_size": draw.choice([256, 1024]), "moe_layer_freq": f"([0]*{12 - number}+[1]*{number})"}
+    switches = {"fsdp_max_pool": draw.random() < 0.5, "fsdp_persistent_buffers": draw.random() < 0.5}
+    stage = stage_of(fsdp_run(), tensor_model_parallel_size=1, **experts, moe_grouped_gemm=True, disable_bias_linear=True)
+    stage = changed(stage, host__fsdp_double_buffer=True, **{f"host__{key}": value for key, value in switches.items()})
+    found = parameters(stage)
+    mlp, moe = (sum(one.elements for letter in pair for one in stage.run.parameters(letter).tensors) for pair in ("*-", "*E"))
+    layers = [mlp] * (12 - number) + [moe] * number
+    root = found.elements(experts=False) + found.elements(experts=True) - sum(layers)
+    most = max(set(layers), key=layers.count) if layers.count(mlp) != layers.count(moe) else layers[0]
+    buffers, passing = dict[Any, int](), 0
+    for place, size in enumerate(layers):
+        if switches["fsdp_max_pool"]:
+            buffers[place % 2] = max(layers)
+        elif size == most:
+            buffers["pool", layers[:place].count(size) % 2] = size
+        elif switches["fsdp_persistent_buffers"]:
+            buffers["own", place] = size
+        elif place == 0:
+            passing = size
+    always = (2 + 4) * sum(buffers.values()) + 2 * root + 4 * root * switches["fsdp_persistent_buffers"]
+    assert gathered_bytes(stage, found) == (always, always + (2 + 4) * passing)
+
+
+def test_transposes_of_fp8_weights_stay_if_they_are_kept() -> None:
+    """A byte for each parameter of the layers, at the loss as well as when backward reaches the first layer, which had its own."""
+    fp8 = {"fp8_format": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True}
+    dropped = changed(stage_of(fsdp_run(), tensor_model_parallel_size=1, **fp8), device__name="h100-sxm")
+    kept = changed(dropped, host__fsdp_keeps_transposes=True)
+    before, after = (gathered_bytes(each, parameters(each)) for each in (dropped, kept))
+    root = 50432 * 512 + 1024 * 512 + 2 * 512
+    layers = parameters(kept).elements(experts=False) - root
+    assert after.loss - before.loss == layers
+    assert after.first_layer_backward - before.first_layer_backward == layers - layers // 12
 
 
 FSDP = "Megatron-FSDP has other buffers unless it shards all"

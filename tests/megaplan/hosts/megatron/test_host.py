@@ -12,7 +12,7 @@ from megaplan.hosts.megatron.chunks import backward_excess, chunk, forward_exces
 from megaplan.hosts.megatron.peak import in_flight_counts, memory
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.storage import parameters
-from megaplan.hosts.megatron.workspaces import cublas_bytes, hybrid_ep_bytes
+from megaplan.hosts.megatron.workspaces import cublas_bytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
@@ -288,19 +288,3 @@ def test_overlapped_experts_keep_no_combined_rows() -> None:
     _, (overlapped, _) = planned(spec_of("host.deterministic_mode=true", "host.moe_overlap=true"))
     assert "combine.rows" in kept.run.operator("E").tensors
     assert "combine.rows" not in overlapped.run.operator("E").tensors
-
-
-FLEX = "host.moe_dispatcher=flex"
-
-
-def test_hybridep_takes_its_buffers_from_the_driver() -> None:
-    plain, flex = (planned(spec_of(FLEX, *more))[0].device for more in ((), ("host.moe_flex_backend=hybridep",)))
-    rows = 1024 * 2 * (2 * 256 + 4 * 8 + 4 * 2)  # tokens of both ranks: channels, a score an expert, a scale for 128 channels
-    assert plain.usable_bytes - flex.usable_bytes == rows
-    assert {item.name: item.bytes for item in flex.reserve}["hybrid_ep"] == rows
-
-
-def test_hybridep_between_nodes_has_two_buffers_and_three_of_its_own_tokens() -> None:
-    _, (stage, _) = planned(spec_of(FLEX, "host.moe_flex_backend=hybridep"))
-    row = 2 * 256 + 4 * 4
-    assert hybrid_ep_bytes(stage.run.at, 1) == 1024 * (2 * (2 * row + 4 * 2) + 3 * row)

@@ -3,17 +3,21 @@
 import json
 from collections.abc import Iterator
 from itertools import combinations, product
+from random import Random
 from typing import Any
 
 import pytest
 
 import megaplan
+from megaplan.budget.peaks import StagePeaks
 from megaplan.budget.values import RankBudget
 from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megatron.state import adam_bytes
 from megaplan.hosts.values import HostBytes
 from megaplan.importers.megatron.spec import import_megatron
+from megaplan.inventory.build import build_inventory
+from megaplan.layout.build import build_layout
 from megaplan.spec.models import Spec
 
 BASE = (
@@ -134,11 +138,15 @@ def test_every_pair_of_arguments_has_megatrons_bytes_or_its_refusal() -> None:
     assert 100 < sum(size is not None for _, size, _ in both) < len(both) - 100
 
 
-def graphed_step(more: str = "", *, expandable: bool) -> RankBudget:
+def graphed_job(more: str, percent: int, *, expandable: bool) -> megaplan.Estimate:
     words = f"{BASE} --bf16 --use-distributed-optimizer --grad-reduce-in-bf16 {more}"
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
-    document = import_megatron(words, "launch", ["host.fragmentation_percent=0"], 8, environment=environment).document
-    return megaplan.estimate(document).worst
+    changes = [f"host.fragmentation_percent={percent}"]
+    return megaplan.estimate(import_megatron(words, "launch", changes, 8, environment=environment).document)
+
+
+def graphed_step(more: str = "", *, expandable: bool) -> RankBudget:
+    return graphed_job(more, 0, expandable=expandable).worst
 
 
 def test_the_pool_of_a_steps_graph_is_reserved_with_what_the_optimizer_makes() -> None:
@@ -150,6 +158,26 @@ def test_the_pool_of_a_steps_graph_is_reserved_with_what_the_optimizer_makes() -
     without = graphed_step("--cuda-graph-impl full_iteration", expandable=False)
     assert without.cells[Phase.FORWARD_BACKWARD][Column.OVERHEAD] >= activations
     assert without.peak_bytes > graph.peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_segments_that_do_not_grow_keep_the_steps_before_graphs_of_layers_were_captured(seed: int) -> None:
+    """A percentage reserved above all that is allocated counts where it is more, since the bound has it in it."""
+    draw = Random(seed)
+    modules = " ".join(sorted(draw.sample(["attn", "mlp"], draw.randint(1, 2))))
+    more = f"--cuda-graph-impl transformer_engine --cuda-graph-scope {modules} --num-layers {draw.randint(2, 9)}"
+    percent = draw.randint(0, 40)
+    kept = graphed_step(more, expandable=True).cells[Phase.OPTIMIZER][Column.OVERHEAD]
+    assert kept > 0
+    for expandable in (True, False):
+        found = graphed_job(more, percent, expandable=expandable)
+        cells = found.worst.cells[Phase.FORWARD_BACKWARD]
+        allocated = sum(cells.values()) - cells[Column.OVERHEAD]
+        assert cells[Column.OVERHEAD] == max(allocated * percent // 100, 0 if expandable else kept)
+        spec = found.job.spec
+        inventory = build_inventory(spec)
+        spans = ((0, spec.model.num_layers),)
+        assert StagePeaks(spec, inventory).of(build_layout(spec, inventory, spans), range(1)) == [found.peak_bytes]
 
 
 def test_what_is_offloaded_is_in_the_memory_of_the_node() -> None:

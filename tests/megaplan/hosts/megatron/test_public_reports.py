@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from accuracy_megatron import reports
 
-from megaplan.hosts.megatron import GROWING_MOST_PERCENT
+from megaplan.hosts.megatron import GROWING_MOST_PERCENT, MOST_PERCENT
 
 DATA: dict[str, list[dict[str, Any]]] = json.loads(reports.REPORTS.read_text(encoding="utf-8"))
 
@@ -25,11 +25,11 @@ def test_figures_that_no_term_was_made_from(row: dict[str, Any]) -> None:
 
 
 def test_jobs_that_ran_out_of_memory_fit_narrowly_if_at_all_unless_their_cause_is_open() -> None:
-    """The page lists the others: graphs after their capture, and segments that do not grow, are not priced."""
+    """The page names the causes of the others: what fragments, what a capture holds, and options of buffers that are not priced."""
     said = [(row, reports.estimate(row)) for row in DATA["threads"]]
     failed = Counter(found.verdict for row, found in said if not row["ran"] and "open" not in row)
     assert not failed["fits"]
-    assert failed["does not fit"] > failed["fits narrowly"]
+    assert failed["does not fit"] > 2 * failed["fits narrowly"]
     assert all(found.verdict == "fits" for row, found in said if "open" in row)
 
 
@@ -37,6 +37,8 @@ def test_jobs_that_ran_fit() -> None:
     assert [row["name"] for row in DATA["threads"] if row["ran"] and not reports.estimate(row).fits] == []
 
 
-def test_the_most_that_is_reserved_is_of_the_published_pairs() -> None:
-    above = [100 * (pair["reserved"] / pair["allocated"] - 1) for pair in DATA["pairs"]]
-    assert ceil(max(above)) == GROWING_MOST_PERCENT
+@pytest.mark.parametrize(("grows", "most"), [(True, GROWING_MOST_PERCENT), (False, MOST_PERCENT)])
+def test_the_most_that_is_reserved_is_of_the_published_pairs(most: int, *, grows: bool) -> None:
+    """Pairs of runs that left a fifth of their device or more do not count: torch never had to release what it keeps for use again."""
+    above = [reports.above(pair) for pair in DATA["pairs"] if pair.get("grows") is grows and not pair.get("room")]
+    assert ceil(max(above)) == most
