@@ -9,6 +9,7 @@ from typing import NamedTuple
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Arguments
+from megaplan.importers.megatron.meant import foreign_modules
 
 
 class _FrontEnd(NamedTuple):
@@ -127,11 +128,13 @@ _OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "
 
 
 def refuse_other_program(launch: Arguments) -> None:
-    """Refuses a launch of a program that trains no decoder of text; warns of encoders that are not counted.
+    """Refuses a launch of a program that trains no decoder of text; warns of encoders that are not counted, and of modules of one's own.
 
     Raises:
         MegaplanError: MP926.
     """
+    if modules := foreign_modules(launch.values.get("spec")):
+        launch.guess("spec", f"--spec {modules} builds the layers; they are planned as those of Megatron-LM")
     program = "/".join(launch.program.lower().split("/")[-2:])
     if re.search(r"(?:pretrain|train)_(?:gpt|mamba|hybrid)\w*\.py$", program):
         return
@@ -141,7 +144,7 @@ def refuse_other_program(launch: Arguments) -> None:
         raise MegaplanError([diagnostic("MP926", detail, Location(launch.name), ("megaplan import megatron TRAINING.sh",))])
     of_images = next((key for key in _OF_IMAGES if launch.values.get(key)), "")
     if of_images or _WITH_ENCODERS.search(program):
-        said = f"{program.rpartition('/')[2]} builds encoders in front of the decoder, which are not counted"
+        said = f"{program.rpartition('/')[2] or launch.name} builds encoders in front of the decoder, which are not counted"
         launch.guess(of_images, said)
 
 

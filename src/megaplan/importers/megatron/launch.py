@@ -13,6 +13,7 @@ from megaplan.importers.megatron.bridge import is_bridge, read_bridge, refuse_ov
 from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import has_table, read_table
 from megaplan.importers.megatron.script import Field, read_words, substituted
+from megaplan.importers.megatron.sections import in_sections, is_primus, read_primus, read_sections
 from megaplan.importers.structure import Policy
 from megaplan.spec.document import parse_document
 
@@ -75,6 +76,10 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
     if is_bridge(whole):
         refuse_override(whole, name, document.source.locate)
         return read_bridge(whole, document.source.locate)
+    if is_primus(whole):
+        return read_primus(document, name, environment)
+    if in_sections(whole) and not isinstance(whole.get("MODEL_ARGS"), dict):
+        return read_sections(document, environment)
     nested = isinstance(whole.get("MODEL_ARGS"), dict)
     values = whole["MODEL_ARGS"] if nested else {key: value for key, value in whole.items() if key not in _SECTIONS}
     found = whole.get("ENV_VARS")
