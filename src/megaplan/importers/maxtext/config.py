@@ -65,7 +65,7 @@ class MaxTextConfig(ProgramConfig):
             given |= self._of_file(text) if text in files else dict(words(text))
         if files:
             self.name = display_name(files[0])
-        self._beside = [Path(file).parent / "models" for file in files]
+        self._folders = [Path(file).parent / "models" for file in files]
         self._given = {key: value for key, value in given.items() if key not in self._policy.ignored}
         self._whole = len(self._given) > WHOLE
         self._check_variables()
@@ -104,7 +104,7 @@ class MaxTextConfig(ProgramConfig):
             self.stop()
         if name == "default" or ("base_emb_dim" in self._given and not self._whole):
             return {}
-        found = self._of_file_beside(str(name)) or models().get(name)
+        found = self._of_own_file(str(name)) or models().get(name)
         if found is None:
             near = [f"model_name={one}" for one in get_close_matches(str(name), models(), n=2, cutoff=0.9)]
             detail = f"model_name = {name}; {len(models())} models are known, and the file of another can be given: configs/models/NAME.yml"
@@ -115,9 +115,9 @@ class MaxTextConfig(ProgramConfig):
             self._given = {key: value for key, value in self._given.items() if key not in found or value != DEFAULTS.get(key)}
         return dict(found)
 
-    def _of_file_beside(self, name: str) -> dict[str, Any]:
+    def _of_own_file(self, name: str) -> dict[str, Any]:
         """Keys of the model's own file in MaxText's folder of models next to a file that is read; empty if there is none."""
-        path = next((folder / f"{name}.yml" for folder in self._beside if (folder / f"{name}.yml").is_file()), None)
+        path = next((folder / f"{name}.yml" for folder in self._folders if (folder / f"{name}.yml").is_file()), None)
         held = yaml.safe_load(read_text(str(path))) if path is not None and "/" not in name else {}
         if not isinstance(held, dict):
             return {}
@@ -143,7 +143,7 @@ class MaxTextConfig(ProgramConfig):
         """Reports values of the model's keys that are of another type than MaxText's default, and stops at them."""
         for key, default in OF_MODEL.items():
             value = self.values.get(key)
-            if value is not None and not _alike(value, default):
+            if value is not None and not _of_type(value, default):
                 self.wrong(key, _KINDS[type(default)])
         if self._errors:
             self.stop()
@@ -202,7 +202,7 @@ class MaxTextConfig(ProgramConfig):
         return [diagnostic("MP919", detail, Location(self.name), severity=Severity.NOTE)]
 
 
-def _alike(value: Any, default: Any) -> bool:
+def _of_type(value: Any, default: Any) -> bool:
     """True if a value can be in the place of a default: any number for a number, as MaxText converts them."""
     if isinstance(default, bool) or not isinstance(default, int | float):
         return isinstance(value, type(default))
