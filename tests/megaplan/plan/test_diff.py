@@ -237,7 +237,7 @@ def with_headroom(plan, headroom_bytes):
 
 
 def test_a_narrow_fit_of_a_plan_is_named_as_that_of_an_estimate():
-    """As much as measured runs have reserved above the fullest rank's peak is the bound; it stays a fit."""
+    """The bound is the most that measured runs have reserved above the fullest rank's peak; the plan still fits."""
     plan = plan_of(TIGHT)
     most = max(rank.peak_bytes for rank in plan.estimates.ranks) * plan.spec.host.kind.more_reserved(plan.spec.host)
     words = {int(most) + 1: "fits", int(most) - 1: "fits narrowly", -1: "does not fit"}
