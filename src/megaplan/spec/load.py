@@ -75,9 +75,10 @@ def check_document(document: Document) -> LoadedSpec:
 
 
 def _of_arguments(found: Sequence[Diagnostic], document: Document) -> Sequence[Diagnostic]:
-    """The diagnostics, with hints for the command line where they are about one of its values."""
-    if not document.source.overrides or not found:
+    """The diagnostics, with hints for the command line where they are about one of its values, or about an import, which has no lines."""
+    imported = not document.source.marks and document.source.file is not None
+    if not found or not (document.source.overrides or imported):
         return found
     from megaplan.spec.overrides import as_arguments  # noqa: PLC0415 (the daily command has none)
 
-    return [as_arguments(each, document.value) for each in found]
+    return [as_arguments(each, document.value, imported=imported) for each in found]

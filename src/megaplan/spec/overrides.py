@@ -53,10 +53,10 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     return Document(value, source, tuple(faults))
 
 
-def as_arguments(found: Diagnostic, document: Any) -> Diagnostic:
-    """A diagnostic about a value of the command line, with lines of a file among its hints written as further arguments."""
+def as_arguments(found: Diagnostic, document: Any, *, imported: bool = False) -> Diagnostic:
+    """A diagnostic about a value of the command line or of an import, with lines of a file among its hints written as arguments."""
     place = found.location
-    if place.key is None or not (place.file or "").startswith(LABEL):
+    if place.key is None or not (imported or (place.file or "").startswith(LABEL)):
         return found
     section = tuple(place.key.split(".")[:-1])
     return replace(found, hints=tuple(_argument(hint, section, document) for hint in found.hints))

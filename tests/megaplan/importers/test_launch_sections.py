@@ -8,9 +8,10 @@ import pytest
 import yaml
 from recorded_launches import BARE
 
-from megaplan.errors import MegaplanError, Severity
+from megaplan.errors import MegaplanError
 from megaplan.importers.megatron.script import Field, read_words
 from megaplan.importers.megatron.spec import import_megatron
+from megaplan.importers.structure import Policy
 from megaplan.spec.models import Spec
 
 MORE = "--swiglu --normalization RMSNorm --group-query-attention --num-query-groups 2 --micro-batch-size 2 --lr 3e-4 --bf16"
@@ -94,7 +95,7 @@ def test_hybrid_models_of_primus_are_read_by_their_shares(tmp_path: Path) -> Non
         ({"framework": "torchtitan"}, "MP926", "framework = torchtitan"),
         ({"model": {"model_type": "diffusion"}}, "MP926", "model_type = diffusion"),
         ({"model": {"num_joint_layers": 3}}, "MP913", "--num-joint-layers 3"),
-        ({"model": {"spec": ["own.layers", "gdn"], "linear_key_head_dim": 8}}, "MP914", "--linear-key-head-dim 8"),
+        ({"model": {"spec": ["own.layers", "gdn"]}}, "MP914", "--spec own.layers gdn"),
     ],
 )
 def test_what_decides_a_tensor_elsewhere_is_an_error(tmp_path: Path, change: dict[str, Any], code: str, named: str) -> None:
@@ -115,13 +116,13 @@ def test_a_file_that_is_in_no_folder_above_is_named(tmp_path: Path) -> None:
     assert "small.yaml" in found.detail
 
 
-def test_modules_of_ones_own_are_a_warning() -> None:
-    found = import_megatron(f"{BARE} --spec own.layers stack", "x.sh").loaded.diagnostics
-    assert [each.severity for each in found if "own.layers" in each.detail] == [Severity.WARNING]
-    assert not any(
-        "mamba_stack_spec" in each.detail
-        for each in import_megatron(f"{BARE} --spec megatron.core.x mamba_stack_spec", "x.sh").loaded.diagnostics
-    )
+def test_modules_of_ones_own_are_refused_and_may_be_ignored() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{BARE} --spec own.layers stack", "x.sh")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.hints[0]) == ("MP914", "--ignore spec")
+    assert import_megatron(f"{BARE} --spec own.layers stack", "x.sh", policy=Policy(ignored=frozenset({"spec"}))).loaded.spec.model
+    assert import_megatron(f"{BARE} --spec megatron.core.models.x mamba_stack_spec", "x.sh").loaded.spec.model
 
 
 def test_a_refused_switch_says_how_to_plan_without_it() -> None:
@@ -129,3 +130,50 @@ def test_a_refused_switch_says_how_to_plan_without_it() -> None:
         import_megatron(f"{BARE} --use-torch-fsdp2", "x.sh")
     (found,) = caught.value.diagnostics
     assert found.hints[0] == "--ignore use-torch-fsdp2"
+
+
+SLIME = """
+SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+source "${SCRIPT_DIR}/models/small.sh"
+PERF_ARGS=(--tensor-model-parallel-size 2 --sequence-parallel --max-tokens-per-gpu 4096)
+ray job submit --address=http://127.0.0.1:8265 -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 \\
+  ${MODEL_ARGS[@]} ${PERF_ARGS[@]} --rollout-batch-size 8
+"""
+SOURCED = """
+layers=()
+for ((i=0; i<4; i++)); do
+  if ((i < 1)); then layers+=(0); else layers+=(1); fi
+done
+printf -v FREQUENCY "[%s]" "$(IFS=', '; echo "${layers[*]}")"
+MODEL_ARGS=(--num-layers 4 --hidden-size 64 --num-attention-heads 4 --swiglu --ffn-hidden-size 96 --vocab-size 200
+  --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --moe-layer-freq $FREQUENCY)
+"""
+
+
+def test_a_launch_that_sources_the_model_s_arguments_is_read_where_the_file_is(tmp_path: Path) -> None:
+    """slime's scripts, with what slime itself sets; elsewhere they are another front end's."""
+    launch = str(tmp_path / "run.sh")
+    with pytest.raises(MegaplanError) as caught:
+        spec_of(SLIME, launch)
+    assert caught.value.diagnostics[0].code == "MP926"
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/small.sh").write_text(SOURCED, encoding="utf-8")
+    imported = import_megatron(SLIME, launch, ("batch.seq_length=128",), 8)
+    spec = imported.loaded.spec
+    assert (spec.model.pattern, spec.mesh.tp, spec.batch.seq_length, spec.precision.params) == ("ADAEAEAE", 2, 128, "bf16")
+    assert any("rollouts" in each.detail for each in imported.loaded.diagnostics)
+
+
+def test_a_length_may_be_stated_where_a_launch_has_none() -> None:
+    short = BARE.replace("--seq-length 128", "")
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(short, "x.sh")
+    (found,) = caught.value.diagnostics
+    assert found.hints[0] == "--set batch.seq_length=N"
+    assert import_megatron(short, "x.sh", ("batch.seq_length=64",)).loaded.spec.batch.seq_length == 64
+
+
+def test_a_value_that_is_empty_is_said_to_be_none() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{BARE} --num-layers --bf16", "x.sh")
+    assert "--num-layers has no value" in caught.value.diagnostics[0].detail

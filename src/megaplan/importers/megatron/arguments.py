@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
-from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, foreign_modules, letters, renamed, translate_forks
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, letters, renamed, translate_forks
 from megaplan.importers.megatron.unset import readable, remedies, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
@@ -224,7 +224,8 @@ class Arguments:
 
     def wrong(self, key: str, found: Any, wanted: str) -> None:
         """Reports a value of another type."""
-        self._refuse(key, diagnostic("MP916", f"{flag(key)} {_shown(found)}, and it is {wanted}", self.at(key)))
+        shown = "has no value" if found is True and ARGUMENTS[key].kind is not Kind.SWITCH else _shown(found)
+        self._refuse(key, diagnostic("MP916", f"{flag(key)} {shown}, and it is {wanted}", self.at(key)))
 
     def cannot(self, key: str, why: str, instead: Any = None, *otherwise: str) -> None:
         """Reports a value that has no counterpart in a spec; `otherwise` are the hints where there is no value instead."""
@@ -291,7 +292,7 @@ class Arguments:
             value = self.values[key]
             if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
                 self.warn(key, ARGUMENTS[key].note)
-            elif self._given.parsed and not (self._given.forked and self._builds(key, value)):
+            elif self._given.parsed and not (self._given.forked and key not in ARGUMENTS and names_a_tensor(key, value)):
                 continue
             elif key not in ARGUMENTS and not self._policy.strict and key not in MEANT and not names_a_tensor(key, value):
                 unknown.append(key)
@@ -315,11 +316,6 @@ class Arguments:
         """True for an argument that was read, that is off, or that changes nothing."""
         return key in self._read or key in OLDER or changes_nothing(key) or self.values[key] in (None, False)
 
-    def _builds(self, key: str, value: Any) -> bool:
-        """True if a fork's argument decides a tensor by its name; one of Megatron's own may where the fork's modules read it."""
-        known = key in ARGUMENTS and (ARGUMENTS[key].default == value or not foreign_modules(self.values.get("spec")))
-        return not known and names_a_tensor(key, value)
-
     def _unread(self, key: str) -> Diagnostic:
         """MP913 for an unknown argument; MP914 for one that has a meaning only with other arguments."""
         value = self.values[key]
@@ -338,7 +334,8 @@ class Arguments:
         named = ", ".join(map(flag, self._missing))
         said = f"{named} {'is' if len(self._missing) == 1 else 'are'} missing"
         words = " ".join(f"{flag(key)} N" for key in self._missing)
-        return diagnostic("MP916", said, self.at(self._missing[0]), (f"megaplan import megatron {self.name} -- {words}",))
+        hint = "--set batch.seq_length=N" if self._missing == ["seq_length"] else f"megaplan import megatron {self.name} -- {words}"
+        return diagnostic("MP916", said, self.at(self._missing[0]), (hint,))
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:

@@ -8,13 +8,12 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
-from megaplan.importers.megatron.arguments import Arguments, Given, name_of, typed
+from megaplan.importers.megatron.arguments import Given, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge, refuse_override
 from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import has_table, read_table
 from megaplan.importers.megatron.script import Field, read_words, substituted
 from megaplan.importers.megatron.sections import in_sections, is_primus, read_primus, read_sections
-from megaplan.importers.structure import Policy
 from megaplan.spec.document import parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
@@ -23,15 +22,9 @@ TWICE = "MP110"
 _SECTIONS = ("MODEL_ARGS", "ENV_VARS")
 
 
-def read_arguments(
-    text: str,
-    name: str,
-    environment: Mapping[str, str] | None = None,
-    argv: Sequence[str] = (),
-    vocab_size: int | None = None,
-    policy: Policy | None = None,
-    number: int | None = None,
-) -> Arguments:
+def read_given(
+    text: str, name: str, environment: Mapping[str, str] | None = None, argv: Sequence[str] = (), number: int | None = None
+) -> Given:
     """The arguments of a launch.
 
     Args:
@@ -39,17 +32,12 @@ def read_arguments(
         name: Name of the file in diagnostics.
         environment: Environment variables of the launch.
         argv: Arguments of the script; with other forms they replace the text's own.
-        vocab_size: The padded vocabulary, if it is known from elsewhere.
-        policy: Policy for arguments that the importer does not know.
         number: Number of a script's launch among several, from 1.
 
     Raises:
         MegaplanError: MP916, it is none of them.
     """
-    return Arguments(_given(text, name, environment or {}, argv, number), name, vocab_size, policy)
-
-
-def _given(text: str, name: str, environment: Mapping[str, str], argv: Sequence[str], number: int | None) -> Given:
+    environment = environment or {}
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if has_table(text):
         return _with(read_table(text), argv)

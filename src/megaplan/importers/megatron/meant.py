@@ -181,7 +181,7 @@ def _deepspeed_experts(values: dict[str, Any]) -> list[Translated]:
 
 def foreign_modules(spec: Any) -> str:
     """The modules that `--spec` names, if they are not Megatron-LM's own."""
-    words = [str(word) for word in (spec if isinstance(spec, list) else [spec])]
+    words = re.findall(r"[\w.]+", " ".join(map(str, spec)) if isinstance(spec, list) else str(spec or ""))
     return " ".join(words) if any("." in word and not word.startswith("megatron.") for word in words) else ""
 
 
