@@ -8,7 +8,7 @@ import pytest
 import yaml
 from recorded_launches import BARE
 
-from megaplan.errors import MegaplanError
+from megaplan.errors import MegaplanError, Severity
 from megaplan.importers.megatron.script import Field, read_words
 from megaplan.importers.megatron.spec import import_megatron
 from megaplan.importers.structure import Policy
@@ -123,6 +123,8 @@ def test_modules_of_ones_own_are_refused_and_may_be_ignored() -> None:
     assert (found.code, found.hints[0]) == ("MP914", "--ignore spec")
     assert import_megatron(f"{BARE} --spec own.layers stack", "x.sh", policy=Policy(ignored=frozenset({"spec"}))).loaded.spec.model
     assert import_megatron(f"{BARE} --spec megatron.core.models.x mamba_stack_spec", "x.sh").loaded.spec.model
+    mindspeed = import_megatron(f"{BARE} --spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec", "x.sh").loaded.diagnostics
+    assert [each.severity for each in mindspeed if "layer_spec" in each.detail] == [Severity.WARNING]
 
 
 def test_a_refused_switch_says_how_to_plan_without_it() -> None:

@@ -135,7 +135,10 @@ def refuse_other_program(launch: Arguments) -> None:
     Raises:
         MegaplanError: MP926.
     """
-    if modules := foreign_modules(launch.values.get("spec")):
+    modules = foreign_modules(launch.values.get("spec"))
+    if modules.startswith("mindspeed"):  # whose arguments state the model, as Megatron-LM's do
+        launch.guess("spec", f"--spec {modules} builds the layers; they are planned as those of Megatron-LM")
+    elif modules:
         launch.cannot("spec", f"{modules.split()[0].partition('.')[0]} has the code that builds the layers", None, "--ignore spec")
     program = "/".join(launch.program.lower().split("/")[-2:])
     if re.search(r"(?:pretrain|train)_(?:gpt|mamba|hybrid)\w*\.py$", program):
