@@ -179,3 +179,10 @@ def test_a_value_that_is_empty_is_said_to_be_none() -> None:
     with pytest.raises(MegaplanError) as caught:
         import_megatron(f"{BARE} --num-layers --bf16", "x.sh")
     assert "--num-layers has no value" in caught.value.diagnostics[0].detail
+
+
+def test_a_spec_is_no_launch() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron("format: megaplan.spec/1\nmodel: {num_layers: 4, hidden_size: 64}\n", "spec.yaml")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.hints[0]) == ("MP926", "megaplan estimate spec.yaml")

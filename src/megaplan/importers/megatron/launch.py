@@ -61,6 +61,8 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
         faults = document.faults or (diagnostic("MP916", f"{name} is no mapping of arguments", Location(name)),)
         raise MegaplanError(faults)
     whole = document.value
+    if str(whole.get("format")).startswith("megaplan."):
+        raise MegaplanError([diagnostic("MP926", f"{name} is a spec of megaplan", Location(name), (f"megaplan estimate {name}",))])
     if is_bridge(whole):
         refuse_override(whole, name, document.source.locate)
         return read_bridge(whole, document.source.locate)
