@@ -14,7 +14,7 @@ from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import has_table, read_table
 from megaplan.importers.megatron.script import Field, read_words, substituted
 from megaplan.importers.megatron.sections import in_sections, is_primus, read_primus, read_sections
-from megaplan.spec.document import parse_document
+from megaplan.spec.document import Document, parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
 TWICE = "MP110"
@@ -61,15 +61,9 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
         faults = document.faults or (diagnostic("MP916", f"{name} is no mapping of arguments", Location(name)),)
         raise MegaplanError(faults)
     whole = document.value
-    if str(whole.get("format")).startswith("megaplan."):
-        raise MegaplanError([diagnostic("MP926", f"{name} is a spec of megaplan", Location(name), (f"megaplan estimate {name}",))])
-    if is_bridge(whole):
-        refuse_override(whole, name, document.source.locate)
-        return read_bridge(whole, document.source.locate)
-    if is_primus(whole):
-        return read_primus(document, name, environment)
-    if in_sections(whole) and not isinstance(whole.get("MODEL_ARGS"), dict):
-        return read_sections(document, environment)
+    other = _of_other_form(document, name, environment)
+    if other is not None:
+        return other
     nested = isinstance(whole.get("MODEL_ARGS"), dict)
     values = whole["MODEL_ARGS"] if nested else {key: value for key, value in whole.items() if key not in _SECTIONS}
     found = whole.get("ENV_VARS")
@@ -82,6 +76,25 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
         {**variables, **environment},
         twice,
     )
+
+
+def _of_other_form(document: Document, name: str, environment: Mapping[str, str]) -> Given | None:
+    """The launch of YAML that is more than arguments; None for arguments alone.
+
+    Raises:
+        MegaplanError: MP926, it is a spec, or overrides a recipe.
+    """
+    whole = document.value
+    if str(whole.get("format")).startswith("megaplan."):
+        raise MegaplanError([diagnostic("MP926", f"{name} is a spec of megaplan", Location(name), (f"megaplan estimate {name}",))])
+    if is_bridge(whole):
+        refuse_override(whole, name, document.source.locate)
+        return read_bridge(whole, document.source.locate)
+    if is_primus(whole):
+        return read_primus(document, name, environment)
+    if in_sections(whole) and not isinstance(whole.get("MODEL_ARGS"), dict):
+        return read_sections(document, environment)
+    return None
 
 
 def _value(value: Any, variables: Mapping[str, Any]) -> Any:
