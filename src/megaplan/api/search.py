@@ -212,8 +212,9 @@ def search(
 
     The global batch, the sequence length and the model stay fixed. The search covers pp, tp, cp, ep, etp, both parts of dp, resharding,
     vocabulary sharding and optimizer sharding, and, as `vary` says, schedule with vpp, micro-batch, recompute by family, gradient
-    precision and kernels. Among the cuts that fit, those with the least time of the busiest slot, or rank, are chosen. `pools` keep their
-    devices and their order; a layout has as many pipeline ranks as divide each of them into whole stages.
+    precision and kernels. Among the cuts that fit, those with the least time of the busiest slot, or rank, are chosen, and with pairs in
+    turns those with the shortest step. `pools` keep their devices and their order; a layout has as many pipeline ranks as divide each of
+    them into whole stages.
 
     Args:
         source: A spec: a path, a mapping, or a job that was loaded.

@@ -102,11 +102,16 @@ class NarrowFit(NamedTuple):
 
 def narrow_fit(budget: Budget, spec: Spec) -> NarrowFit | None:
     """The ranks of a budget that fit narrowly; None if it does not fit, or fits with all that runs of its host have reserved."""
-    share = spec.host.kind.more_reserved(spec.host)
-    over = [rank for rank in budget.ranks if rank.peak_bytes * (1 + share) > rank.usable_bytes]
+    over = [rank for rank in budget.ranks if rank.fits and is_narrow(rank.peak_bytes, rank.headroom_bytes, spec)]
     if not over or not budget.fits:
         return None
+    share = spec.host.kind.more_reserved(spec.host)
     return NarrowFit(max(over, key=lambda rank: rank.peak_bytes / rank.usable_bytes), 100 * share)
+
+
+def is_narrow(peak_bytes: int, headroom_bytes: int, spec: Spec) -> bool:
+    """True if a peak would not fit with the most that measured runs of the host have reserved above it (decision 39)."""
+    return peak_bytes * spec.host.kind.more_reserved(spec.host) > headroom_bytes
 
 
 DOES_NOT_FIT = "MP501"

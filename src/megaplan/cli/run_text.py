@@ -24,6 +24,8 @@ def run_lines(found: RunEstimate) -> Iterator[StyledLine]:
     yield f"  {plural(found.steps, 'step')} of {grows}{short_count(found.tokens_of_step)} tokens", ""
     if not found.fits:
         yield "  DOES NOT FIT: megaplan estimate shows the ranks", "bold red"
+    if found.rollouts_left_out:
+        yield "  of training alone: megaplan rl has the iterations of its post-training plan, rollouts included", "bold yellow"
     low, high = format_seconds(found.step_seconds.low), format_seconds(found.step_seconds.high)
     interval = f", 80 % interval {low} to {high}" if low != high else ""
     yield from ((line, "") for line in wrap(f"step {format_seconds(found.step_seconds.value)}{interval} ({found.step_basis})", indent="  "))

@@ -86,7 +86,7 @@ def _lines(plan: PlanDocument, *, all_ranks: bool) -> Iterator[StyledLine]:
             f"{'groups' if plan.spec.sharding.copies else 'fully_shard'}: {' → '.join(decided.wrap_order)}",
         ],
     )
-    verdict = "fits" if estimates.fits else "DOES NOT FIT"
+    verdict = plan.verdict if estimates.fits else "DOES NOT FIT"
     views = [view_of_estimate(rank) for rank in estimates.ranks]
     devices = dict.fromkeys(device.name for device in (estimates.device, *estimates.device.pools))
     yield from _section(f"memory on {' and '.join(devices)}: {verdict}", rank_table(views, all_ranks=all_ranks))

@@ -98,6 +98,7 @@ def _lines(found: Split, target: str | None) -> Iterator[StyledLine]:
     yield "", ""
     yield from ((line, "") for line in stage_lines(plan))
     yield "", ""
+    yield plan.fit_text, ""
     yield from ((line, "") for line in (*time_lines(found.step_time), ""))
     yield from ((line, "") for note in found.notes for line in wrap(note, indent="  "))
     if found.notes:

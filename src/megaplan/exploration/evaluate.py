@@ -22,6 +22,7 @@ from megaplan.layout.build import spans_of
 from megaplan.partition.fitting import quick_fitting
 from megaplan.partition.memory import Memory
 from megaplan.partition.stack import Stack, stack_of
+from megaplan.partition.step import shortened
 from megaplan.partition.values import Balance, StackCosts
 from megaplan.schedules import num_copies, placement
 from megaplan.schedules.placement import Placement
@@ -174,9 +175,11 @@ class Evaluator:
             return None
         if fitting.over_bytes > 0:
             return fitting
-        peak, headroom = memory.fullest(fitting.spans)
-        step = self.side(spec).clock.step_ns(spec, fitting.spans)
-        return Exact(layout, policy, fitting.spans, step, peak, headroom)
+        spans = fitting.spans
+        if spec.interleaves_pairs:  # the busiest slot says little of their step, which hides exchanges of one slot behind another
+            spans = shortened(spec, self.side(spec).inventory, spans, memory)
+        peak, headroom = memory.fullest(spans)
+        return Exact(layout, policy, spans, self.side(spec).clock.step_ns(spec, spans), peak, headroom)
 
     def fitting(self, stack: Stack, memory: Memory, most: int | None = None, *, likely: bool = False) -> Fitting | None:
         """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, fitting or not.

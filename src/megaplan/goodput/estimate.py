@@ -146,6 +146,7 @@ class _Estimate:
             num_devices=spec.mesh.world_size,
             num_spare_devices=run.spares * spec.device.per_node,
             fits=fits,
+            rollouts_left_out=self.spec.post_training is not None,
             tokens=self.tokens,
             steps=self.steps.num_steps,
             tokens_of_step=spec.global_batch_tokens,

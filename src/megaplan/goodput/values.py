@@ -213,6 +213,7 @@ class RunEstimate(Result):
         num_devices: Devices that train.
         num_spare_devices: Devices of spare nodes.
         fits: True if every rank fits its device.
+        rollouts_left_out: True if the spec has a post-training plan, whose rollouts are not counted; `megaplan rl` has its iterations.
         tokens: Tokens of the run.
         steps: Optimizer steps.
         tokens_of_step: Tokens of one step.
@@ -245,6 +246,7 @@ class RunEstimate(Result):
     num_devices: int
     num_spare_devices: int
     fits: bool
+    rollouts_left_out: bool
     tokens: int
     steps: int
     tokens_of_step: int

@@ -14,7 +14,7 @@ from megaplan.importers.defaults import class_facts
 from megaplan.importers.imported import Imported
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.registry import ARCHITECTURES, REFUSED, RENAMED
-from megaplan.importers.towers import MULTIMODAL, split_text, towers_of
+from megaplan.importers.towers import MULTIMODAL, inside, split_text, towers_of
 from megaplan.spec.document import MAX_DEPTH, Document, SourceMap, parse_document
 from megaplan.spec.hub import is_model_name
 from megaplan.spec.overrides import apply_overrides
@@ -27,6 +27,8 @@ STORED = ("quantization_config", "compression_config")
 """Fields of a config that list modules of the published weights."""
 MICRO_BATCH_SIZE = 1
 SEQ_LENGTH = 4096
+WITHIN = {"qwen3_omni_moe": ("thinker_config", "qwen3_omni_moe_thinker")}
+"""Types of several models: the key of the one that reads and writes text, and its type."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -54,10 +56,14 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         MegaplanError: Every error found: MP109 … MP119, MP801 … MP807, or those of the spec that results.
     """
     whole, marks = _fields(text, name)
+    _check_refused(whole, marks, text)
+    whole, marks, parts = _inner_model(whole, marks)
     config, source = _text_model(whole, marks)
     _check_type(config, source, text)
-    family = _family(config["model_type"])
+    family = _family_of(config)
     reader = ConfigReader(config, source, family, class_facts(family), strict=strict)
+    if parts:
+        reader.warn("model_type", config["model_type"], f"{', '.join(parts)}: not imported, and not counted")
     if NESTED in config:
         reader.skip(NESTED)
         reader.warn(NESTED, NESTED, "only the text model is imported; other models of the config are not counted")
@@ -68,7 +74,8 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     model = ARCHITECTURES[family](reader)
     reader.stop_if_wrong()
     if whole["model_type"] in MULTIMODAL:
-        model["towers"], notes = towers_of(whole, marks, model["hidden_size"])
+        towers, notes = towers_of(whole, marks, model["hidden_size"])
+        model |= {"towers": towers} if towers else {}
     plain = {
         "format": "megaplan.spec/1",
         "name": _name(config, name),
@@ -108,14 +115,30 @@ def _family(model_type: str) -> str:
     return RENAMED.get(found, found)
 
 
-def _check_type(fields: dict[str, Any], source: SourceMap, text: str) -> None:
-    """Stops at a model type that no import reads."""
+def _family_of(config: Mapping[str, Any]) -> str:
+    """The model type whose import reads a text model; for an unknown one that of the class of transformers that `architectures` names."""
+    family = _family(config["model_type"])
+    if family in {*ARCHITECTURES, *REFUSED} or "auto_map" in config:  # a class of the repository may have the name of another
+        return family
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and len(named) == 1 and config["model_type"] not in MULTIMODAL else ""
+    return next((one for one in ARCHITECTURES if name and class_facts(one).model_class == name), family)
+
+
+def _check_refused(fields: dict[str, Any], source: SourceMap, text: str) -> None:
+    """Stops at a model type whose blocks have no letter, of a whole config or of a text model."""
     family = fields["model_type"]
     if _family(family) in REFUSED:
         key, why = REFUSED[_family(family)]
         at = source.locate(key) if key in fields else source.locate("model_type")
         raise _unknown("MP805", f"model_type = {family}, {key}: {why}", at, text)
-    if _family(family) not in {*ARCHITECTURES, *REFUSED}:
+
+
+def _check_type(fields: dict[str, Any], source: SourceMap, text: str) -> None:
+    """Stops at a model type that no import reads."""
+    _check_refused(fields, source, text)
+    family = fields["model_type"]
+    if _family_of(fields) not in ARCHITECTURES:
         detail = f"model_type = {json.dumps(family[:80])}, and {len(ARCHITECTURES)} others are read"
         raise _unknown("MP802", detail, source.locate("model_type"), text)
 
@@ -131,9 +154,21 @@ def _unknown(code: str, detail: str, at: Location, text: str) -> MegaplanError:
     return MegaplanError(found)
 
 
+def _inner_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap, tuple[str, ...]]:
+    """The model of text and encoders in a config of several models, with the positions of its fields and the others' keys."""
+    key, kind = WITHIN.get(config["model_type"], ("", ""))
+    part = config.get(key)
+    if not isinstance(part, dict):
+        return config, source, ()
+    others = tuple(sorted(name for name, value in config.items() if isinstance(value, dict) and name != key))
+    return {**part, "model_type": kind}, inside(source, key), others
+
+
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a config's text model as a config of its own; the fields themselves if the config nests none."""
     fields = dict(config)
+    if isinstance(fields.get("model_type"), str):
+        fields = _inner_model(fields, SourceMap(""))[0]
     if fields.get("model_type") in MULTIMODAL:
         return split_text(fields, SourceMap(""))[0]
     if not isinstance(fields.get(NESTED), dict):

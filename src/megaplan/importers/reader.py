@@ -301,6 +301,7 @@ _SAME = (
     ("num_attention_heads", "num_heads", "n_heads", "n_head"),
     ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
     ("hidden_size", "d_model", "n_embd", "embed_dim"),
+    ("intermediate_size", "moe_intermediate_size"),
 )
 """Names of one count in configs of different classes."""
 

@@ -14,7 +14,7 @@ _COUNTED = re.compile(
 _SWITCHED = re.compile(
     r"(?:^|_)(?:qk_?(?:layer)?norm|(?:qkv|linear|attention|mlp|moe|lm_head|router)_bias|untie\w*|post_norm|swiglu|geglu|mla|sinks?)$"
 )
-_PROCESS = re.compile(r"worker|thread|buffer|bucket|cache|queue|log|batch|wandb|checkpoint|optimizer|loss|lr")
+_PROCESS = re.compile(r"fused|fusion|worker|thread|buffer|bucket|cache|queue|log|batch|wandb|checkpoint|optimizer|loss|lr")
 
 
 _SHARED = re.compile(r"(?:expert|layer|block|head|weight)s?_(?:pool|shar|tied?|tying|recur|loop)")

@@ -352,6 +352,8 @@ def towers_of(config: Mapping[str, Any], source: SourceMap, hidden: int) -> tupl
         readers[name] = ConfigReader(fields, inside(source, key), kind, class_facts(kind))
     if errors:
         raise MegaplanError(errors)
+    if not readers:
+        return {}, ()
     found = {name: EVERY_ENCODER[reader.family](reader) for name, reader in readers.items()}
     found["projector"] = MULTIMODAL[family](Parts(whole, readers.get("vision", whole), hidden, readers))
     for reader in readers.values():

@@ -221,6 +221,12 @@ def shortest(
     return Shortest(shorten(pipeline.step, best, rules, num_layers, fitting, places), refused)
 
 
+def shortened(spec: Spec, inventory: Inventory, spans: Spans, memory: Memory) -> Spans:
+    """Cuts whose step is at most as long as that of given ones that fit, found from them by local search."""
+    best = shortest(Pipeline(spec, inventory), constraints_of(spec), cuts_of(spans), None, memory)
+    return spans_of(best.cuts, len(inventory.layers))
+
+
 def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None) -> Weighted:
     """The cuts with the shortest step found among those that fit; the closest to fitting if none do."""
     pipeline, rules = Pipeline(spec, inventory, measured), constraints_of(spec)

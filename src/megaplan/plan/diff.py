@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from megaplan.budget.fit import Verdict
 from megaplan.columns import Column
 from megaplan.errors import Diagnostic
 from megaplan.inventory.towers import by_part
@@ -127,7 +128,7 @@ class PlanDiff:
     names: tuple[str, str]
     digests: tuple[str, str]
     tampered: tuple[tuple[str, Diagnostic], ...]
-    fits: tuple[bool, bool]
+    verdicts: tuple[Verdict, Verdict]
     stale: tuple[str, ...]
     moves: tuple[CutMove, ...]
     owners: tuple[OwnerMove, ...]
@@ -138,6 +139,12 @@ class PlanDiff:
     inputs: tuple[ValueChange, ...]
     training: tuple[ValueChange, ...]
     other: tuple[ValueChange, ...] = field(default=())
+
+    @property
+    def fits(self) -> tuple[bool, bool]:
+        """True for each of the two plans that fits."""
+        before, after = (verdict != "does not fit" for verdict in self.verdicts)
+        return before, after
 
     @property
     def flips(self) -> tuple[RankChange, ...]:
@@ -156,11 +163,12 @@ class PlanDiff:
         if self.same:
             return "no difference"
         lost, won = (sum(rank.num_ranks for rank in self.flips if rank.flip == flip) for flip in ((True, False), (False, True)))
+        before, after = self.verdicts
         fits = {
-            (True, True): "fits before and after",
+            (True, True): f"{before} before and after" if before == after else f"{before} before, {after} after",
             (False, False): "fits neither before nor after",
-            (True, False): "fits before, DOES NOT FIT after",
-            (False, True): "did not fit before, fits after",
+            (True, False): f"{before} before, DOES NOT FIT after",
+            (False, True): f"did not fit before, {after} after",
         }[self.fits]
         parts = [fits]
         if lost and self.fits != (True, False):
@@ -195,7 +203,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
         names=(before.spec.name, after.spec.name),
         digests=(before.digests.plan, after.digests.plan),
         tampered=tampered,
-        fits=(before.estimates.fits, after.estimates.fits),
+        verdicts=(before.verdict, after.verdict),
         stale=stale_topics(after, since=before),
         moves=_moves(before, after),
         owners=_owners(before.decisions.stages, after.decisions.stages),

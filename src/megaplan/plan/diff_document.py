@@ -21,6 +21,7 @@ def diff_document(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | 
         "same": diff.same,
         "verdict": diff.verdict,
         "fits": _pair(*diff.fits),
+        "verdicts": _pair(*diff.verdicts),
         "time": _pair(*map(time_document, times)),
         "digests": _pair(*diff.digests),
         "tampered": [{"file": file, "diagnostic": found.as_document()} for file, found in diff.tampered],

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from megaplan.budget.fit import Verdict, is_narrow
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout, Placement, runs_label
@@ -231,11 +232,25 @@ class PlanDocument(Result, Part):
     decisions: Decisions
     estimates: Estimates
 
+    @property
+    def verdict(self) -> Verdict:
+        """`fits narrowly` is a fit; it says that as much as measured runs of the host have reserved would not fit."""
+        if not self.estimates.fits:
+            return "does not fit"
+        narrow = any(is_narrow(rank.peak_bytes, rank.headroom_bytes, self.spec) for rank in self.estimates.ranks)
+        return "fits narrowly" if narrow else "fits"
+
+    @property
+    def fit_text(self) -> str:
+        """The verdict with the fullest ranks' peak and headroom."""
+        worst = self.estimates.ranks[0]
+        narrowly = self.verdict == "fits narrowly"
+        return verdict_text(self.estimates.fits, worst.peak_bytes, worst.headroom_bytes, worst.label, narrowly=narrowly)
+
     def _summary(self) -> Sequence[str]:
-        worst, decided, parameters = self.estimates.ranks[0], self.decisions, self.estimates.totals.parameters
+        decided, parameters = self.decisions, self.estimates.totals.parameters
         cuts = f"{len(decided.stages)} stages, {decided.split.mode} split; " if len(decided.stages) > 1 else ""
-        verdict = verdict_text(self.estimates.fits, worst.peak_bytes, worst.headroom_bytes, worst.label)
-        return (self.spec.described(parameters), verdict, f"{cuts}{time_text(planned_time(self.spec, self.spans, self.inventory))}")
+        return (self.spec.described(parameters), self.fit_text, f"{cuts}{time_text(planned_time(self.spec, self.spans, self.inventory))}")
 
     def _rows(self) -> Sequence[Row]:
         return [

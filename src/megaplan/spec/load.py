@@ -67,8 +67,18 @@ def check_document(document: Document) -> LoadedSpec:
     try:
         spec = validate_document(document.value, document.source)
     except MegaplanError as error:
-        raise MegaplanError([*document.faults, *error.diagnostics]) from None
-    found = Diagnostics([*document.faults, *check_rules(spec, document.source.locate)])
+        raise MegaplanError([*document.faults, *_of_arguments(error.diagnostics, document)]) from None
+    found = Diagnostics([*document.faults, *_of_arguments(check_rules(spec, document.source.locate), document)])
     found.raise_errors()
     notes = megarun_refuses(spec, document.source.locate) if spec.host.kind.trained else ()
     return LoadedSpec(spec, document.source, (*found, *notes))
+
+
+def _of_arguments(found: Sequence[Diagnostic], document: Document) -> Sequence[Diagnostic]:
+    """The diagnostics, with hints for the command line where they are about one of its values, or about an import, which has no lines."""
+    imported = not document.source.marks and document.source.file is not None
+    if not found or not (document.source.overrides or imported):
+        return found
+    from megaplan.spec.overrides import as_arguments  # noqa: PLC0415 (the daily command has none)
+
+    return [as_arguments(each, document.value, imported=imported) for each in found]

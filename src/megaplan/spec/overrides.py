@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from shlex import quote
 from typing import Any
 
+import yaml
+
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Location, MegaplanError
+from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.spec.document import Document, KeyPath, dotted, parse_document
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.read import NO_CONTROL
 from megaplan.spec.type_errors import meant_settings, near_keys
 from megaplan.wording import quoted, series
 
+LABEL = "--set "
+"""Beginning of the place of a value of the command line."""
+MOST_WIDTH = 10_000
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -31,7 +37,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
         return document
     seen: list[tuple[str, ...]] = []
     for argument in overrides:
-        label = f"--set {quoted(argument, 80)[1:-1]}"
+        label = f"{LABEL}{quoted(argument, 80)[1:-1]}"
         try:
             path, given = _parse(argument, value, label)
         except MegaplanError as error:
@@ -45,6 +51,47 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
         value = _replaced(value, path, given)
         source = source.with_override(".".join(path), label)
     return Document(value, source, tuple(faults))
+
+
+def as_arguments(found: Diagnostic, document: Any, *, imported: bool = False) -> Diagnostic:
+    """A diagnostic about a value of the command line or of an import, with lines of a file among its hints written as arguments."""
+    place = found.location
+    if place.key is None or not (imported or (place.file or "").startswith(LABEL)):
+        return found
+    section = tuple(place.key.split(".")[:-1])
+    return replace(found, hints=tuple(_argument(hint, section, document) for hint in found.hints))
+
+
+def _argument(hint: str, section: KeyPath, document: Any) -> str:
+    """`--set schedule.kind=1f1b` for `kind: 1f1b`, a line of a section; any other hint unchanged."""
+    try:
+        held = parse_document(f"{{{hint}}}", None)
+    except MegaplanError:
+        return hint
+    lines = held.value
+    if (
+        held.faults
+        or not isinstance(lines, dict)
+        or not lines
+        or any(value is None and not hint.endswith("null") for value in lines.values())
+    ):
+        return hint
+    texts = []
+    for name, value in lines.items():
+        own = next((section[:depth] for depth in range(len(section), -1, -1) if name in legal_keys(section[:depth], document)), None)
+        if own is None:
+            return hint
+        texts += _settings((*own, str(name)), value, document)
+    return " ".join(f"--set {quote(text)}" for text in texts)
+
+
+def _settings(path: KeyPath, value: Any, document: Any) -> list[str]:
+    """`KEY=VALUE` texts of a value: one of each key that a section has."""
+    keys = legal_keys(path, document) if isinstance(value, dict) else {}
+    if isinstance(value, dict) and value and all(name in keys for name in value):
+        return [text for name, inner in value.items() for text in _settings((*path, name), inner, document)]
+    written = yaml.safe_dump(value, default_flow_style=True, width=MOST_WIDTH, sort_keys=False).removesuffix("...\n").strip()
+    return [f"{dotted(path)}={written}"]
 
 
 def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[str, ...], Any]:

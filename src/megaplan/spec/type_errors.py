@@ -284,7 +284,13 @@ def _pair(fault: Fault) -> Words:
     return "MP132", f"{dotted(path)} = {show(value)} has {length} items, and a span has 2: [start, stop)", []
 
 
+_FORMS = {r"^\d\d\.\d\d$": "a year and a month, such as 26.04"}
+"""Texts that are no names, by the pattern of their key."""
+
+
 def _text_form(fault: Fault) -> Words:
+    if (form := _FORMS.get(str(fault.context.get("pattern")))) is not None:
+        return "MP134", f"{fault.key} = {show(fault.value)}, and it is {form}", [f"{_name(fault)}: null"]
     meant = re.sub(r"[^A-Za-z0-9._-]+", "-", str(fault.value)[:100]).strip("-._")
     detail = f"{fault.key} = {show(fault.value)}, and a name has 1 to 100 letters, digits, dots, dashes and underscores"
     return "MP133", detail, [f"{_name(fault)}: {meant}"] if meant else []

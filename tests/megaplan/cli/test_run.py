@@ -184,3 +184,11 @@ def test_a_run_that_does_not_fit_says_so(megaplan):
     assert ran.status == 1
     assert "DOES NOT FIT" in ran.out
     assert json.loads(megaplan(*words, "--json").out)["fits"] is False
+
+
+def test_rollouts_of_a_post_training_plan_are_left_out_by_name(megaplan):
+    ran = megaplan("run", "plans/llama-3.1-8b-rl.json", "--tokens", "1B")
+    assert "megaplan rl" in ran.out
+    assert document(megaplan("run", "plans/llama-3.1-8b-rl.json", "--tokens", "1B", "--json"))["rollouts_left_out"] is True
+    assert document(megaplan("run", SPEC, "--tokens", "1B", "--json"))["rollouts_left_out"] is False
+    assert "megaplan rl" not in megaplan("run", SPEC, "--tokens", "1B").out

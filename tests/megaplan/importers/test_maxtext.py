@@ -133,6 +133,65 @@ def test_what_is_not_priced_is_refused_by_name(arguments: str, code: str, said: 
     assert any(each.code == code and said in each.detail for each in caught.value.diagnostics), caught.value
 
 
+@pytest.mark.parametrize("key", DEFAULTS)
+@pytest.mark.parametrize("value", ["7", "true", "words", "[1]", "1.5"])
+def test_a_value_of_another_type_is_named(key: str, value: str) -> None:
+    """Any of them is planned or refused by the key; none is taken for what it is not."""
+    default, found = DEFAULTS[key], ()
+    try:
+        import_maxtext(["decoder_block=llama2", f"{key}={value}"])
+    except MegaplanError as error:
+        found = error.diagnostics
+    if isinstance(default, int) and not isinstance(default, bool) and value in ("true", "words", "[1]"):
+        assert any(f"{key} = " in each.detail and each.code == "MP916" for each in found)
+
+
+SCRIPT = """
+# model_name=llama2-7b
+export MODEL='qwen3-8b'
+SIZE=${SIZE:-2}
+LENGTH="${LENGTH:-4096}"
+python3 -m maxtext.checkpoint_conversion.to_maxtext base.yml model_name=llama2-7b per_device_batch_size=9 max_target_length=11
+python3 -m maxtext.trainers.pre_train.train base.yml \\
+  model_name=${MODEL} per_device_batch_size=$SIZE max_target_length=${LENGTH} steps=$1 run_name=$NAME
+python3 -m maxtext.inference.decode base.yml model_name=llama2-7b per_device_batch_size=7
+"""
+
+
+def test_a_script_s_variables_and_its_training_command_are_read(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT, encoding="utf-8")
+    imported = import_maxtext([str(tmp_path / "run.sh")])
+    spec = imported.loaded.spec
+    assert (spec.model.num_layers, spec.batch.micro_batch_size, spec.batch.seq_length) == (72, 2, 4096)
+    assert any("steps = $1" in each.detail for each in imported.loaded.diagnostics)
+    assert spec_of(str(tmp_path / "run.sh"), "max_target_length=512").batch.seq_length == 512
+
+
+def test_a_variable_that_a_script_takes_from_outside_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python3 -m MaxText.train base.yml model_name=$MODEL per_device_batch_size=2\n", encoding="utf-8")
+    with pytest.raises(MegaplanError) as caught:
+        spec_of(str(tmp_path / "run.sh"))
+    (found,) = caught.value.diagnostics
+    assert "model_name = $MODEL" in found.detail
+    assert found.hints[0].endswith("run.sh model_name=…")
+    assert spec_of(str(tmp_path / "run.sh"), "model_name=llama2-7b").model.num_layers == 64
+
+
+def test_a_model_s_own_file_lies_in_a_folder_next_to_base(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "base.yml").write_text("per_device_batch_size: 2\nbase_emb_dim: 512\n", encoding="utf-8")
+    (tmp_path / "models/mine.yml").write_text("base_emb_dim: 256\nnormalization_layer_epsilon: 1e-6\n", encoding="utf-8")
+    base = str(tmp_path / "base.yml")
+    with pytest.raises(MegaplanError, match=r"configs/models/other\.yml"):
+        spec_of("model_name=other")
+    (tmp_path / "base.yml").write_text("per_device_batch_size: 2\n", encoding="utf-8")
+    spec = spec_of(base, "model_name=mine")
+    assert (spec.model.hidden_size, spec.model.norm_eps) == (256, 1e-6)
+    (tmp_path / "models/seen.yml").write_text("base_emb_dim: 256\nuse_multimodal: true\n", encoding="utf-8")
+    with pytest.raises(MegaplanError, match="use_multimodal"):
+        spec_of(base, "model_name=seen")
+
+
 def test_assumptions_are_notes() -> None:
     found = import_maxtext(["model_name=llama3.1-8b", "sa_block_q=2048"]).loaded.diagnostics
     notes = {each.code: each.detail for each in found if each.severity is Severity.NOTE}

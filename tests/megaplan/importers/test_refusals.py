@@ -1,6 +1,7 @@
 """A field that a spec cannot express, or that is missing, is refused by its name; so is what is no config."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from megaplan.importers.defaults import class_facts
 from megaplan.importers.hf import import_hf
 from megaplan.importers.registry import ARCHITECTURES, REFUSED, RENAMED
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
+from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import MAX_LAYERS
 
+SMALL: dict[str, list[tuple[dict[str, Any], int]]] = json.loads((Path(__file__).parent / "small_models.json").read_text(encoding="utf-8"))
 CANNOT: list[tuple[str, dict[str, Any], str]] = [
     ("Llama-3.1-8B", {"hidden_act": "relu"}, "hidden_act"),
     ("DeepSeek-V2-Lite", {"mlp_bias": True}, "mlp_bias"),
@@ -152,6 +155,39 @@ def test_another_model_type_is_refused_without_a_guess() -> None:
 def test_model_types_under_other_names_are_read() -> None:
     assert set(RENAMED.values()) <= set(ARCHITECTURES)
     assert not set(RENAMED) & {*ARCHITECTURES, *REFUSED}
+
+
+def test_a_refused_model_type_is_refused_though_its_text_model_is_read() -> None:
+    """Models that read the keys of another one, or mix residual streams outside their text model."""
+    text = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2}
+    for family in REFUSED:
+        (found,) = refused({"model_type": family, "text_config": text})
+        assert (found.code, found.location.line) == ("MP805", 3 if REFUSED[family][0] == "text_config" else 2)
+
+
+CLASSES = sorted({class_facts(one).model_class: one for one in ARCHITECTURES if class_facts(one).model_class}.items())
+
+
+@pytest.mark.parametrize(("name", "family"), CLASSES)
+def test_an_unknown_model_type_is_read_as_the_class_that_it_names(name: str, family: str) -> None:
+    """Conversions for inference write a model type of their own, and the class of transformers."""
+    fields = SMALL[family][0][0] | {"architectures": [name]}
+    with_class = import_hf(text(fields | {"model_type": "anew"}), "config.json")
+    alike = [one for one in ARCHITECTURES if class_facts(one).model_class == name]
+    assert with_class.family == alike[0]
+    if alike == [family]:
+        assert with_class.loaded.spec.model == import_hf(text(fields), "config.json").loaded.spec.model
+    (found,) = refused(fields | {"model_type": "anew", "auto_map": {"AutoModelForCausalLM": f"modeling_anew.{name}"}})
+    assert found.code == "MP802"
+
+
+@pytest.mark.parametrize("family", ["minimax_m2", "minimax_m3_vl_text", "mixtral", "gpt_oss"])
+def test_a_width_may_be_repeated_under_the_name_of_another_class(family: str) -> None:
+    fields, total = SMALL[family][0]
+    repeated = import_hf(text(fields | {"moe_intermediate_size": fields["intermediate_size"]}), "config.json")
+    assert build_inventory(repeated.loaded.spec).parameters == total
+    (found,) = refused(fields | {"moe_intermediate_size": fields["intermediate_size"] + 8})
+    assert (found.code, found.location.key) == ("MP806", "moe_intermediate_size")
 
 
 def test_an_unread_field_that_decides_a_tensor_is_an_error() -> None:

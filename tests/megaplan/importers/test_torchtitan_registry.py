@@ -107,6 +107,10 @@ def groups() -> Trainer.Config:
     return config
 
 
+def converted() -> GraphTrainer.Config:
+    return to_graph_trainer_config(base(), model_registry)
+
+
 def muons() -> Trainer.Config:
     config = groups()
     config.optimizer.param_groups = [ParamGroupConfig(pattern="output", optimizer_name="Muon")]
@@ -188,6 +192,7 @@ def codes(function, **given):
         ("muon", "MP932", "optimizer"),
         ("typo", "MP913", "tensor_paralel_degree"),
         ("muons", "MP914", "optimizer.param_groups"),
+        ("converted", "MP932", "is made by to_graph_trainer_config, which is not in the file"),
         (None, "MP933", "--config base"),
         ("absent", "MP933", "absent"),
     ],
@@ -196,6 +201,13 @@ def test_what_decides_an_estimate_and_is_not_known_is_refused(function, code, sa
     found, text = codes(function)
     assert found[0] == code
     assert said in text
+
+
+def test_a_model_of_the_registry_that_the_host_has_not_is_refused_with_its_reason():
+    found, text = codes("base", name="torchtitan/models/qwen3_5/config_registry.py")
+    assert found == ["MP914"]
+    assert "gated delta nets" in text
+    assert "--model qwen3" not in text
 
 
 def test_fields_of_a_section_that_the_file_leaves_out_are_added_to_its_defaults():

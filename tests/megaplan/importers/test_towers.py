@@ -42,6 +42,23 @@ def test_parts_that_a_config_lacks_are_not_counted(absent: str) -> None:
     assert build_inventory(without).parameters < total
 
 
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_unified"])
+def test_a_config_without_encoders_is_its_text_model(family: str) -> None:
+    ((fields, _),) = SMALL[family]
+    spec = imported({key: value for key, value in fields.items() if key not in ("vision_config", "audio_config")}).loaded.spec
+    text = imported(fields["text_config"] | {"tie_word_embeddings": spec.model.tie_embeddings}).loaded.spec
+    assert spec.model.towers is None
+    assert build_inventory(spec).parameters == build_inventory(text).parameters
+
+
+def test_of_a_config_of_several_models_the_one_that_reads_and_writes_text_is_read() -> None:
+    ((fields, total),) = SMALL["qwen3_omni_moe_thinker"]
+    whole = {"model_type": "qwen3_omni_moe", "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "talker_config": {"a": 1}}
+    found = imported(whole | {"thinker_config": {key: value for key, value in fields.items() if key != "model_type"}})
+    assert build_inventory(found.loaded.spec).parameters == total
+    assert any("talker_config" in each.detail for each in found.loaded.diagnostics)
+
+
 def test_layers_of_a_saved_config_are_numbered_with_zeros_in_front() -> None:
     """transformers writes layer 5 of 30 as 05."""
     text = {"model_type": "gemma4_unified_text", "num_hidden_layers": 12, "hidden_size": 64, "intermediate_size": 96}

@@ -215,3 +215,38 @@ def test_a_baseline_keeps_what_a_manual_split_was_decided_against(planned):
 def test_a_split_that_cannot_be_is_an_error(planned):
     with pytest.raises(MegaplanError):
         planned("tiny-hybrid-pp2", "split.forbid=[1,2,3,4,5,6,7,8]")
+
+
+TIGHT = """
+format: megaplan.spec/1
+name: tight
+model:
+  {pattern: AD, num_layers: 4, hidden_size: 64, vocab_size: 256, mlp: {ffn_hidden_size: 160},
+   attention: {kind: gqa, num_heads: 4, num_kv_heads: 2, head_dim: 16}}
+mesh: {pp: 2}
+schedule: {kind: 1f1b, num_microbatches: 4}
+batch: {micro_batch_size: 1, seq_length: 64}
+"""
+
+
+def with_headroom(plan, headroom_bytes):
+    """The plan with another headroom of every rank."""
+    ranks = tuple(rank.model_copy(update={"headroom_bytes": headroom_bytes, "fits": headroom_bytes >= 0}) for rank in plan.estimates.ranks)
+    estimates = plan.estimates.model_copy(update={"ranks": ranks, "fits": headroom_bytes >= 0})
+    return plan.model_copy(update={"estimates": estimates})
+
+
+def test_a_narrow_fit_of_a_plan_is_named_as_that_of_an_estimate():
+    """The bound is the most that measured runs have reserved above the fullest rank's peak; the plan still fits."""
+    plan = plan_of(TIGHT)
+    most = max(rank.peak_bytes for rank in plan.estimates.ranks) * plan.spec.host.kind.more_reserved(plan.spec.host)
+    words = {int(most) + 1: "fits", int(most) - 1: "fits narrowly", -1: "does not fit"}
+    plans = {word: with_headroom(plan, headroom) for headroom, word in words.items()}
+    for word, one in plans.items():
+        assert one.verdict == word
+        assert one.fit_text.lower().startswith(word)
+        for other, then in plans.items():
+            diff = diff_plans(one, then)
+            assert diff.verdicts == (word, other)
+            assert diff.fits == (word != "does not fit", other != "does not fit")
+            assert diff.same or ("fits narrowly" in diff.verdict) == ("fits narrowly" in (word, other))

@@ -1,12 +1,16 @@
 """`--set`: what it changes, where its findings point, and what it refuses."""
 
+import re
 import shlex
+from random import Random
 
 import pytest
 from spec_samples import SAMPLE, Accepted, Refused
 
 from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.spec.fields import all_keys
 from megaplan.spec.load import load_spec_text
+from megaplan.spec.models import Spec
 
 
 def test_values_are_read_as_yaml(accepted: Accepted) -> None:
@@ -161,3 +165,46 @@ def test_names_in_any_case(accepted: Accepted, argument: str, key: str, value: o
         assert isinstance(found, dict)
         found = found[part]
     assert found == value
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hints_about_an_argument_are_arguments(seed: int) -> None:
+    """A line of a section, as a file has it, does not paste into a command: no hint at `--set` has that form."""
+    draw = Random(seed)
+    keys = [".".join(map(str, key)) for key in all_keys()]
+    words = (
+        "1",
+        "3",
+        "8",
+        "null",
+        "full",
+        "none",
+        "fp8",
+        "zbv",
+        "dualpipe",
+        "megatron",
+        "muon",
+        "[1, 2]",
+        "0.5",
+        "triton",
+        "weighted",
+        "true",
+    )
+    seen = 0
+    for _ in range(250):
+        argument = f"{draw.choice(keys)}={draw.choice(words)}"
+        try:
+            load_spec_text(SAMPLE, "sample.yaml", [argument])
+        except MegaplanError as error:
+            found = [each for each in error.diagnostics if (each.location.file or "").startswith("--set ")]
+            for hint in [hint for each in found for hint in each.hints[:-1]]:
+                assert not re.fullmatch(r"[a-z_]+: (?:[\w.-]+|\[.*\]|\{.*\})", hint), (argument, hint)
+                for word in shlex.split(hint, comments=True) if hint.startswith("--set ") and "…" not in hint else ():
+                    assert word == "--set" or word.partition("=")[0].split(".")[0] in Spec.model_fields
+                    seen += word != "--set"
+    assert seen > 20
+
+
+def test_a_text_of_a_form_of_its_own_is_no_name(refused: Refused) -> None:
+    (found,) = refused(overrides=["host.release=first"])
+    assert (found.code, found.hints[0]) == ("MP134", "--set host.release=null")

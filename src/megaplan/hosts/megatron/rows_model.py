@@ -54,7 +54,15 @@ LAYERS = (
     text(
         "mtp_hybrid_override_pattern", "model.features.mtp", None, JOINT, touches=_ALL, note="a module's layers, where the pattern has none"
     ),
-    count("mtp_num_layers", "model.features.mtp.depth", None, JOINT, touches=_ALL, note="prediction modules; a pattern has them after '/'"),
+    Argument(
+        "mtp_num_layers",
+        Kind.WHOLE,
+        "model.features.mtp.depth",
+        None,
+        JOINT,
+        touches=_ALL,
+        note="prediction modules; a pattern has them after '/'",
+    ),
 )
 MODEL = (
     count("hidden_size", "model.hidden_size", REQUIRED, touches=_ALL),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
@@ -16,20 +17,20 @@ import yaml
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.maxtext.policies import TENSORS
-from megaplan.importers.maxtext.keys import DEFAULTS, IGNORED, REFUSED, SLICE, SLICES
+from megaplan.importers.maxtext.keys import DEFAULTS, IGNORED, OF_TRAINING, REFUSED, SLICE, SLICES
 from megaplan.importers.maxtext.model import DEFAULTS as OF_MODEL
 from megaplan.importers.maxtext.model import models
+from megaplan.importers.maxtext.script import number_of, training_words, words
 from megaplan.importers.program_config import ProgramConfig
 from megaplan.importers.structure import Policy
 from megaplan.spec.comments import SECTION, settings_of_section
 from megaplan.spec.read import display_name, read_text
 
-WORD = re.compile(r"""(?<![\w.$-])([a-z][a-z0-9_]*)=("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\]*)""")
-"""An argument of MaxText in a script; names of environment variables have capital letters."""
 XPK = {SLICE: re.compile(r"--(?:device|tpu)[-_]type[= ]([\w-]+)"), SLICES: re.compile(r"--num[-_]slices[= ](\d+)")}
 """Options of the launcher that say the slice."""
 OTHER_FILE = re.compile(r"[\w./${}-]*?([\w.-]+\.ya?ml)\b")
 BASE = "base.yml"
+_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
 WHOLE = 300
 """Keys from which on a file is base.yml as a whole, so that most of its keys are none of this import's."""
 
@@ -61,13 +62,16 @@ class MaxTextConfig(ProgramConfig):
         given: dict[str, Any] = {}
         files = [text for text in inputs if "=" not in text]
         for text in inputs:
-            given |= self._of_file(text) if text in files else dict(_words(text))
+            given |= self._of_file(text) if text in files else dict(words(text))
         if files:
             self.name = display_name(files[0])
+        self._folders = [Path(file).parent / "models" for file in files]
         self._given = {key: value for key, value in given.items() if key not in self._policy.ignored}
         self._whole = len(self._given) > WHOLE
+        self._check_variables()
         self.values = {**self._of_model(), **self._given}
         self._check_keys()
+        self._check_types()
 
     def _of_file(self, name: str) -> dict[str, Any]:
         """Values of YAML, or the arguments in the text of a script."""
@@ -78,14 +82,15 @@ class MaxTextConfig(ProgramConfig):
             found = None
         if isinstance(found, dict) and any(key in DEFAULTS for key in found):
             self.settings += settings_of_section(found.pop(SECTION, None) or {})
-            return {str(key): value for key, value in found.items()}
-        words = dict(_words(text))
-        if not any(key in DEFAULTS for key in words):
+            return {str(key): number_of(value) for key, value in found.items()}
+        found, said = training_words(text)
+        if not any(key in DEFAULTS for key in found):
             raise MegaplanError([diagnostic("MP916", "no key of MaxText, in YAML or as key=value", Location(display_name(name)))])
         options = {key: match[1] for key, pattern in XPK.items() if (match := pattern.search(text))}
-        words.pop("run_name", None)
-        self._others += [found for found in OTHER_FILE.findall(text) if found != BASE]
-        return options | {key: value for key, value in words.items() if key in DEFAULTS or key in REFUSED}
+        if said:
+            self.say(f"{display_name(name)}: {said}")
+        self._others += [other for other in OTHER_FILE.findall(text) if other != BASE]
+        return options | {key: value for key, value in found.items() if (key in DEFAULTS or key in REFUSED) and key != "run_name"}
 
     def _of_model(self) -> dict[str, Any]:
         """Keys of the file of the model that is named; none for the default model, or if base.yml has the model's own values."""
@@ -99,21 +104,53 @@ class MaxTextConfig(ProgramConfig):
             self.stop()
         if name == "default" or ("base_emb_dim" in self._given and not self._whole):
             return {}
-        if name not in models():
-            near = get_close_matches(str(name), models(), n=3) or list(models())[:3]
-            detail = f"model_name = {name}; the sizes of {len(models())} models are known, and a file of others can be given: FILE.yml"
-            self._errors.append(diagnostic("MP916", detail, Location(self.name, key="model_name"), [f"model_name={one}" for one in near]))
+        found = self._of_own_file(str(name)) or models().get(name)
+        if found is None:
+            near = [f"model_name={one}" for one in get_close_matches(str(name), models(), n=2, cutoff=0.9)]
+            detail = f"model_name = {name}; {len(models())} models are known, and the file of another can be given: configs/models/NAME.yml"
+            hints = [*near, f"megaplan import maxtext {self.name} configs/models/{name}.yml"]
+            self._errors.append(diagnostic("MP916", detail, Location(self.name, key="model_name"), hints))
             raise self.refusal()
-        found = models()[name]
         if self._whole:  # base.yml has defaults of the model's keys, which its file replaces
             self._given = {key: value for key, value in self._given.items() if key not in found or value != DEFAULTS.get(key)}
         return dict(found)
 
+    def _of_own_file(self, name: str) -> dict[str, Any]:
+        """Keys of the model's own file in MaxText's folder of models next to a file that is read; empty if there is none."""
+        path = next((folder / f"{name}.yml" for folder in self._folders if (folder / f"{name}.yml").is_file()), None)
+        held = yaml.safe_load(read_text(str(path))) if path is not None and "/" not in name else {}
+        if not isinstance(held, dict):
+            return {}
+        self._given |= {key: value for key, value in held.items() if key in REFUSED and self._given.get(key) in (None, REFUSED[key][0])}
+        return {key: number_of(value) for key, value in held.items() if key in DEFAULTS}
+
+    def _check_variables(self) -> None:
+        """Stops at values of a script that it takes from outside."""
+        for key, value in list(self._given.items()):
+            if not (isinstance(value, str) and "$" in value and key in DEFAULTS):
+                continue
+            if key in OF_TRAINING:
+                del self._given[key]
+                self.say(f"{key} = {value}, which the script does not set, is read as absent")
+            elif key != "run_name":
+                detail = f"{key} = {value}: the script does not set the variable"
+                hint = f"megaplan import maxtext {self.name} {key}=…"
+                self._errors.append(diagnostic("MP916", detail, self._at(key), (hint,)))
+        if self._errors:
+            self.stop()
+
+    def _check_types(self) -> None:
+        """Reports values of the model's keys that are of another type than MaxText's default, and stops at them."""
+        for key, default in OF_MODEL.items():
+            value = self.values.get(key)
+            if value is not None and not _of_type(value, default):
+                self.wrong(key, _KINDS[type(default)])
+        if self._errors:
+            self.stop()
+
     def _check_keys(self) -> None:
         unknown = []
         for key, value in self._given.items():
-            if isinstance(value, str) and "$" in value and key in DEFAULTS and key != "run_name":
-                self.wrong(key, "a value, and no variable of a shell")
             if key in REFUSED:
                 neutral, why = REFUSED[key]
                 if value not in (neutral, None, False) and value != -1:
@@ -165,12 +202,8 @@ class MaxTextConfig(ProgramConfig):
         return [diagnostic("MP919", detail, Location(self.name), severity=Severity.NOTE)]
 
 
-def _words(text: str) -> Iterator[tuple[str, Any]]:
-    """Names and values of `key=value` words; a value is read as YAML reads it."""
-    for match in WORD.finditer(text):
-        value = match[2].strip("\"'")
-        try:
-            found = yaml.safe_load(value) if value else ""
-        except yaml.YAMLError:
-            found = value
-        yield match[1], float(found) if isinstance(found, str) and re.fullmatch(r"\d+(\.\d+)?e-?\d+", found) else found
+def _of_type(value: Any, default: Any) -> bool:
+    """True if a value can be in the place of a default: any number for a number, as MaxText converts them."""
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        return isinstance(value, type(default))
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -28,6 +28,11 @@ DEFAULTS: dict[str, Any] = {
     "wsd_decay_steps_fraction": 0.1, "init_weights_seed": 0,
 }  # fmt: skip
 """Keys that are read, with MaxText's defaults."""
+OF_TRAINING = frozenset({
+    "steps", "learning_rate", "adam_weight_decay", "gradient_clipping_threshold", "lr_schedule_type", "learning_rate_schedule_steps",
+    "warmup_steps_fraction", "learning_rate_final_fraction", "wsd_decay_steps_fraction", "init_weights_seed",
+})  # fmt: skip
+"""Keys that are read, and on which neither bytes nor time depend."""
 IGNORED = frozenset({"data_shuffle_seed", "learning_rate_schedule_steps", "wsd_decay_style", "dataset_type", "enable_checkpointing"})
 """Keys that are known to change nothing that is priced."""
 REFUSED: dict[str, tuple[Any, str]] = {

@@ -237,6 +237,8 @@ def _policies(config: MaxTextConfig, both: dict[str, int]) -> dict[str, Any]:
     host |= {"int8": True} if low == "int8" else {}
     host |= {"optimizer_offload": 1.0} if config.switch("optimizer_memory_host_offload") else {}
     host["attention_backend"] = config.choice("attention", ATTENTION)
+    if host["attention_backend"] == "unfused":
+        config.refuse("attention", "the probabilities that it keeps are not priced", "attention=autoselected")
     precision = {"params": dtype, "master": master, "grads": config.choice("grad_dtype", DTYPES), "moments": opt, "reduce": dtype}
     return {
         "precision": precision | ({"recipe": low} if isinstance(low, dict) else {}),

@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
-from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, renamed, translate_forks
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, letters, renamed, translate_forks
 from megaplan.importers.megatron.unset import readable, remedies, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
@@ -37,6 +37,7 @@ class Given:
         left_out: Parts of the text that were not followed, each with its line.
         parsed: True for values after Megatron's parser, which include defaults, so unknown names are ignored.
         program: The program that the launch starts; empty where the text names none.
+        forked: True for values after the parser of a fork, whose names that decide a tensor are not ignored.
     """
 
     values: dict[str, Any]
@@ -45,6 +46,7 @@ class Given:
     left_out: tuple[tuple[int, str], ...] = ()
     parsed: bool = False
     program: str = ""
+    forked: bool = False
 
 
 class Arguments:
@@ -155,8 +157,9 @@ class Arguments:
         return float(found)
 
     def given(self, key: str) -> bool:
-        """True if a switch is on."""
+        """True if a switch is on; YAML may say so with 1."""
         found = self.value(key)
+        found = bool(found) if found in (0, 1) else found
         if not isinstance(found, bool):
             self.wrong(key, found, "a switch, without a value")
         return found is True
@@ -171,8 +174,8 @@ class Arguments:
             self.note(key, f"{flag(key)} {found} has the tensors of {meant}, and is read as that")
             return meant
         if found not in row.words:
-            plain = _letters(found)
-            near = next((word for word in row.words if _letters(word) == plain), None)
+            plain = letters(found)
+            near = next((word for word in row.words if letters(word) == plain), None)
             if near is not None:
                 self.note(key, f"{flag(key)} {found} is read as {near}")
                 return near
@@ -199,7 +202,7 @@ class Arguments:
         """Accepts an argument at the one value that has a counterpart in a spec."""
         row, found = ARGUMENTS[key], self.value(key)
         if found != row.means and (found or row.means):
-            self.cannot(key, row.note, "" if row.means is True else row.means or None)
+            self.cannot(key, row.note, "" if row.means is True else row.means or None, f"--ignore {key.replace('_', '-')}")
 
     def converted(self, row: Argument) -> Any:
         """The value of the spec's key that the argument decides."""
@@ -221,11 +224,12 @@ class Arguments:
 
     def wrong(self, key: str, found: Any, wanted: str) -> None:
         """Reports a value of another type."""
-        self._refuse(key, diagnostic("MP916", f"{flag(key)} {_shown(found)}, and it is {wanted}", self.at(key)))
+        shown = "has no value" if found is True and ARGUMENTS[key].kind is not Kind.SWITCH else _shown(found)
+        self._refuse(key, diagnostic("MP916", f"{flag(key)} {shown}, and it is {wanted}", self.at(key)))
 
-    def cannot(self, key: str, why: str, instead: Any = None) -> None:
-        """Reports a value that has no counterpart in a spec."""
-        hint = () if instead is None else (f"{flag(key)} {instead}".rstrip(),)
+    def cannot(self, key: str, why: str, instead: Any = None, *otherwise: str) -> None:
+        """Reports a value that has no counterpart in a spec; `otherwise` are the hints where there is no value instead."""
+        hint = otherwise if instead is None else (f"{flag(key)} {instead}".rstrip(),)
         self._errors.append(
             diagnostic("MP914", f"{flag(key)} {_shown(self.values.get(key))}: {why}".replace("  ", " "), self.at(key), hint)
         )
@@ -288,7 +292,7 @@ class Arguments:
             value = self.values[key]
             if key in ARGUMENTS and ARGUMENTS[key].conversion is REPORTED:
                 self.warn(key, ARGUMENTS[key].note)
-            elif self._given.parsed:
+            elif self._given.parsed and not (self._given.forked and key not in ARGUMENTS and names_a_tensor(key, value)):
                 continue
             elif key not in ARGUMENTS and not self._policy.strict and key not in MEANT and not names_a_tensor(key, value):
                 unknown.append(key)
@@ -330,7 +334,8 @@ class Arguments:
         named = ", ".join(map(flag, self._missing))
         said = f"{named} {'is' if len(self._missing) == 1 else 'are'} missing"
         words = " ".join(f"{flag(key)} N" for key in self._missing)
-        return diagnostic("MP916", said, self.at(self._missing[0]), (f"megaplan import megatron {self.name} -- {words}",))
+        hint = "--set batch.seq_length=N" if self._missing == ["seq_length"] else f"megaplan import megatron {self.name} -- {words}"
+        return diagnostic("MP916", said, self.at(self._missing[0]), (hint,))
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
@@ -382,11 +387,6 @@ def _shown(value: Any) -> str:
         return "is not given"
     text = readable(" ".join(map(str, value)) if isinstance(value, list) else str(value))
     return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-def _letters(word: Any) -> str:
-    """A word without case and signs between its letters."""
-    return re.sub(r"[^a-z0-9]", "", str(word).lower())
 
 
 def moved(found: Diagnostic, at: Location) -> Diagnostic:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Arguments
+from megaplan.importers.megatron.meant import foreign_modules
 
 
 class _FrontEnd(NamedTuple):
@@ -24,6 +25,8 @@ _OWN_COMMANDS = {"torchtitan": "megaplan import torchtitan {}", "transformers": 
 """Commands that read the files of a front end as they are."""
 _ARGUMENTS = "its arguments"
 """Source of a model that Megatron's own arguments state, which are read where a text has them."""
+_SOURCES = "the model's script of Megatron arguments"
+"""Source of a model in a file of Megatron's arguments that the launch sources."""
 _FRONT_ENDS = (
     _FrontEnd(
         "ms-swift", re.compile(r"^[^#\n]*\b(?:megatron|swift)\s+(?:sft|pt|rlhf|grpo|export)\b", re.MULTILINE), "the config of --model"
@@ -31,7 +34,7 @@ _FRONT_ENDS = (
     _FrontEnd(
         "slime",
         re.compile(r"--(?:actor-num-gpus-per-node|rollout-num-gpus)\b|slime/train\w*\.py"),
-        "the model's script of Megatron arguments",
+        _SOURCES,
     ),
     _FrontEnd("verl", re.compile(r"\bverl\.trainer\b|actor_rollout_ref\."), "the config of actor_rollout_ref.model.path"),
     _FrontEnd("OpenRLHF", re.compile(r"\bopenrlhf\.cli\b"), "the config of --pretrain"),
@@ -127,11 +130,16 @@ _OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "
 
 
 def refuse_other_program(launch: Arguments) -> None:
-    """Refuses a launch of a program that trains no decoder of text; warns of encoders that are not counted.
+    """Refuses a launch of a program that trains no decoder of text; of modules of one's own; warns of encoders that are not counted.
 
     Raises:
         MegaplanError: MP926.
     """
+    modules = foreign_modules(launch.values.get("spec"))
+    if modules.startswith("mindspeed"):  # whose arguments state the model, as Megatron-LM's do
+        launch.guess("spec", f"--spec {modules} builds the layers; they are planned as those of Megatron-LM")
+    elif modules:
+        launch.cannot("spec", f"{modules.split()[0].partition('.')[0]} has the code that builds the layers", None, "--ignore spec")
     program = "/".join(launch.program.lower().split("/")[-2:])
     if re.search(r"(?:pretrain|train)_(?:gpt|mamba|hybrid)\w*\.py$", program):
         return
@@ -141,7 +149,7 @@ def refuse_other_program(launch: Arguments) -> None:
         raise MegaplanError([diagnostic("MP926", detail, Location(launch.name), ("megaplan import megatron TRAINING.sh",))])
     of_images = next((key for key in _OF_IMAGES if launch.values.get(key)), "")
     if of_images or _WITH_ENCODERS.search(program):
-        said = f"{program.rpartition('/')[2]} builds encoders in front of the decoder, which are not counted"
+        said = f"{program.rpartition('/')[2] or launch.name} builds encoders in front of the decoder, which are not counted"
         launch.guess(of_images, said)
 
 
@@ -159,6 +167,27 @@ def refuse_file(text: str, name: str) -> None:
         said = f"{name} is {'a configuration of Megatron-Bridge' if _BRIDGE.search(text) else 'a launch of Megatron'}"
         raise MegaplanError([diagnostic("MP926", said, Location(name), (f"megaplan import megatron {shlex.quote(name)} -o spec.yaml",))])
     refuse_front_end(text, name)
+
+
+def sources_model(text: str) -> bool:
+    """True if a launch is of a front end whose model is in a file of Megatron's arguments that it sources."""
+    return any(front.model == _SOURCES and front.mark.search(text) for front in _FRONT_ENDS)
+
+
+_OF_SLIME = {"use_distributed_optimizer": True, "bf16": True, "seq_length": 4096, "max_position_embeddings": 4096}
+"""Values that slime sets where a launch has none (`slime/backends/megatron_utils/arguments.py` of THUDM/slime)."""
+
+
+def with_own_defaults(launch: Arguments) -> Arguments:
+    """The launch of a front end that sources the model's arguments, with the values that it sets itself."""
+    absent = {
+        key: value
+        for key, value in _OF_SLIME.items()
+        if launch.values.get(key) is None and not (key == "bf16" and launch.values.get("fp16"))
+    }
+    launch.values |= absent
+    launch.say("as slime sets them where a launch does not: " + ", ".join(f"{key} = {value}" for key, value in absent.items()))
+    return launch
 
 
 def refuse_front_end(text: str, name: str) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
-from megaplan.importers.megatron.arguments import Arguments, Given, name_of, typed
+from megaplan.importers.megatron.arguments import Given, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge, refuse_override
 from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import has_table, read_table
 from megaplan.importers.megatron.script import Field, read_words, substituted
-from megaplan.importers.structure import Policy
-from megaplan.spec.document import parse_document
+from megaplan.importers.megatron.sections import in_sections, is_primus, read_primus, read_sections
+from megaplan.spec.document import Document, parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
 TWICE = "MP110"
@@ -22,15 +22,9 @@ TWICE = "MP110"
 _SECTIONS = ("MODEL_ARGS", "ENV_VARS")
 
 
-def read_arguments(
-    text: str,
-    name: str,
-    environment: Mapping[str, str] | None = None,
-    argv: Sequence[str] = (),
-    vocab_size: int | None = None,
-    policy: Policy | None = None,
-    number: int | None = None,
-) -> Arguments:
+def read_given(
+    text: str, name: str, environment: Mapping[str, str] | None = None, argv: Sequence[str] = (), number: int | None = None
+) -> Given:
     """The arguments of a launch.
 
     Args:
@@ -38,17 +32,12 @@ def read_arguments(
         name: Name of the file in diagnostics.
         environment: Environment variables of the launch.
         argv: Arguments of the script; with other forms they replace the text's own.
-        vocab_size: The padded vocabulary, if it is known from elsewhere.
-        policy: Policy for arguments that the importer does not know.
         number: Number of a script's launch among several, from 1.
 
     Raises:
         MegaplanError: MP916, it is none of them.
     """
-    return Arguments(_given(text, name, environment or {}, argv, number), name, vocab_size, policy)
-
-
-def _given(text: str, name: str, environment: Mapping[str, str], argv: Sequence[str], number: int | None) -> Given:
+    environment = environment or {}
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if has_table(text):
         return _with(read_table(text), argv)
@@ -72,9 +61,9 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
         faults = document.faults or (diagnostic("MP916", f"{name} is no mapping of arguments", Location(name)),)
         raise MegaplanError(faults)
     whole = document.value
-    if is_bridge(whole):
-        refuse_override(whole, name, document.source.locate)
-        return read_bridge(whole, document.source.locate)
+    other = _of_other_form(document, name, environment)
+    if other is not None:
+        return other
     nested = isinstance(whole.get("MODEL_ARGS"), dict)
     values = whole["MODEL_ARGS"] if nested else {key: value for key, value in whole.items() if key not in _SECTIONS}
     found = whole.get("ENV_VARS")
@@ -87,6 +76,25 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
         {**variables, **environment},
         twice,
     )
+
+
+def _of_other_form(document: Document, name: str, environment: Mapping[str, str]) -> Given | None:
+    """The launch of YAML that is more than arguments; None for arguments alone.
+
+    Raises:
+        MegaplanError: MP926, it is a spec, or overrides a recipe.
+    """
+    whole = document.value
+    if str(whole.get("format")).startswith("megaplan."):
+        raise MegaplanError([diagnostic("MP926", f"{name} is a spec of megaplan", Location(name), (f"megaplan estimate {name}",))])
+    if is_bridge(whole):
+        refuse_override(whole, name, document.source.locate)
+        return read_bridge(whole, document.source.locate)
+    if is_primus(whole):
+        return read_primus(document, name, environment)
+    if in_sections(whole) and not isinstance(whole.get("MODEL_ARGS"), dict):
+        return read_sections(document, environment)
+    return None
 
 
 def _value(value: Any, variables: Mapping[str, Any]) -> Any:

@@ -177,3 +177,14 @@ def _deepspeed_experts(values: dict[str, Any]) -> list[Translated]:
     values.setdefault("moe_layer_freq", [int(layer % interval == 0) for layer in range(1, layers + 1)])
     said = f"of DeepSpeed: in every layer whose number divides by {interval}, with {choices} for each token"
     return [Translated("num_experts", f"--num-experts {values['num_experts']} {said}")]
+
+
+def foreign_modules(spec: Any) -> str:
+    """The modules that `--spec` names, if they are not Megatron-LM's own."""
+    words = re.findall(r"[\w.]+", " ".join(map(str, spec)) if isinstance(spec, list) else str(spec or ""))
+    return " ".join(words) if any("." in word and not word.startswith("megatron.") for word in words) else ""
+
+
+def letters(word: Any) -> str:
+    """A word without case and signs between its letters."""
+    return re.sub(r"[^a-z0-9]", "", str(word).lower())

@@ -20,6 +20,8 @@ from megaplan.importers.megatron.unset import remedies, unset
 if TYPE_CHECKING:
     from megaplan.importers.megatron.recording.rows import Recording, RecordLine
 
+_OF_RECORDER = re.compile(r"__megaplan_|megaplan-stub|^\++ return\b")
+"""Lines of a script's trace that are of its recorder."""
 LAUNCH_ARGUMENTS = 8
 """Number of arguments from which a command counts as one of several launches."""
 
@@ -85,7 +87,7 @@ def _of_variables(recording: Recording, name: str) -> Given:
 
 
 def _nothing(recording: Recording, name: str, why: str) -> MegaplanError:
-    last = [line for line in recording.said.splitlines() if line.strip()][-3:]
+    last = [line for line in recording.said.splitlines() if line.strip() and not _OF_RECORDER.search(line)][-3:]
     ended = recording.ended or f"it ended with status {recording.status}"
     said = "\n".join([f"{name}: {why}; {ended}", *last, *(note for _, note in _notes(recording, ended=False))])
     hints = remedies(unset_names(recording)[:6], name)

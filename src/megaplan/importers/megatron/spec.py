@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.imported import Imported
-from megaplan.importers.megatron.arguments import Arguments
-from megaplan.importers.megatron.front_ends import refuse_front_end, refuse_other_program
-from megaplan.importers.megatron.launch import read_arguments
+from megaplan.importers.megatron.arguments import Arguments, Given
+from megaplan.importers.megatron.front_ends import refuse_front_end, refuse_other_program, sources_model, with_own_defaults
+from megaplan.importers.megatron.launch import read_given
 from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.recorded import read_recording, unset_names
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_optimizer, read_state, wholly_sharded
@@ -30,7 +31,7 @@ from megaplan.spec.overrides import apply_overrides
 if TYPE_CHECKING:
     from megaplan.importers.megatron.recording.rows import Recording
 
-VOCABULARY = "model.vocab_size"
+VOCABULARY, LENGTH = "model.vocab_size", "batch.seq_length"
 BLACKWELL = "b200"
 """The device of a launch that only Blackwell can run, until one is named."""
 REASON = "the stages of the Megatron launch"
@@ -62,8 +63,10 @@ def import_megatron(
     Raises:
         MegaplanError: Every error found: MP910 … MP926, or those of the spec that results.
     """
-    refuse_front_end(text, name)
-    launch = read_arguments(text, name, environment, argv, _vocab_size(overrides), policy, number)
+    launch = _of_sourced(text, name, environment, argv, number, overrides, policy)
+    if launch is None:
+        refuse_front_end(text, name)
+        launch = _arguments(read_given(text, name, environment or {}, argv, number), name, overrides, policy)
     settings = settings_in_comments(text)
     if settings:
         launch.say(f"comments of an export: {', '.join(settings)}")
@@ -91,9 +94,17 @@ def import_recording(
     Raises:
         MegaplanError: MP923 if there is no launch; or as `import_megatron`.
     """
-    given = read_recording(recording, name, number)
     try:
-        return _imported(Arguments(given, name, _vocab_size(overrides), policy), name, overrides, gpus)
+        given = read_recording(recording, name, number)
+        launch = _arguments(given, name, overrides, policy)
+        launch = with_own_defaults(launch) if sources_model(recording.text(name)) else launch
+        if launch.foreign():
+            launch.stop()
+    except MegaplanError:
+        refuse_front_end(recording.text(name), name)  # a better reason, where it is one
+        raise
+    try:
+        return _imported(launch, name, overrides, gpus)
     except MegaplanError as error:
         empty = unset_names(recording)
         hints = remedies(empty[:6], name)
@@ -159,9 +170,40 @@ def _document(launch: Arguments, title: str, gpus: int | None) -> tuple[dict[str
     return {**plain, **({"training": training} if training else {})}, stated
 
 
-def _vocab_size(overrides: Sequence[str]) -> int | None:
-    """The padded vocabulary, if an override states it."""
-    found = [value for key, _, value in (override.partition("=") for override in overrides) if key.strip() == VOCABULARY]
+def _of_sourced(
+    text: str,
+    name: str,
+    environment: Mapping[str, str] | None,
+    argv: Sequence[str],
+    number: int | None,
+    overrides: Sequence[str],
+    policy: Policy | None,
+) -> Arguments | None:
+    """The launch of a front end whose script sources the model's arguments, if the file is there; None for every other text."""
+    if not sources_model(text):
+        return None
+    try:
+        given = read_given(text, name, environment or {}, argv, number)
+    except MegaplanError:
+        return None
+    if given.values.get("num_layers") is None or given.values.get("hidden_size") is None:
+        return None
+    launch = with_own_defaults(_arguments(given, name, overrides, policy))
+    launch.guess("", "rollouts and their engine are not counted: the plan is of training steps alone, of sequences of seq_length")
+    return launch
+
+
+def _arguments(given: Given, name: str, overrides: Sequence[str], policy: Policy | None) -> Arguments:
+    """The arguments of a launch, with those that overrides state in the place of missing ones."""
+    length = _stated(overrides, LENGTH)
+    if length is not None and (given.values.get("seq_length") is None):
+        given = replace(given, values={**given.values, "seq_length": length})
+    return Arguments(given, name, _stated(overrides, VOCABULARY), policy)
+
+
+def _stated(overrides: Sequence[str], key: str) -> int | None:
+    """A positive integer that an override states."""
+    found = [value for name, _, value in (override.partition("=") for override in overrides) if name.strip() == key]
     return int(found[-1]) if found and found[-1].strip().isdigit() and int(found[-1]) else None
 
 

@@ -226,5 +226,8 @@ SUFFIXES = ("_attn", "_flash", "_flex", "_varlen", "_non", "_fused_qkv", "_deepe
 REFUSED = {
     **{f"llama4/{each}_irope": "attention in chunks is not priced" for each in ("debugmodel", "17bx16e", "17bx128e")},
     "flux": "it is no decoder of text",
+    "qwen3_5": "gated delta nets among its attention have no counterpart in host torchtitan",
+    "kimi_k2_7": "its encoder of images has no counterpart in host torchtitan",
+    "muse_glimmer": "norms of embeddings and a capped head have no counterpart in host torchtitan",
 }
 """Flavors, or whole models, of the registry that have no spec, and the reason."""

@@ -226,8 +226,9 @@ def read_registry(text: str, name: str, function: str | None = None) -> dict[str
     found = {each: reader.call(each, [], {}) for each in reader.functions}
     known = [each for each, made in found.items() if _is_config(made)]
     chosen = function or (known[0] if len(known) == 1 else None)
-    if chosen in found and isinstance(made := found[chosen], Unread):
-        raise MegaplanError([diagnostic("MP932", f"what {chosen} returns is made on line {made.line}", Location(name, line=made.line))])
+    if chosen in found and chosen not in known and isinstance(made := found[chosen], Unread | Made):
+        where = f"on line {made.line}" if isinstance(made, Unread) else f"by {made.name}, which is not in the file"
+        raise MegaplanError([diagnostic("MP932", f"what {chosen} returns is made {where}", Location(name, line=made.line))])
     if chosen not in known:
         asked = f"no function {function} of the file returns" if function else f"{len(known) or 'no'} functions of the file return"
         hints = [f"--config {each}" for each in known[:12]]

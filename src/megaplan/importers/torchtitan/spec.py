@@ -175,7 +175,9 @@ def _flavor(config: JobConfig) -> Flavor:
         config.finish()
     why = REFUSED.get(f"{name}/{flavor}", REFUSED.get(name))
     if why is not None:
-        config.refuse("model.flavor", f"of model {name}: {why}")
+        config.refuse(
+            "model.flavor", f"of model {name}: {why}", "megaplan estimate CONFIG.json --gpus 8   # the published model's, on host megarun"
+        )
         config.finish()  # its other keys belong to a model that has no spec
     elif (own := fork_flavor(config.name, name, flavor, _tokenizer(config))) is not None:
         return own

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from megaplan.hosts.megatron.argument import FEATURE, Argument, Kind
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import TABLE
-from megaplan.importers.megatron.launch import read_arguments
+from megaplan.importers.megatron.arguments import Arguments
+from megaplan.importers.megatron.launch import read_given
 from megaplan.spec.models import Spec
 
 SAMPLES: dict[Kind, tuple[Any, ...]] = {
@@ -74,4 +75,4 @@ def test_a_value_that_is_written_is_read_back(row: Argument) -> None:
 
 def test_an_argument_outside_the_table_cannot_be_read() -> None:
     with pytest.raises(KeyError, match="num_wheels"):
-        read_arguments("--num-layers 4", "launch.sh").value("num_wheels")
+        Arguments(read_given("--num-layers 4", "launch.sh"), "launch.sh").value("num_wheels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +50,11 @@ class Recording:
     def of_kind(self, *kinds: str) -> tuple[RecordLine, ...]:
         """Rows of the given kinds."""
         return tuple(row for row in self.rows if row.kind in kinds)
+
+    def text(self, name: str) -> str:
+        """The text of a script, and after it the commands that it started, one a line, with the values of its variables."""
+        try:
+            script = Path(name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            script = ""
+        return "\n".join([script, *(" ".join(row.words) for row in self.of_kind("launch", "other"))])

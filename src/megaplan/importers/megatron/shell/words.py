@@ -16,6 +16,8 @@ MAX_TEXT = 2**20
 _PROGRAM = re.compile("\0\\([^\0]*\0")
 _BODY = re.compile(r"([#!]?)(\w+|[@*#?$!-])(?:\[((?:[^][]|\[[^]]*\])*)\])?(.*)", re.DOTALL)
 _OPERATOR = re.compile(r"(:?[-=+?]|##?|%%?|//?|\^\^?|,,?|:|@)(.*)", re.DOTALL)
+_ALL = re.compile(r"^\*|\[\*\]")
+"""An array whose words are one text within quotes."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[(.*?)\])?(\+?)=", re.DOTALL)
 _BRACES = re.compile(r"\{(?:(-?\d{1,6})\.\.(-?\d{1,6})|([^{},]*(?:,[^{},]*)+))\}")
 
@@ -132,7 +134,12 @@ class Words:
         if piece.kind == "program":
             return self.output(piece.text, 0).rstrip("\n")
         found = self.variable(piece.text)
-        return " ".join(found) if isinstance(found, list) else found
+        return self._in_one(piece, found) if isinstance(found, list) else found
+
+    def _in_one(self, piece: Piece, words: Sequence[str]) -> str:
+        """An array as one text: `"${NAME[*]}"` puts the first separator between its words, everything else a space."""
+        separators = self.text_of("IFS") if piece.quoted and _ALL.search(piece.text) else None
+        return (" " if separators is None else separators[:1]).join(words)
 
     def sum(self, text: str, line: int) -> str:
         """The value of a sum; the placeholder of what is not known in it.
@@ -168,13 +175,13 @@ class Words:
     def _parts(self, piece: Piece) -> Iterator[str | None]:
         """Texts of a piece; None is the end of a word."""
         found = self.variable(piece.text) if piece.kind == "variable" else self.single(piece)
-        if piece.quoted and isinstance(found, list) and not re.search(r"^\*|\[\*\]", piece.text):
+        if piece.quoted and isinstance(found, list) and not _ALL.search(piece.text):
             for index, text in enumerate(found):
                 if index:
                     yield None
                 yield text
             return
-        text = " ".join(found) if isinstance(found, list) else found
+        text = self._in_one(piece, found) if isinstance(found, list) else found
         if piece.quoted or piece.kind == "text":
             yield text
             return

@@ -1,0 +1,74 @@
+"""`key=value` arguments of MaxText in a text: those of a script's training command, with the script's variables replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+WORD = re.compile(r"""(?<![\w.$-])([a-z][a-z0-9_]*)=("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\]*)""")
+"""An argument of MaxText in a script; names of environment variables have capital letters."""
+_ASSIGNED = re.compile(
+    r"""^[ \t]*(?:(?:export|readonly|local|declare)[ \t]+)*([A-Za-z_]\w*)="""
+    r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s;&|"'$]*(?:\$\{[^}]*\}[^\s;&|"']*)*)""",
+    re.MULTILINE | re.DOTALL,
+)
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}$]*))?\}|\$([A-Za-z_]\w*)")
+_TRAINS = re.compile(r"(?:\bmaxtext|\bMaxText)[\w.]*\.(?:train|train_compile)\b|\btrain(?:_compile)?\.py\b")
+"""A program of MaxText that trains, or that compiles a training step."""
+
+
+def words(text: str) -> Iterator[tuple[str, Any]]:
+    """Names and values of `key=value` words; a value is read as YAML reads it."""
+    for match in WORD.finditer(text):
+        value = match[2].strip("\"'")
+        try:
+            found = yaml.safe_load(value) if value else ""
+        except yaml.YAMLError:
+            found = value
+        yield match[1], number_of(found)
+
+
+def number_of(value: Any) -> Any:
+    """A text such as 1e-6, which YAML 1.1 takes for no number, as the number."""
+    return float(value) if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE][-+]?\d+", value) else value
+
+
+def training_words(text: str) -> tuple[dict[str, Any], str]:
+    """The arguments of a script, and a sentence about which of its commands is read.
+
+    Of several commands that train it is the one with most arguments, the last of those; without any all arguments of the text count.
+    """
+    plain = "\n".join(line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
+    whole = _replaced(plain, _variables(plain))
+    commands = [dict(words(line)) for line in whole.splitlines() if _TRAINS.search(line)]
+    commands = [each for each in commands if each]
+    if not commands:
+        return dict(words(whole)), ""
+    read = max(reversed(commands), key=len)
+    others = f"{len(commands)} commands train, and the last of those with most arguments is read" if len(commands) > 1 else ""
+    return read, others
+
+
+def _variables(text: str) -> dict[str, str]:
+    """Values of the variables that a text assigns, each with those above it; the first of several values of one is kept."""
+    found: dict[str, str] = {}
+    for match in _ASSIGNED.finditer(text):
+        value = match[2]
+        quoted = value[1:-1] if value[:1] in ("'", '"') else value
+        if "$(" in value or "`" in value or (match[1] in found and match[1].islower()):
+            continue
+        found.setdefault(match[1], quoted if value.startswith("'") else _replaced(quoted, found))
+    return found
+
+
+def _replaced(text: str, variables: Mapping[str, str]) -> str:
+    """A text with variables replaced by their values or defaults; unset ones stay."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return variables.get(name, match[2] if match[2] is not None else match[0])
+
+    return _VARIABLE.sub(value, text)
