@@ -16,7 +16,7 @@ from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
 from megaplan.hosts.megarun.embedding import boundary_bytes, embedding_part, final_norm_part, relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.head import head_part, low_head
-from megaplan.hosts.megarun.low_attention import attends, attends_in_eight_bits, attention_in_eight_bits
+from megaplan.hosts.megarun.low_attention import attends, attention_in_eight_bits
 from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
@@ -75,6 +75,12 @@ def layer_kept_bytes(spec: Spec, name: str, block: Block) -> int:
     dims = local_dims(spec)
     found = block_bytes(spec, dims, name, block)
     return found.saved_bytes + boundary_bytes(dims) * found.keeps_input
+
+
+def attends_in_eight_bits(spec: Spec, layer: int, letter: str) -> bool:
+    """True if the attention of layer `layer` (global index, with this letter) multiplies eight-bit operands."""
+    recipe = spec.precision.recipe
+    return recipe is not None and recipe.attention and spec.multiplies_in_eight_bits(layer, letter)
 
 
 ENDS = ("embedding", *SIDES)

@@ -16,17 +16,10 @@ from megaplan.blocks.ops import BlockProgram, Op
 from megaplan.blocks.storages import INSIDE, Shapes
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
-from megaplan.spec.models import Spec
 
 CORE, OPERANDS = "attention", ("q", "k", "v")
 LOWS = tuple(f"{CORE}.{name}_low" for name in OPERANDS)
 SCALES, IN_FORWARD, IN_BACKWARD = f"{CORE}.scales", f"{CORE}.in_forward", f"{CORE}.in_backward"
-
-
-def attends_in_eight_bits(spec: Spec, layer: int, letter: str) -> bool:
-    """True if the attention of layer `layer` (global index, with this letter) multiplies eight-bit operands."""
-    recipe = spec.precision.recipe
-    return recipe is not None and recipe.attention and spec.multiplies_in_eight_bits(layer, letter)
 
 
 def attends(program: BlockProgram) -> bool:

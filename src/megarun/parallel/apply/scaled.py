@@ -10,8 +10,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from megaplan.hosts.megarun.ledger import bank_keeps_copy, layer_calls
-from megaplan.hosts.megarun.low_attention import attends_in_eight_bits
+from megaplan.hosts.megarun.ledger import attends_in_eight_bits, bank_keeps_copy, layer_calls
 from megaplan.hosts.megarun.scaled import scaling_of
 from megaplan.inventory.tensors import Inventory
 from megaplan.low_precision import FORMATS
