@@ -16,11 +16,12 @@ from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.hosts.megarun.products import ROUTERS
-from megaplan.hosts.megarun.sizes import Cast, Uneven, last_peak, local_dims, storage_sizes
+from megaplan.hosts.megarun.sizes import Cast, Uneven, last_peak, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules.states import FORWARDED, UNTOUCHED
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 
 DENSE = {"model.pattern": "D", "model.num_layers": 2}

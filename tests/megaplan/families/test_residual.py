@@ -9,12 +9,12 @@ from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_ledger
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules import shared_buffers
 from megaplan.spec.load import spec_from_document
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import megarun_refuses
 

@@ -1,0 +1,138 @@
+"""Values that layers of a chunk hand on to later layers (`megaplan.blocks.payload`): what the stage holds of them, and of their gradients.
+
+A value lives from its own layer, or from the receive buffer of which it is a view, to the last layer of the stage that reads it. Where its
+own layer does not keep it, the stage holds it until the first reader keeps it, or until it is packed for the next stage. In backward the
+gradients of a value are one sum, from its last reader to its own layer. The next stage's part of it is a view of a receive buffer, to which
+autograd adds nothing in place: the last reader's gradient and the new sum exist together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from megaplan.blocks.payload import Boundary, Part, Payload
+from megaplan.hosts.megarun.parts import Arriving
+
+
+class HandedValue(NamedTuple):
+    """A value in a chunk, by the places of units.
+
+    Attributes:
+        part: The value with its size.
+        source: Unit that hands it on; −1 if it arrives with the stream.
+        readers: Units that read it, rising.
+        packed: True if the next stage receives it.
+        dropped: True if its own layer does not keep it.
+    """
+
+    part: Part
+    source: int
+    readers: tuple[int, ...]
+    packed: bool
+    dropped: bool
+
+    @property
+    def waits(self) -> bool:
+        """True if its own layer's operations begin with a gradient of it; a layer's input has its own anyway."""
+        return self.source >= 0 and self.value.has_gradient and self.value.kept != "input"
+
+    @property
+    def value(self) -> Payload:
+        """The value itself."""
+        if self.part.value is None:
+            raise ValueError("the stream is no value")
+        return self.part.value
+
+    @property
+    def last_reader(self) -> int:
+        """The last unit that reads it; −1 for none."""
+        return self.readers[-1] if self.readers else -1
+
+    def is_held(self, index: int, num_units: int) -> bool:
+        """True if the stage holds it as a unit's forward begins."""
+        until = self.readers[0] if self.readers else num_units
+        return self.dropped and 0 <= self.source < index <= until
+
+    def is_summed(self, index: int) -> bool:
+        """True if the sum of its gradients exists outside the unit as the unit's backward begins."""
+        begins = self.source < index or (self.source == index and not self.waits)
+        return self.value.has_gradient and begins and index < self.last_reader
+
+    def is_first_added(self, index: int) -> bool:
+        """True if a unit's gradient is the first that is added to the part from the next stage."""
+        adds = index == self.last_reader or (self.source == index and not self.readers and not self.waits)
+        return self.packed and self.value.has_gradient and adds
+
+
+class Handed(NamedTuple):
+    """The values of a chunk.
+
+    Attributes:
+        received: What the stage before sends.
+        sent: What the next stage receives.
+        values: The values.
+    """
+
+    received: Boundary
+    sent: Boundary
+    values: tuple[HandedValue, ...] = ()
+
+    def arriving(self, index: int, *, output: bool) -> Arriving:
+        """Gradients that are there when a unit's backward begins."""
+        waiting = [each for each in self.values if each.source == index and each.waits and (each.readers or each.packed)]
+        received = any(not each.readers for each in waiting)
+        return Arriving(output, tuple([each.value.name for each in waiting]), received)
+
+    def held_bytes(self, num_units: int) -> list[tuple[int, int]]:
+        """Bytes that the stage holds as each unit's forward begins, and while it runs: without those that it takes."""
+        if not self.values:
+            return [(0, 0)] * num_units
+        return [
+            (
+                self._sum(each for each in self.values if each.is_held(index, num_units)),
+                self._sum(each for each in self.values if each.is_held(index, num_units) and index not in each.readers[:1]),
+            )
+            for index in range(num_units)
+        ]
+
+    def summed_bytes(self, num_units: int) -> list[int]:
+        """Bytes of sums of gradients that exist as each unit's backward begins."""
+        return [self._sum(each for each in self.values if each.is_summed(index)) for index in range(num_units)]
+
+    def first_added_bytes(self, num_units: int) -> list[int]:
+        """Bytes of sums that each unit's gradients begin with those of the next stage."""
+        return [self._sum(each for each in self.values if each.is_first_added(index)) for index in range(num_units)]
+
+    def received_bytes(self, num_units: int) -> list[int]:
+        """Bytes of gradients in the receive buffer that each unit's own operations count."""
+        return [
+            self._sum(each for each in self.values if each.source == index and each.waits and each.packed and not each.readers)
+            for index in range(num_units)
+        ]
+
+    def _sum(self, values: Iterable[HandedValue]) -> int:
+        return sum([each.part.own_bytes for each in values])
+
+
+def handed_values(
+    parts: Sequence[tuple[Part, bool]], places: dict[int, int], span: tuple[int, int], *, ends: bool
+) -> tuple[HandedValue, ...]:
+    """The values that layers of a chunk hand on or read.
+
+    Args:
+        parts: The model's values with their sizes, each with True if its own layer does not keep it.
+        places: Places of units by layer; of the last norm by the number of layers, if it is in the chunk.
+        span: Layers of the chunk.
+        ends: True if the chunk ends the model.
+    """
+    found = []
+    for part, dropped in parts:
+        value = part.value
+        if value is None or value.source >= span[1] or value.readers[-1] < span[0]:
+            continue
+        readers = tuple([places[reader] for reader in value.readers if reader in places])
+        packed = not ends and value.crosses(span[1])
+        if readers or packed:
+            found.append(HandedValue(part, places.get(value.source, -1), readers, packed, dropped))
+    return tuple(found)
