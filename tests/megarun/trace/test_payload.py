@@ -1,5 +1,6 @@
 """Values that layers hand on to later layers, in a stage and over its boundaries: the trace counts what the estimate does."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,21 +27,15 @@ def choices(layers: list[int], shared: list[int]) -> dict[str, Any]:
 
 def cut(*cuts: int, kind: str = "1f1b", pp: int | None = None, microbatches: int = 4, layers: int = 8, **mesh: int) -> dict[str, Any]:
     """Stages that begin at these layers."""
-    edges = (0, *cuts, layers)
-    spans = [list(span) for span in zip(edges[:-1], edges[1:], strict=True)]
-    slots = len(spans) if kind not in ("dualpipe",) else len(spans)
-    ranks = pp or slots
-    split = {"mode": "manual", "reason": "a cut between a layer and its readers", "spans": spans}
-    return {
-        "mesh": {"pp": ranks, "vpp": slots // ranks, **mesh},
-        "schedule": {"kind": kind, "num_microbatches": microbatches},
-        "split": split,
-    }
+    spans = [list(span) for span in pairwise((0, *cuts, layers))]
+    ranks = pp or len(spans)
+    found: dict[str, Any] = {"mesh": {"pp": ranks, "vpp": len(spans) // ranks, **mesh}}
+    found["split"] = {"mode": "manual", "reason": "a cut between a layer and its readers", "spans": spans}
+    return found | {"schedule": {"kind": kind, "num_microbatches": microbatches}}
 
 
 ONE = keys((0, [2, 6]))
 TWO = keys((0, [4]), (2, [6]))
-ADJACENT = keys((1, [2]))
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "alone": ("ADADADAD", ONE),
     "alone, adjacent": ("AAAA", keys((0, [1, 2, 3]))),
