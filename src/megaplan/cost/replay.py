@@ -107,7 +107,7 @@ class ReplayTimer:
         self.makes = list(makes.values())
         """Blocks of all layers but the last, whether their products multiply in eight bits, and how often each occurs."""
         self._layers: dict[tuple[object, ...], LayerTime] = {}
-        self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, int]] = {}
+        self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, tuple[int, ...]]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}
         self._times: dict[tuple[object, ...], ModelTimes] = {}
         self._replays: dict[tuple[object, ...], tuple[int, int]] = {}

@@ -2,7 +2,7 @@
 
 A *routing region* is a maximal run of neighbouring E blocks, a *state region* one of neighbouring R blocks. A cut inside such a run warns;
 a cut at its end, or next to a single E or R, does not: dispatch and combine stay within one block, and a recurrence scans over time within
-one block, so no state crosses a boundary and the residual stream is all that is sent (R-14).
+one block, so none of their state crosses a boundary. What does is the residual stream and a declared payload (R-14).
 """
 
 from __future__ import annotations

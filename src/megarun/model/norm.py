@@ -107,14 +107,13 @@ class Block(nn.Module):
         multiplier: Factor of what it adds.
         letter: Letter of its family in the pattern; empty in a prediction depth.
         hands_on: True if it returns values for later layers too.
-        takes: True if it keeps values that an earlier layer of the stage has made and does not keep.
     """
 
     norm: nn.Module
     post_norm: nn.Module | None
     streams: StreamConnections | None
     depth: DepthAttention | None
-    hands_on = takes = False
+    hands_on = False
 
     def __init__(self) -> None:
         super().__init__()

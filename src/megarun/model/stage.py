@@ -101,8 +101,7 @@ class Stage(nn.Module):
         self.span, dims, payload = (slot.start, slot.stop), local_dims(config), model.payload
         self.values_of = {layer: values_of(payload, int(layer)) for layer in self.layers}
         self.received, self.sent = boundary(config, dims, slot.start), boundary(config, dims, slot.stop)
-        for layer, block in self.layers.items():
-            block.takes = bool(taken_values(config, int(layer), slot.start))
+        self.taking = frozenset(layer for layer in layers if taken_values(config, layer, slot.start))
         if "head" in slot.blocks:
             self.head = linear(model.hidden_size, num_words)
         mtp = model.features.mtp if self.predicts else None
@@ -247,7 +246,7 @@ class Stage(nn.Module):
                 del values[key]
             del given, inputs, rotary, made
         if self.reads_depth and self.predicts:
-            return self.final_norm.get_submodule("depth")((x, *values.values()))
+            x = self.final_norm.get_submodule("depth")((x, *values.values()))
         return x
 
     def predict(

@@ -62,7 +62,7 @@ class FirstForward:
                 self._takers.setdefault(record, "embedding")
         if self._running is not None and self._places.path(module).startswith("layers.") and _is_block(self._places.path(module)):
             self._hand_over(inputs[0])  # embeddings that the stage has scaled are in no module's output
-            if isinstance(module, Block) and module.takes:
+            if isinstance(module, Block) and int(self._places.path(module).rpartition(".")[2]) in self._running.taking:
                 for record in self._owners.live.records(inputs[1].given):
                     self._takers.setdefault(record, self._places.path(module))
         if module in self._waiting and isinstance(module, Stage):

@@ -59,6 +59,7 @@ def _marked(cell: Cell) -> object:
 @pytest.mark.requirement("R-9")
 @pytest.mark.requirement("R-10")
 @pytest.mark.requirement("R-13")
+@pytest.mark.requirement("R-14")
 @pytest.mark.requirement("R-15")
 @pytest.mark.requirement("R-26")
 @pytest.mark.requirement("R-55")
