@@ -93,7 +93,7 @@ def given(name: str) -> str:
 EARLIER = given("earlier values")
 """Values of earlier blocks that a block reads in addition to its input (attention residuals)."""
 CHOICE = "choice"
-"""The keys that a block's queries chose, which it hands on to later blocks."""
+"""The keys that a block's queries chose, which it passes on to later blocks."""
 TAKE = "take values"
 """The operation, before all others, by which a block takes over what the stage has held since an earlier block made it."""
 
@@ -101,7 +101,7 @@ TAKE = "take values"
 class Flow(Enum):
     """Way in which gradients pass an operation.
 
-    It computes new ones, cuts views of one storage and joins their gradients, adds and hands the same gradient on, or hands it on as a
+    It computes new ones, cuts views of one storage and joins their gradients, adds and hands the same gradient on, or passes it on as a
     view of other dims.
     """
 

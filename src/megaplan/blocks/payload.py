@@ -23,14 +23,14 @@ class Payload(NamedTuple):
 
     Attributes:
         name: Storage of its layer's program; its readers read `given(name)`.
-        title: What it is.
-        source: Global index of the layer that hands it on.
+        title: Name of the value in texts.
+        source: Global index of the layer that passes it on.
         readers: Global indices of the layers that read it, rising; the number of layers for the last norm.
         shape: Function from a rank's sizes to the shape of one microbatch's value.
         kept: The value as its own layer's backward needs it: the layer's input, a result that it keeps unless it runs again as a whole, or
             a result that it does not keep.
         dtype: Dtype; None for that of its letter's activations.
-        letter: Letter of the layer that hands it on; empty for the stream's dtype.
+        letter: Letter of the layer that passes it on; empty for the stream's dtype.
         has_gradient: False if no gradient flows back, as from a choice of keys.
     """
 
@@ -74,7 +74,7 @@ class Part(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """What one microbatch sends from a stage to the next.
+    """Tensors that one microbatch sends from a stage to the next.
 
     Attributes:
         stream: The residual stream, all its streams.

@@ -87,7 +87,7 @@ class Chunk:
             stored: Storage of the slot's parameters, and the names of its blocks that run.
             units: The blocks of these names.
             policy: Settings of the host.
-            handed: What it receives and sends, and values that its layers hand on; units that pack and unpack them are among the units.
+            handed: Boundaries of the chunk, and values that its layers pass on; units that pack and unpack them are among the units.
         """
         self.names, self.units, self.policy, self.has_mtp, self.root = stored.names, tuple(units), policy, stored.has_mtp, stored.root
         self.input_bytes = 0 if "embedding" in self.names or not policy.pipelined else handed.received.bytes

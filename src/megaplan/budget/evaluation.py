@@ -143,7 +143,7 @@ class Evaluation:
             layouts.
     """
 
-    _values: Sequence[tuple[Part, bool]] = ()  # that layers hand on, each with True if its own layer does not keep it
+    _values: Sequence[tuple[Part, bool]] = ()  # that layers pass on, each with True if its own layer does not keep it
     _taking: frozenset[str] = frozenset()  # layers that keep one of these
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Values that layers of a chunk hand on to later layers (`megaplan.blocks.payload`): what the stage holds of them, and of their gradients.
+"""Values that layers of a chunk pass on to later layers (`megaplan.blocks.payload`): what the stage holds of them, and of their gradients.
 
 A value lives from its own layer, or from the receive buffer of which it is a view, to the last layer of the stage that reads it. Where its
 own layer does not keep it, the stage holds it until the first reader keeps it, or until it is packed for the next stage. In backward the
@@ -20,7 +20,7 @@ class HandedValue(NamedTuple):
 
     Attributes:
         part: The value with its size.
-        source: Unit that hands it on; −1 if it arrives with the stream.
+        source: Unit that passes it on; −1 if it arrives with the stream.
         readers: Units that read it, rising.
         packed: True if the next stage receives it.
         dropped: True if its own layer does not keep it.
@@ -69,8 +69,8 @@ class Handed(NamedTuple):
     """The values of a chunk.
 
     Attributes:
-        received: What the stage before sends.
-        sent: What the next stage receives.
+        received: The boundary to the stage before.
+        sent: The boundary to the next stage.
         values: The values.
     """
 
@@ -118,7 +118,7 @@ class Handed(NamedTuple):
 def handed_values(
     parts: Sequence[tuple[Part, bool]], places: dict[int, int], span: tuple[int, int], *, ends: bool
 ) -> tuple[HandedValue, ...]:
-    """The values that layers of a chunk hand on or read.
+    """The values that layers of a chunk pass on or read.
 
     Args:
         parts: The model's values with their sizes, each with True if its own layer does not keep it.

@@ -45,7 +45,7 @@ def explain_lines(given: LoadedJob, rank: RankBudget, time: PlannedTime | str) -
     received = [f"  slot {slot.index} {text}" for slot in slots if (text := received_text(given.spec, slot.start))]
     if received:
         yield "", ""
-        yield "values of earlier layers that stages hand on", "bold"
+        yield "values of earlier layers that stages pass on", "bold"
         for line in received:
             yield from _plain(wrap(line, indent="    "))
     yield from _steps(given, rank, time)

@@ -61,7 +61,7 @@ def stage_lines(plan: PlanDocument) -> Iterator[str]:
 
 
 def received_text(spec: Spec, start: int) -> str:
-    """What a stage that begins with a layer receives with the stream, `receives …`; empty for nothing."""
+    """The values that a stage which begins with a layer receives with the stream, `receives …`; empty without any."""
     sent = boundary(spec, local_dims(spec), start)
     if not sent.values:
         return ""

@@ -112,7 +112,7 @@ class Family:
         variant: (section, layer, place among the layers of its letter) to the properties that decide its tensors and work; layers of one
             variant share a `Block`.
         operations: (section, layer) to the properties that decide only its operations.
-        payload: (section) to the values that its layers hand on to later layers; None for none.
+        payload: (section) to the values that its layers pass on to later layers; None for none.
         rules: (check, section) to the diagnostics of its rules.
         sharded: (section, hidden size) to the counts that `mesh.tp` must divide, by name.
         exchanges: (section, hidden size, variant) to the data that it moves between ranks.

@@ -59,7 +59,7 @@ class HostKind(NamedTuple):
         schedules: Schedules that searches and advice try; empty for all.
         trained: megarun trains it: formulas of columns and padding come from its budget, its step is a replayed schedule, adapters are
             priced.
-        carries_values: Stages hand on values that later layers read (`Family.payload`); without, no cut separates these layers.
+        carries_values: Stages pass on values that later layers read (`Family.payload`); without, no cut separates these layers.
         saves_working_copy: A checkpoint holds the parameters in precision.params in addition to the masters.
         own_layers: The layers are not the families' operations: positions, norms and prediction modules are its own.
         vocab_with_tp: Embedding and head are sharded over the vocabulary if mesh.tp is above 1.

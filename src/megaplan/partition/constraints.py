@@ -27,7 +27,7 @@ class Constraints(NamedTuple):
         together: Half-open layer spans that no cut may separate.
         shared: Layers that read the input of the layer before them: a cut must not be directly before one.
         joined: Layers inside a transformer block of the host: a cut must not be directly before one.
-        values: Layers that read what one of them made, where the host's stages do not hand it on.
+        values: Layers that read what one of them made, where the host's stages do not pass it on.
     """
 
     forbid: tuple[int, ...] = ()

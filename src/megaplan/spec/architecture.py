@@ -261,7 +261,7 @@ class Model(OptionsSection):
 
     @property
     def payload(self) -> tuple[Payload, ...]:
-        """Values that layers hand on to later layers in addition to the stream, by the layers that do."""
+        """Values that layers pass on to later layers in addition to the stream, by the layers that do."""
         found = [value for family, section in families_of(self) if family.payload is not None for value in family.payload(section)]
         found += () if self.attention_residuals is None else self.attention_residuals.payload(self.num_layers)
         return tuple(sorted(found, key=lambda value: (value.source, value.name)))

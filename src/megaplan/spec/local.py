@@ -39,7 +39,7 @@ def local_dims(spec: Spec, *, is_last_cp_rank: bool = True) -> Dims:
 
 
 def boundary(spec: Spec, dims: Dims, cut: int) -> Boundary:
-    """What a stage that begins with layer `cut` receives, and the stage before it sends."""
+    """The tensors that a stage which begins with layer `cut` receives, and the stage before it sends."""
     stream = Part(None, dims.boundary, spec.precision.activations)
     return Boundary(stream, tuple([part for value, part in payload_parts(spec, dims) if value.crosses(cut)]))
 
@@ -51,12 +51,12 @@ def payload_parts(spec: Spec, dims: Dims) -> list[tuple[Payload, Part]]:
 
 
 class Inseparable(NamedTuple):
-    """Layers that no cut may separate, because the host's stages hand on the stream alone.
+    """Layers that no cut may separate, because the host's stages pass on the stream alone.
 
     Attributes:
         start: Layer that makes what the others read.
         stop: Layer after the last reader.
-        what: What they read.
+        what: Names of the values that they read.
     """
 
     start: int
@@ -70,7 +70,7 @@ class Inseparable(NamedTuple):
     @property
     def text(self) -> str:
         """The layers, behind a verb such as `parts`."""
-        return f"layer {self.stop - 1} from layer {self.start}, whose {self.what} it reads and the host's stages do not hand on"
+        return f"layer {self.stop - 1} from layer {self.start}, whose {self.what} it reads and the host's stages do not pass on"
 
 
 def inseparable(spec: Spec) -> tuple[Inseparable, ...]:

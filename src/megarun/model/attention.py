@@ -65,15 +65,13 @@ class GroupedQueryAttention(Block):
         widths = (query, key_value) if self.norms_rows else (config.head_dim, config.head_dim)
         self.gate_bias = nn.Parameter(torch.empty(heads)) if config.gate_bias else None
         self.sinks = nn.Parameter(torch.empty(heads)) if config.sinks else None
-        norm = RMSNorm if config.qk_norm_scale else PlainNorm
-        self.q_norm = norm(widths[0], eps) if config.qk_norm else None
-        self.k_norm = norm(widths[1], eps) if config.qk_norm and not self.reads_keys else None
+        self.q_norm, self.k_norm = _norms(config, widths, eps, keys=not self.reads_keys)
         self.o_norm = RMSNorm(made, eps) if config.output_norm else None
 
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed.
 
-        With `hands_on` keys [B, T, Hkv, D] and values [B, T, Hkv, Dv], too, rotated as other layers read them.
+        With `sends_values` keys [B, T, Hkv, D] and values [B, T, Hkv, Dv], too, rotated as other layers read them.
         """
         normed = self.norm(x)
         gates = () if self.gate_proj is None else (self.gate_proj,)
@@ -96,7 +94,7 @@ class GroupedQueryAttention(Block):
             cos, sin = rotary.of(self.window)
             q, k = rope(q, cos, sin), rope(k, cos, sin)
         made = self.add(x, self.core(q, k, v, starts, rotary.relations, *gate))
-        return (made, (k, v)) if self.hands_on else made
+        return (made, (k, v)) if self.sends_values else made
 
     def queries(self, flat: Tensor, rotary: Rotary) -> Tensor:
         """Projected queries [B, T, Hq · D] of a layer that reads another one's keys -> heads [B, T, Hq, D], normed and rotated."""
@@ -118,6 +116,15 @@ class GroupedQueryAttention(Block):
     def normed(self, heads: Tensor) -> Tensor:
         """Outputs of the rank's heads [B, T, Hq · Dv], normed over all heads if the block has a norm of them."""
         return heads if self.o_norm is None else row_rms_norm(self.tp, heads, self.o_norm.weight, self.o_norm.eps)
+
+
+def _norms(
+    config: spec.GroupedQueryAttention, widths: tuple[int, int], eps: float, *, keys: bool
+) -> tuple[RMSNorm | PlainNorm | None, RMSNorm | PlainNorm | None]:
+    """Norms of queries and, with `keys`, of keys, of these widths; None for none."""
+    norm = RMSNorm if config.qk_norm_scale else PlainNorm
+    query = norm(widths[0], eps) if config.qk_norm else None
+    return query, norm(widths[1], eps) if config.qk_norm and keys else None
 
 
 class LatentAttention(Block):
@@ -169,7 +176,7 @@ class LatentAttention(Block):
     def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor | tuple[Tensor, tuple[Tensor]]:
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed.
 
-        With `hands_on` the chosen keys too, int32 [B, T, words].
+        With `sends_values` the chosen keys too, int32 [B, T, words].
         """
         table = rotary if self.rotates else unrotated(rotary)
         normed, heads = self.norm(x), (self.num_heads, -1)
@@ -239,7 +246,7 @@ class LatentAttention(Block):
         if self.indexer is None:
             raise RuntimeError("a layer without an indexer attends to all keys")
         choice = IndexerSettings(self.scale, self.indexer.top_k, self.indexer.loss_factor * self.indexer.loss_scale, self.eps, self.window)
-        attend = context_indexed_attention_choice if self.hands_on else context_indexed_attention
+        attend = context_indexed_attention_choice if self.sends_values else context_indexed_attention
         norm = self.indexer.k_norm
         # avoid locals that extend lifetimes: what attention makes is taken out of the list
         made = [*attend(self.cp, choice, starts, q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin)]

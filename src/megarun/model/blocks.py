@@ -64,7 +64,7 @@ def build_block(
     module.multiplier = getattr(section, "output_multiplier", 1.0)
     module.compute_in(letter, whole.precision)
     payload = [value for value in model.payload if value.kept != "input"]
-    module.hands_on = any(value.source == layer for value in payload)
+    module.sends_values = any(value.source == layer for value in payload)
     if any(layer in value.readers and value.has_gradient for value in payload):
         module.read_values()
     return module

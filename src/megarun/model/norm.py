@@ -106,14 +106,14 @@ class Block(nn.Module):
         starts_sum: True if the result is added to nothing.
         multiplier: Factor of what it adds.
         letter: Letter of its family in the pattern; empty in a prediction depth.
-        hands_on: True if it returns values for later layers too.
+        sends_values: True if it returns values for later layers too.
     """
 
     norm: nn.Module
     post_norm: nn.Module | None
     streams: StreamConnections | None
     depth: DepthAttention | None
-    hands_on = False
+    sends_values = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Block(nn.Module):
             self._sum = None
 
     def _with_casts(self, inner: Callable[..., Any], own: torch.dtype, stream: torch.dtype, x: Tensor, *rest: Any) -> Any:
-        if self.hands_on:
+        if self.sends_values:
             out, values = inner(x.to(own), *rest)
             return out.to(stream), values
         return inner(x.to(own), *rest).to(stream)
@@ -198,7 +198,7 @@ class Block(nn.Module):
         normed, self._normed = self._normed, None
         if normed is None:
             raise RuntimeError("a block that hands its normed input on has not normed it")
-        return ((out[0], normed), out[1]) if self.hands_on else (out, normed)
+        return ((out[0], normed), out[1]) if self.sends_values else (out, normed)
 
 
 def used_dtype(module: nn.Module, precision: Precision) -> torch.dtype:

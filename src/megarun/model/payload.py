@@ -15,18 +15,18 @@ from megaplan.blocks.payload import Boundary, Part, Payload
 from megarun.dtypes import TORCH_DTYPES
 
 Key = tuple[int, str]
-"""A value by the layer that hands it on, and its name there."""
+"""A value by the layer that passes it on, and its name there."""
 Values = dict[Key, Tensor]
 
 
 class LayerValues(NamedTuple):
-    """The values that a layer reads and hands on.
+    """The values that a layer reads and passes on.
 
     Attributes:
         earlier: Values that it reads with its input.
         given: Values that its operations read.
-        inputs: Its input, if it hands that on.
-        made: Results that it hands on.
+        inputs: The input of the layer, where later layers read that too.
+        made: Results that it passes on.
         ended: Values that no layer behind it reads.
     """
 
@@ -61,7 +61,7 @@ def pack_values(x: Tensor, values: Sequence[Tensor], sent: Boundary) -> Tensor:
 
 
 def unpack_values(received: Tensor, of: Boundary) -> tuple[Tensor, Values]:
-    """What a stage has sent -> the stream and the values, views of it."""
+    """The tensor that a stage has sent -> the stream and the values, views of it."""
     stream, *values = _Unpack.apply(of, received)  # type: ignore[no-untyped-call]
     return stream, dict(zip(carried(of), values, strict=True))
 
@@ -72,7 +72,7 @@ def carried(over: Boundary) -> tuple[Key, ...]:
 
 
 def read_together(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What a layer reads, unchanged: the gradients of values leave it with its input's, when its backward is done."""
+    """The tensors that a layer reads, unchanged: the gradients of values leave it with its input's, when its backward is done."""
     same: tuple[Tensor, ...] = _Together.apply(*tensors)  # type: ignore[no-untyped-call]
     return same
 

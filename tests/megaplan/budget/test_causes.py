@@ -51,7 +51,7 @@ def test_gpipe_still_names_its_last_output_when_it_reduces(dense: Callable[..., 
 def test_a_tied_embedding_on_one_rank_has_two_gradients_and_their_sum(
     kernels: str, copies: int, dense: Callable[..., Spec], budget_of: Callable[..., Budget]
 ) -> None:
-    """A head's gradient is a transposed view, so that the sum is a third tensor; head and loss in one operation hand on none."""
+    """A head's gradient is a transposed view, so that the sum is a third tensor; head and loss in one operation pass on none."""
     large = {"model.hidden_size": 1024, "model.vocab_size": 65536, "model.tie_embeddings": True, "mesh.pp": 1, "mesh.dp_shard": 8}
     small = {"batch.micro_batch_size": 1, "batch.seq_length": 64, "schedule.num_microbatches": 1, "model.mlp": {"ffn_hidden_size": 64}}
     spec = dense({**large, **small, "host.kernels": kernels})

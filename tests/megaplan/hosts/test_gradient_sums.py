@@ -25,7 +25,7 @@ def most(points: tuple[LiveSet, ...], name: str) -> int:
 
 
 def projections(count: int, *, plain: bool = False) -> tuple[Op, ...]:
-    """A norm, `count` products of its output, and what reads them all; plain: operations that hand on no views."""
+    """A norm, `count` products of its output, and what reads them all; plain: operations that pass on no views."""
     names = [f"p{index}" for index in range(count)]
     made = [
         Op(name, ("normed",), (name,), keeps=("normed",), params=(name,)) if plain else linear(name, "normed", name, name) for name in names

@@ -187,7 +187,7 @@ def test_layers_that_share_a_choice_may_be_parted() -> None:
     small |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256, "q_lora_rank": 16, "kv_lora_rank": 16}
     four = "mesh.pp=4", "schedule.num_microbatches=8"
     cuts = cuts_of(split(imported(fields | small, *four, "split.mode=equal").loaded.spec.as_document()).plan.spans)
-    assert cuts == (9, 18, 27)  # the last two part readers of a choice, which stages hand on
+    assert cuts == (9, 18, 27)  # the last two part readers of a choice, which stages pass on
     manual = "mesh.pp=2", "schedule.num_microbatches=4", "split.mode=manual", "split.reason=x"
     assert imported(fields, *manual, "split.spans=[[0, 12], [12, 156]]").loaded.spec.split.spans == ((0, 12), (12, 156))
 

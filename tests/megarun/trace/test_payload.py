@@ -1,4 +1,4 @@
-"""Values that layers hand on to later layers, in a stage and over its boundaries: the trace counts what the estimate does."""
+"""Values that layers pass on to later layers, in a stage and over its boundaries: the trace counts what the estimate does."""
 
 from itertools import pairwise
 from typing import Any

@@ -1,4 +1,4 @@
-"""Values that layers of attention hand on to later ones: keys and values, or a choice of keys."""
+"""Values that layers of attention pass on to later ones: keys and values, or a choice of keys."""
 
 from __future__ import annotations
 

@@ -122,7 +122,9 @@ def attention_ops(
 ) -> tuple[tuple[Op, ...], frozenset[str]]:
     """Program and retained locals of an A block; `kernels` is true if Triton's kernels run the core."""
     if key.kind == "gqa":
-        return grouped_ops(key, rotates, sharded, context, kernels), HELD
+        ops = grouped_ops(key, rotates, sharded, context, kernels)
+        names = {name: given(name) for name in ("k", "v")} if key.keys == "given" else {}
+        return tuple(op.renamed(names) for op in ops), HELD
     return latent_ops(key, rotates, indexed, sharded, context, kernels, role), LATENT_HELD
 
 
@@ -164,8 +166,7 @@ def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, 
     if rotates:
         # q and k are rebound together, so the unrotated q lives until k is rotated
         ops += [Op("rope q", (q,), ("q",)), *(() if reads else (Op("rope k", (k, q), ("k",), grads=(k,)),))]
-    ops += (*_before_core(key), *core_ops(sharded, context, None, kernels, key))
-    return tuple(op.renamed({"k": given("k"), "v": given("v")}) for op in ops) if reads else tuple(ops)
+    return (*ops, *_before_core(key), *core_ops(sharded, context, None, kernels, key))
 
 
 def _before_core(key: AttentionKey) -> Iterator[Op]:
