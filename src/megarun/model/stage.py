@@ -98,10 +98,8 @@ class Stage(nn.Module):
         if self.predicts:
             self.final_norm = final_norm(model)
         self.num_streams, self.reads_depth = model.num_streams, model.attention_residuals is not None
-        self.span, dims, payload = (slot.start, slot.stop), local_dims(config), model.payload
-        self.values_of = {layer: values_of(payload, int(layer)) for layer in self.layers}
-        self.received, self.sent = boundary(config, dims, slot.start), boundary(config, dims, slot.stop)
-        self.taking = frozenset(layer for layer in layers if taken_values(config, layer, slot.start))
+        self.span = slot.start, slot.stop
+        self._place_values(config, layers)
         if "head" in slot.blocks:
             self.head = linear(model.hidden_size, num_words)
         mtp = model.features.mtp if self.predicts else None
@@ -119,6 +117,13 @@ class Stage(nn.Module):
         self.multiplier, self.logits_cap, self.norms_words = model.embedding_multiplier, model.logits_cap, model.embedding_norm
         if model.zero_centered_norm:
             center_norms(self)
+
+    def _place_values(self, config: spec.Spec, layers: Sequence[int]) -> None:
+        """Note the values of each layer, the layers that keep an earlier one's, and the stage's boundaries."""
+        (start, stop), dims, payload = self.span, local_dims(config), config.model.payload
+        self.values_of = {str(layer): values_of(payload, layer) for layer in layers}
+        self.received, self.sent = boundary(config, dims, start), boundary(config, dims, stop)
+        self.taking = frozenset(layer for layer in layers if taken_values(config, layer, start))
 
     def add_rotary(self, device: torch.device) -> None:
         """Create the rotary tables on `device` if the stage has attention: fp32 buffers, not in checkpoints; an encoder's first."""
