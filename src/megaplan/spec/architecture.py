@@ -266,11 +266,6 @@ class Model(OptionsSection):
         found += () if self.attention_residuals is None else self.attention_residuals.payload(self.num_layers)
         return tuple(sorted(found, key=lambda value: (value.source, value.name)))
 
-    @property
-    def boundary_width(self) -> int:
-        """Numbers of a token that a block passes on to the next, and a stage in each tensor to the next stage."""
-        return self.hidden_size * self.num_streams
-
     def path_of(self, layer: int) -> ResidualPath:
         """Residual path of one layer; `layer` is its global index."""
         path = self.residual_path._replace(shares_input=layer in self.parallel_layers)

@@ -98,7 +98,7 @@ class _Pack(torch.autograd.Function):
     def forward(ctx: Any, sent: Boundary, *parts: Tensor) -> Tensor:
         """Parts [..] -> [elements]."""
         ctx.sent = sent
-        packed = parts[0].new_empty(sent.bytes // sent.stream.dtype.bytes)
+        packed = _made(sent, parts[0].device)
         for place, part in zip(_places(packed, sent), parts, strict=True):
             place.copy_(part)
         return packed
@@ -126,13 +126,19 @@ class _Unpack(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, Tensor]:
         """The gradient of each part, if it has one -> [elements]."""
         made = next(each for each in gradients if each is not None)
-        joined = torch.empty(ctx.of.bytes // ctx.of.stream.dtype.bytes, dtype=TORCH_DTYPES[ctx.of.stream.dtype], device=made.device)
+        joined = _made(ctx.of, made.device)
         for place, gradient in zip(_places(joined, ctx.of), gradients, strict=True):
             if gradient is None:
                 place.zero_()
             else:
                 place.copy_(gradient)
         return None, joined
+
+
+def _made(of: Boundary, device: torch.device) -> Tensor:
+    """A packed tensor whose parts are to be written; zeros between them, if they do not end where the next ones begin."""
+    make = torch.empty if all(part.bytes == part.own_bytes for part in of.parts) else torch.zeros
+    return make(of.bytes // of.stream.dtype.bytes, dtype=TORCH_DTYPES[of.stream.dtype], device=device)
 
 
 def _has_gradient(part: Part) -> bool:
