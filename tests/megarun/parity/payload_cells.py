@@ -67,6 +67,7 @@ PAYLOAD_CELLS = [
     Cell("keys-dualpipev-pp2-full", V2, "dualpipev", EXPERTS | RECOMPUTED_ATTENTION, spans=cut(1, 3, 5)),
     Cell("keys-dualpipe-pp2", {"pp": 2}, "dualpipe", TWO, spans=cut(3)),
     Cell("keys-turns-dualpipev-pp2-ep2", V2 | E2, "dualpipev", EXPERTS | TURNS, num_microbatches=8, by_course=True),
+    Cell("keys-paired-1f1b-pp2-ep2", {"pp": 2} | E2, "paired_1f1b", EXPERTS | TURNS, spans=cut(3), num_microbatches=8, by_course=True),
     Cell("keys-dp2-pp2-reshard", {"dp_shard": 2, "pp": 2}, spec=TWO | RESHARD, spans=cut(3)),
     Cell("keys-ddp2-pp2", {"dp_replicate": 2, "pp": 2}, spec=ONE | {"sharding.mode": "ddp"}, spans=cut(5)),
     Cell("keys-wrap-stage-dp2-pp2", {"dp_shard": 2, "pp": 2}, spec=TWO | WHOLE, spans=cut(3), by_course=True),

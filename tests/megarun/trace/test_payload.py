@@ -91,6 +91,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "earlier values": ("ADADADAD", TWO | cut(3, 5) | {"model.attention_residuals": {"group_layers": 3}}),
     "earlier values, alone": ("ADADADAD", TWO | {"model.attention_residuals": {"group_layers": 2}}),
     "experts": ("AEAEAEAE", TWO | cut(3, dp_shard=2, ep=2) | RESHARD | {"precision": BF16}),
+    "experts, paired 1f1b": (
+        "AEAEAEAE",
+        TWO | cut(3, 5, kind="paired_1f1b", microbatches=6, dp_shard=2, ep=2) | {"precision": BF16, "host.moe_overlap": True},
+    ),
+    "experts, dualpipev": (
+        "AEAEAEAE",
+        TWO | cut(1, 3, 5, kind="dualpipev", pp=2, dp_shard=2, ep=2) | {"precision": BF16, "host.moe_overlap": True},
+    ),
     "choices": ("ADADADAD", choices([0], [2, 6]) | cut(3)),
     "choices, passed through": ("ADADADAD", choices([0], [6]) | cut(1, 2, 5)),
     "choices, full": ("ADADADAD", choices([0, 4], [2, 6]) | cut(1, 3, 5) | FULL),
