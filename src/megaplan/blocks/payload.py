@@ -6,7 +6,7 @@ the two carries it with the stream, in one tensor, and its gradient in the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -37,7 +37,7 @@ class Payload(NamedTuple):
     name: str
     title: str
     source: int
-    readers: tuple[int, ...]
+    readers: Sequence[int]
     shape: Callable[[Dims], tuple[int, ...]]
     kept: Literal["input", "result", "no"] = "result"
     dtype: DType | None = None

@@ -9,6 +9,8 @@ autograd adds nothing in place: the last reader's gradient and the new sum exist
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from megaplan.blocks.payload import Boundary, Part, Payload
@@ -49,20 +51,22 @@ class HandedValue(NamedTuple):
         """The last unit that reads it; −1 for none."""
         return self.readers[-1] if self.readers else -1
 
-    def is_held(self, index: int, num_units: int) -> bool:
-        """True if the stage holds it as a unit's forward begins."""
-        until = self.readers[0] if self.readers else num_units
-        return self.dropped and 0 <= self.source < index <= until
+    def held_from(self, num_units: int) -> tuple[int, int]:
+        """First and last unit whose forward begins while the stage holds it; the last is before the first for none."""
+        until = self.readers[0] if self.readers else num_units - 1
+        return (self.source + 1, until) if self.dropped and self.source >= 0 else (0, -1)
 
-    def is_summed(self, index: int) -> bool:
-        """True if the sum of its gradients exists outside the unit as the unit's backward begins."""
-        begins = self.source < index or (self.source == index and not self.waits)
-        return self.value.has_gradient and begins and index < self.last_reader
+    @property
+    def summed_over(self) -> tuple[int, int]:
+        """First and last unit whose backward begins while the sum of its gradients exists outside the unit, in the same way."""
+        return (max(0, self.source + self.waits), self.last_reader - 1) if self.value.has_gradient else (0, -1)
 
-    def is_first_added(self, index: int) -> bool:
-        """True if a unit's gradient is the first that is added to the part from the next stage."""
-        adds = index == self.last_reader or (self.source == index and not self.readers and not self.waits)
-        return self.packed and self.value.has_gradient and adds
+    @property
+    def first_added(self) -> int:
+        """The unit whose gradient is the first that is added to the part from the next stage; −1 for none."""
+        if not self.packed or not self.value.has_gradient:
+            return -1
+        return self.last_reader if self.readers or self.waits else self.source
 
 
 class Handed(NamedTuple):
@@ -86,33 +90,33 @@ class Handed(NamedTuple):
 
     def held_bytes(self, num_units: int) -> list[tuple[int, int]]:
         """Bytes that the stage holds as each unit's forward begins, and while it runs: without those that it takes."""
-        if not self.values:
-            return [(0, 0)] * num_units
-        return [
-            (
-                self._sum(each for each in self.values if each.is_held(index, num_units)),
-                self._sum(each for each in self.values if each.is_held(index, num_units) and index not in each.readers[:1]),
-            )
-            for index in range(num_units)
-        ]
+        spans = [(*each.held_from(num_units), each.part.own_bytes) for each in self.values]
+        taken = [(stop, stop, -size) for each, (_, stop, size) in zip(self.values, spans, strict=True) if each.readers]
+        begins = _sums(num_units, spans)
+        return list(zip(begins, map(add, begins, _sums(num_units, taken)), strict=True))
 
     def summed_bytes(self, num_units: int) -> list[int]:
         """Bytes of sums of gradients that exist as each unit's backward begins."""
-        return [self._sum(each for each in self.values if each.is_summed(index)) for index in range(num_units)]
+        return _sums(num_units, [(*each.summed_over, each.part.own_bytes) for each in self.values])
 
     def first_added_bytes(self, num_units: int) -> list[int]:
         """Bytes of sums that each unit's gradients begin with those of the next stage."""
-        return [self._sum(each for each in self.values if each.is_first_added(index)) for index in range(num_units)]
+        return _sums(num_units, [(each.first_added, each.first_added, each.part.own_bytes) for each in self.values])
 
     def received_bytes(self, num_units: int) -> list[int]:
         """Bytes of gradients in the receive buffer that each unit's own operations count."""
-        return [
-            self._sum(each for each in self.values if each.source == index and each.waits and each.packed and not each.readers)
-            for index in range(num_units)
-        ]
+        own = [each for each in self.values if each.waits and each.packed and not each.readers]
+        return _sums(num_units, [(each.source, each.source, each.part.own_bytes) for each in own])
 
-    def _sum(self, values: Iterable[HandedValue]) -> int:
-        return sum([each.part.own_bytes for each in values])
+
+def _sums(num_units: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
+    """Sums by unit of sizes, each from a first to a last unit; those before the first unit are left out."""
+    steps = [0] * (num_units + 1)
+    for first, last, size in spans:
+        if 0 <= first <= last:
+            steps[first] += size
+            steps[last + 1] -= size
+    return list(accumulate(steps[:-1]))
 
 
 def handed_values(
@@ -131,7 +135,7 @@ def handed_values(
         value = part.value
         if value is None or value.source >= span[1] or value.readers[-1] < span[0]:
             continue
-        readers = tuple([places[reader] for reader in value.readers if reader in places])
+        readers = tuple([place for layer, place in places.items() if layer in value.readers])
         packed = not ends and value.crosses(span[1])
         if readers or packed:
             found.append(HandedValue(part, places.get(value.source, -1), readers, packed, dropped))

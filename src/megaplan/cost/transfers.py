@@ -31,7 +31,7 @@ from megaplan.families.family import Exchanges
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block
 from megaplan.spec.host import fabric_size
-from megaplan.spec.local import boundary, local_dims
+from megaplan.spec.local import boundary, boundary_sizes, local_dims
 from megaplan.spec.models import Spec
 
 
@@ -136,8 +136,8 @@ def boundary_times(rates: Rates, spec: Spec, *, leaves: bool = False) -> tuple[i
     if spec.mesh.pp == 1:
         return (0,)
     dims = local_dims(spec)
-    cuts = range(1, spec.model.num_layers) if spec.model.payload else (0,)
-    found = [boundary_ns(rates, spec, boundary(spec, dims, cut).bytes, leaves=leaves) for cut in cuts]
+    sizes = boundary_sizes(spec, dims) if spec.model.payload else [boundary(spec, dims, 0).bytes]
+    found = [boundary_ns(rates, spec, size, leaves=leaves) for size in sizes]
     return tuple(found if min(found) < max(found) else found[:1])
 
 

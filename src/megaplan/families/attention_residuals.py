@@ -67,7 +67,7 @@ class AttentionResiduals(Section):
 @lru_cache(maxsize=64)
 def _payload(group_layers: int, num_layers: int) -> tuple[Payload, ...]:
     sources = range(0, num_layers, group_layers)
-    return tuple([Payload(INPUT, VALUE, each, tuple(range(each + 1, num_layers + 1)), _residual, "input") for each in sources])
+    return tuple([Payload(INPUT, VALUE, each, range(each + 1, num_layers + 1), _residual, "input") for each in sources])
 
 
 def _residual(dims: Dims) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from megakernels.libraries import FLASH4
@@ -42,6 +43,15 @@ def boundary(spec: Spec, dims: Dims, cut: int) -> Boundary:
     """The tensors that a stage which begins with layer `cut` receives, and the stage before it sends."""
     stream = Part(None, dims.boundary, spec.precision.activations)
     return Boundary(stream, tuple([part for value, part in payload_parts(spec, dims) if value.crosses(cut)]))
+
+
+def boundary_sizes(spec: Spec, dims: Dims) -> list[int]:
+    """Bytes of the boundary before each layer from the second on."""
+    stream, steps = Part(None, dims.boundary, spec.precision.activations), [0] * (spec.model.num_layers + 2)
+    for value, part in payload_parts(spec, dims):
+        steps[value.source + 1] += part.bytes
+        steps[value.readers[-1] + 1] -= part.bytes
+    return [stream.bytes + carried if carried else stream.own_bytes for carried in list(accumulate(steps))[1:-2]]
 
 
 def payload_parts(spec: Spec, dims: Dims) -> list[tuple[Payload, Part]]:

@@ -14,7 +14,7 @@ from megaplan.layout.build import build_layout
 from megaplan.layout.traffic import traffic_of
 from megaplan.schedules import shared_buffers
 from megaplan.spec.load import spec_from_document
-from megaplan.spec.local import boundary, local_dims
+from megaplan.spec.local import boundary, boundary_sizes, local_dims
 from megaplan.spec.models import Spec
 
 pytestmark = pytest.mark.requirement("R-14")
@@ -40,6 +40,7 @@ def keys(*groups: tuple[int, list[int]]) -> dict[str, Any]:
 def carried(spec: Spec) -> list[int]:
     """Bytes beyond the stream before each layer."""
     cuts = [boundary(spec, local_dims(spec), cut) for cut in range(1, spec.model.num_layers)]
+    assert boundary_sizes(spec, local_dims(spec)) == [cut.bytes for cut in cuts]
     return [cut.bytes - cut.stream.own_bytes for cut in cuts]
 
 

@@ -100,7 +100,7 @@ def named_variants(spec: Spec, inventory: Inventory) -> dict[BlockVariant, list[
 def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
     last, model, recipe = len(inventory.layers) - 1, spec.model, spec.precision.recipe
     given = {family.letter: (family.operations, section, spec.recompute.of(family.letter)) for family, section in families_of(model)}
-    made: dict[str, BlockVariant] = {}
+    read, made = {value.readers[0] for value in model.payload}, dict[str, BlockVariant]()
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         operations, section, policy = given[block.family]
         own = str(policy) if index != last else "none"
@@ -109,7 +109,7 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
             own = f"{own}, before {[(id(other), spec.policy(each, other.family)) for each, other in behind]}"
         if recipe is not None and recipe.covers(block.family, index, len(inventory.layers)):
             own = f"{own} in low precision"
-        if taken := taken_values(spec, index, 0):
+        if index in read and (taken := taken_values(spec, index, 0)):
             own = f"{own}, takes {taken}"
         made[name] = id(block), operations(section, index), own
     for name, block in inventory.outside:
