@@ -19,6 +19,7 @@ from random_plans.settings import (
     add_allocator,
     add_dispatcher,
     add_framework,
+    add_kept_on_host,
     add_layout,
     add_libraries,
     add_offload,
@@ -251,6 +252,8 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
         add_latents(stream("latents"), sections["model"])
         add_shared_keys(stream("shared keys"), sections["model"])
         add_shared(stream("shared"), sections["model"], stages=mesh.get("pp", 1), whole=mesh.get("cp", 1) == 1)
+    if not megatron:
+        add_kept_on_host(stream("kept on host"), sections)
 
 
 def _add_pools(draw: Draw, sections: dict[str, Any], mesh: dict[str, int]) -> None:

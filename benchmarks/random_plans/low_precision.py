@@ -14,7 +14,7 @@ from megaplan.hosts.megatron.state import MEGATRON_RECIPES
 from megaplan.low_precision import EMULATED, FORMATS, GENERATIONS, PACKED, TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
-from megaplan.spec.models import Spec
+from megaplan.spec.models import LatentAttention, Spec
 from random_plans.choices import Draw, Scope
 
 SHARE = 0.9
@@ -23,7 +23,7 @@ TRAINED_SHARE = 0.3
 COVERED = 0.5
 BLOCKED = 0.4
 GATHERED = 0.5
-BANKS = "E"
+BANKS, ATTENDS = "E", "fp8_current"
 WIDTHS = (
     "hidden_size",
     "ffn_hidden_size",
@@ -99,6 +99,9 @@ def add_trained_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     if spec.model.num_layers > 1:
         draw.maybe(recipe, 0.3, first_last_bf16=[1, 0])
     draw.maybe(recipe, 0.3, format=lambda: draw.choice(["hybrid", "e4m3"]))
+    draw.maybe(recipe, 0.3, head=True)
+    if recipe["name"] == ATTENDS and _attends_plainly(spec):
+        draw.maybe(recipe, 0.5, attention=True)
     sections["model"] = changed["model"]
     sections.setdefault("precision", {})["recipe"] = recipe
 
@@ -127,6 +130,7 @@ def add_blocks(draw: Draw, sections: dict[str, Any]) -> None:
     if not fitting:
         return
     recipe["name"] = draw.choice(fitting)
+    recipe.pop("attention", None)
     if recipe["name"] not in FORMATS:
         recipe.pop("format", None)
     sections.setdefault("device", {})["name"] = "b200"
@@ -174,7 +178,21 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
     draw.maybe(recipe, 0.5, families=lambda: draw.sample(letters, draw.randint(1, len(letters))))
     wide = spec.precision.params is DType.FP32 or bool(spec.precision.families)
     recipe["param_gather"] &= name in PACKED and name not in EMULATED and "first_last_bf16" not in recipe and not wide
+    if name in TRAINED:
+        draw.maybe(recipe, 0.3, head=True)
+    if name == ATTENDS and _attends_plainly(spec):
+        draw.maybe(recipe, 0.3, attention=True)
     return recipe
+
+
+def _attends_plainly(spec: Spec) -> bool:
+    """True if megarun's core in eight bits takes the attention."""
+    attention = spec.model.attention
+    if attention is None or attention.sinks or spec.mesh.cp > 1 or spec.model.features.relation_bias is not None:
+        return False
+    if isinstance(attention, LatentAttention):
+        return attention.indexer is None
+    return not (attention.block_indexer or attention.compressors or attention.shared_keys)
 
 
 def _runs(name: str, sections: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from megakernels.libraries import FLASH4, GENERATION, QUACK
 from megaplan.devices import load_device
-from megaplan.schedules.registry import PAIRED
+from megaplan.schedules.registry import PAIRED, SPLIT_BACKWARD
 from megaplan.spec.host import RELEASED
 from random_plans.choices import Draw, Scope, divisors
 
@@ -238,6 +238,21 @@ def add_offload(draw: Draw, sections: dict[str, Any]) -> None:
             draw.maybe(holder["device"], 0.2, host_bytes_per_second=lambda: draw.randint(10**9, 10**12))
             if draw.chance(0.2):
                 holder["device"].setdefault("efficiency_percent", {})["host"] = draw.randint(5, 100)
+
+
+def add_kept_on_host(draw: Draw, sections: dict[str, Any]) -> None:
+    """Draw letters of layers whose kept tensors are in host memory, where these are no other layer's and no half of a backward's."""
+    model, host, attention = sections["model"], sections["host"], sections["model"].get("attention", {})
+    shares = model.keys() & {"streams", "attention_residuals", "parallel_layers"} or attention.keys() & {"indexer", "shared_keys"}
+    shares = shares or model.get("features", {}).keys() & {"relation_bias", "layer_embeddings"}
+    if shares or host.get("moe_overlap") or host.get("cuda_graphs") not in (None, "none"):
+        return
+    if sections["schedule"]["kind"] in SPLIT_BACKWARD or not draw.chance(0.15):
+        return
+    recompute = sections.get("recompute", {})
+    policies = {letter: recompute.get("blocks", {}).get(letter, recompute.get("default", "none")) for letter in "AEDRCMG"}
+    letters = set(str(model["pattern"]).upper()) & policies.keys()
+    host["activation_offload"] = draw.some(sorted(each for each in letters if each not in "MG" or policies[each] == "none"))
 
 
 def add_libraries(draw: Draw, sections: dict[str, Any]) -> None:

@@ -69,6 +69,7 @@ def add_attention_residuals(draw: Draw, document: dict[str, Any]) -> None:
     """Write attention residuals into a drawn plan of megarun without parts that need a residual stream, or dtypes of families."""
     model, families = document["model"], document.get("precision", {}).get("families")
     barred = model.get("features", {}).keys() & {"mtp", "layer_embeddings"} or model.keys() & {"parallel_layers", "streams", "stream_scale"}
+    barred = barred or document.get("host", {}).get("activation_offload")
     if not barred and not families and draw.chance(CONNECTIONS_SHARE):
         model["attention_residuals"] = {"group_layers": draw.randint(1, max(2, model["num_layers"]))}
 

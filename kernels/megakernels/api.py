@@ -13,6 +13,7 @@ from megakernels.ops.chosen_attention.op import chosen_attention
 from megakernels.ops.chosen_attention.pieces import chosen_attention_pieces, chosen_attention_pieces_backward
 from megakernels.ops.cross_entropy.op import check_labels, cross_entropy, slice_gradient, slice_statistics
 from megakernels.ops.depth_attention.op import attend_depth
+from megakernels.ops.fp8_attention.op import fp8_attention
 from megakernels.ops.fp8_experts.op import fp8_experts, fp8_experts_backward
 from megakernels.ops.fp8_linear.op import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
 from megakernels.ops.gated_conv1d.op import gated_conv1d
@@ -67,7 +68,8 @@ __all__ = [
     "attention_pieces_backward", "capacity_plan", "causal_conv1d", "check_labels", "chosen_attention",
     "chosen_attention_pieces", "chosen_attention_pieces_backward",
     "collapse_streams", "combine", "conv_pieces", "conv_pieces_backward", "cross_entropy", "decayed_add_", "dispatch", "dispatch_plan",
-    "expand_streams", "experts", "fp8_experts", "fp8_experts_backward", "fp8_input_gradients", "fp8_linears", "fp8_quantize",
+    "expand_streams", "experts", "fp8_attention", "fp8_experts", "fp8_experts_backward", "fp8_input_gradients", "fp8_linears",
+    "fp8_quantize",
     "fp8_weight_gradients", "gated_add", "gated_conv1d", "gated_conv_pieces", "gated_conv_pieces_backward", "gated_delta",
     "gated_delta_piece", "gated_delta_piece_backward", "gated_dot", "gated_rms_norm", "gated_scale", "gated_scale_gradients",
     "gated_square_sum", "geglu", "gelu", "head_gated_norm", "index_keys", "index_keys_backward", "indexed_attention",

@@ -20,11 +20,11 @@ FORMATS = {
     "mxfp8": "e4m3",
 }
 """Number formats. hybrid: e4m3 forward and e5m2 for gradients; 4 bits have one format."""
-EMULATED = frozenset({"mxfp8", "nvfp4"})
+EMULATED = frozenset({"mxfp8", "nvfp4", "fp8_blockwise"})
 """Recipes whose products megarun makes in fp32, of the values that their operands represent."""
 TRAINED = frozenset({"fp8_current", "fp8_rowwise", *EMULATED})
 """Recipes that megarun trains."""
-PACKED = {"fp8_current": "tensor", "fp8_rowwise": "rows", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+PACKED = {"fp8_current": "tensor", "fp8_rowwise": "rows", **{name: name for name in sorted(EMULATED)}}
 """Recipes whose weights megarun gathers in eight or four bits, with the scaling of their elements (`megakernels`)."""
 GENERATIONS = {
     "fp8_delayed": ("ada", "hopper", "blackwell", "cdna"),

@@ -29,11 +29,12 @@ def quantised(x: np.ndarray, format: str, axis: int | None) -> np.ndarray:
 
 
 def blocked(x: np.ndarray, scaling: str, axis: int, *, format: str = "e4m3", square: bool = False) -> np.ndarray:
-    """The values of a matrix whose blocks of 32 (mxfp8) or 16 (nvfp4) elements along an axis have scales; if square, 16 x 16 share one.
+    """The values of a matrix whose blocks along an axis have scales: of 32 (mxfp8), 16 (nvfp4) or 128 elements (fp8_blockwise).
 
-    Source: Transformer Engine, `float_to_e8m0` of `common/util/ptx.cuh` and the Python reference of NVFP4.
+    If square, as many rows share a scale. Source: Transformer Engine, `float_to_e8m0` of `common/util/ptx.cuh`, the Python reference of
+    NVFP4, and `compute_scale_from_amax` of `common/recipe/recipe_common.cuh`, with powers of two.
     """
-    size, moved = {"mxfp8": 32, "nvfp4": 16}[scaling], np.moveaxis(x, axis, -1)
+    size, moved = {"mxfp8": 32, "nvfp4": 16, "fp8_blockwise": 128}[scaling], np.moveaxis(x, axis, -1)
     rows, columns = moved.shape
     padded = np.pad(moved, ((0, -rows % size if square else 0), (0, -columns % size)))
     blocks = padded.reshape(len(padded), -(-columns // size), size)
@@ -43,6 +44,11 @@ def blocked(x: np.ndarray, scaling: str, axis: int, *, format: str = "e4m3", squ
     if scaling == "mxfp8":
         scales = np.exp2(np.ceil(np.log2(np.maximum(amax / FORMATS[format][2], 2.0**-127))))
         values = rounded(blocks / scales, format) * scales
+    elif scaling == "fp8_blockwise":
+        with np.errstate(divide="ignore"):
+            ratio = np.minimum(FORMATS[format][2] / amax, 2.0**127)
+        factor = np.where(amax > 0, np.exp2(np.floor(np.log2(ratio))), 1)
+        values = rounded(blocks * factor, format) / factor
     else:
         six, one = np.float32(6), np.float32(1)  # the definition's arithmetic is in fp32, which decides ties
         encoding = np.float32(448 * 6) / np.float32(np.abs(x).max())

@@ -1,5 +1,6 @@
 """Operands whose blocks have scales against numpy in fp64 with a rounding of its own, and the products of the values."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weig
 from megakernels.ops.fp8_linear import blocks, facts
 from megakernels.ops.fp8_linear import op as fp8_linear
 
-BLOCKS = pytest.mark.parametrize("scaling", ["mxfp8", "nvfp4"])
+BLOCKS = pytest.mark.parametrize("scaling", ["mxfp8", "nvfp4", "fp8_blockwise"])
 ROWS, K, WIDTHS = (2, 25), 72, (48, 64, 5)
 
 
@@ -57,6 +58,23 @@ def test_mxfp8_has_the_nearest_numbers(format: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("format", ["e4m3", "e5m2"])
+def test_fp8_in_blocks_has_the_nearest_numbers(format: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 128 elements, of a weight 128 x 128, also of a matrix that is rounded in slices, whose last blocks are partial."""
+    monkeypatch.setattr(facts, "SCALED_SLICE_ELEMENTS", 200 * 300)
+    x = made(330, 300, dtype=dtype)
+    x[:128, 128:256] = 0
+    x[4] *= 1e-36
+    x[200:, :100] *= 2.0**-130  # a scale beyond the numbers of fp32
+    x[5, :128] = 448 * 2.0**-3
+    kind = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[format]
+    for role, transposed in product((blocks.INPUT, blocks.WEIGHT, blocks.GRADIENT), (False, True)):
+        found = blocks.rounded(x, "fp8_blockwise", role, transposed=transposed, dtype=kind)
+        values = blocked(exact(x), "fp8_blockwise", 0 if transposed else 1, format=format, square=role == blocks.WEIGHT)
+        assert np.array_equal(exact(found), values.T if transposed else values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_nvfp4_has_the_nearest_numbers(dtype: torch.dtype) -> None:
     """A weight has scales of 16 x 16 elements and its transpose the same values; an input's transpose is transformed first."""
     x = made(64, 80, dtype=dtype)
@@ -86,7 +104,7 @@ def test_gradients_round_to_either_neighbour_without_bias() -> None:
 @BLOCKS
 def test_products_are_of_the_values(scaling: str) -> None:
     x, weights = made(*ROWS, K), [made(width, K, seed=width) for width in WIDTHS]
-    bias, square = made(WIDTHS[1], seed=3), scaling == "nvfp4"
+    bias, square = made(WIDTHS[1], seed=3), scaling != "mxfp8"
     gradients = [made(*ROWS, width, seed=5 + width) for width in WIDTHS]
     values = [blocked(exact(weight), scaling, 1, square=square) for weight in weights]
     for out, weight, added in zip(fp8_linears(x, None, weights, [None, bias, None], scaling), values, (0, bias.numpy(), 0), strict=True):
@@ -94,7 +112,7 @@ def test_products_are_of_the_values(scaling: str) -> None:
     sent = [exact(blocks.rounded(each.flatten(0, 1), scaling, blocks.GRADIENT)) for each in gradients]
     turned = [each if square else blocked(exact(weight), scaling, 0) for each, weight in zip(values, weights, strict=True)]
     close(fp8_input_gradients(gradients, weights, scaling, "e4m3"), sum(a @ b for a, b in zip(sent, turned, strict=True)))
-    of_x = blocked(transformed(exact(x).T) if square else exact(x).T, scaling, 1)
+    of_x = blocked(transformed(exact(x).T) if scaling == "nvfp4" else exact(x).T, scaling, 1)
     found = fp8_weight_gradients(gradients, x, None, K, scaling, "e4m3", [False, True, False])
     for out, gradient in zip(found, gradients, strict=False):
         close(out, exact(blocks.rounded(gradient.flatten(0, 1), scaling, blocks.GRADIENT, transposed=True)) @ of_x.T)

@@ -16,7 +16,7 @@ from megakernels import dispatch_plan, fp8_experts, fp8_experts_backward, scratc
 from megakernels._common import device
 from megakernels.ops.fp8_experts import op as module
 from megakernels.ops.fp8_experts import products
-from megakernels.ops.fp8_linear.facts import packed_columns
+from megakernels.ops.fp8_linear.packing.facts import packed_columns
 
 SCALED = pytest.mark.parametrize("scaling", ["tensor", "rows"])
 EXPERTS, HIDDEN, WIDTH, TOKENS = 4, 32, 48, 11

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from megakernels import fp8_experts, fp8_experts_backward
-from megakernels.ops.fp8_linear import facts
+from megakernels.ops.fp8_linear.packing import facts as packing
 from megakernels.ops.fp8_linear.weights import pack_weight
 
 
@@ -16,22 +16,22 @@ def packed_of(stack: Tensor | None, scaling: str, shards: int, *, turned: bool) 
         return None, None
     count, rows, columns = stack.shape
     wide = stack.abs().float()
-    numbers = {"tensor": wide.max().view(1), "rows": wide.amax(1).flatten(), "nvfp4": wide.amax((1, 2)), "mxfp8": None}[scaling]
-    packed = torch.zeros((count * rows, facts.packed_columns(columns, scaling)), dtype=torch.uint8)
+    numbers = {"tensor": wide.max().view(1), "rows": wide.amax(1).flatten(), "mxfp8": None}.get(scaling, wide.amax((1, 2)))
+    packed = torch.zeros((count * rows, packing.packed_columns(columns, scaling)), dtype=torch.uint8)
     step = count * rows // shards
     for start in range(0, count * rows, step):
         place = start
         while place < start + step:
             expert = place // rows
             stop, own = min(start + step, (expert + 1) * rows), numbers
-            if scaling in facts.OWN_LARGEST and numbers is not None:
+            if scaling in packing.OWN_LARGEST and numbers is not None:
                 own = numbers.view(count, -1)[expert]
-            pack_weight(stack.flatten(0, 1)[place:stop], scaling, packed[place:stop], own, stack.dtype, turned=turned)
+            pack_weight(stack.flatten(0, 1)[place:stop], scaling, packed[place:stop], own, stack.dtype, turned=turned, place=place % rows)
             place = stop
     return packed, numbers
 
 
-@pytest.mark.parametrize("scaling", ["tensor", "rows", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("scaling", list(packing.PACKED_ROWS))
 @pytest.mark.parametrize(("gated", "kinds"), [(True, "gud"), (True, "d"), (False, "ud"), (False, "u")])
 @pytest.mark.parametrize(("shards", "dtype"), [(2, torch.bfloat16), (8, torch.float32)])
 def test_results_are_those_of_the_matrices(
@@ -49,7 +49,7 @@ def test_results_are_those_of_the_matrices(
         for name in plain.NAMES[:3]:
             stack = given.bank[name]
             chosen = stack is not None and name[0] in kinds
-            packed, numbers = packed_of(stack if chosen else None, scaling, shards, turned=turned and scaling in facts.TWO_FORMS)
+            packed, numbers = packed_of(stack if chosen else None, scaling, shards, turned=turned and scaling in packing.TWO_FORMS)
             rows.append(packed)
             largest.append(numbers)
             places.append(torch.full((1,), float("nan"), dtype=dtype).expand(stack.shape) if chosen and stack is not None else stack)

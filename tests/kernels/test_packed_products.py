@@ -15,9 +15,10 @@ from megakernels import fp8_input_gradients, fp8_linears, scratch_bytes
 from megakernels._common import device
 from megakernels.ops.fp8_linear import choice, facts, reference
 from megakernels.ops.fp8_linear import op as fp8_linear
+from megakernels.ops.fp8_linear.packing import facts as packing
 from megakernels.ops.fp8_linear.weights import pack_weight
 
-SCALINGS = pytest.mark.parametrize("scaling", ["tensor", "rows", "mxfp8", "nvfp4"])
+SCALINGS = pytest.mark.parametrize("scaling", list(packing.PACKED_ROWS))
 
 
 def gathered(weight: Tensor, scaling: str, shards: int, dtype: torch.dtype, *, turned: bool) -> tuple[Tensor, Tensor | None]:
@@ -27,10 +28,13 @@ def gathered(weight: Tensor, scaling: str, shards: int, dtype: torch.dtype, *, t
     filled = torch.zeros((chunk * shards, columns), dtype=weight.dtype)
     filled[:rows] = weight
     largest = filled.to(dtype).abs().float()
-    largest = largest.amax(0) if scaling == "rows" else largest.max().view(1)
-    packed = torch.zeros((chunk * shards, facts.packed_columns(columns, scaling)), dtype=torch.uint8)
-    for shard, out in zip(filled.split(chunk), packed.split(chunk), strict=True):
-        pack_weight(shard, scaling, out, None if scaling == "mxfp8" else largest, dtype, turned=turned)
+    if scaling == "fp8_blockwise":
+        largest = torch.stack([torch.stack([each.max() for each in part.split(128, 1)]) for part in largest[:rows].split(128)]).flatten()
+    else:
+        largest = largest.amax(0) if scaling == "rows" else largest.max().view(1)
+    packed = torch.zeros((chunk * shards, packing.packed_columns(columns, scaling)), dtype=torch.uint8)
+    for index, (shard, out) in enumerate(zip(filled.split(chunk), packed.split(chunk), strict=True)):
+        pack_weight(shard, scaling, out, None if scaling == "mxfp8" else largest, dtype, turned=turned, place=index * chunk)
     return packed[:rows], None if scaling == "mxfp8" else largest
 
 
@@ -38,19 +42,19 @@ def gathered(weight: Tensor, scaling: str, shards: int, dtype: torch.dtype, *, t
 @pytest.mark.parametrize("seed", range(12))
 def test_shards_make_the_operand_of_the_whole(scaling: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = random.Random(seed)
-    block = facts.PACKED_ROWS[scaling]
+    block = packing.PACKED_ROWS[scaling]
     shards, (dtype, stored) = drawn.choice([2, 3, 5]), drawn.choices([torch.bfloat16, torch.float32], k=2)
     rows = shards * 32 * drawn.randint(1, 3) - drawn.choice([0, 16 if block <= 16 else 0])
-    columns = 32 * drawn.randint(1, 5)
+    columns = 32 * drawn.randint(1, 5) + (128 if scaling == "fp8_blockwise" else 0)
     weight = made(rows, columns, seed=seed, dtype=stored)
     weight[0] = 0
-    assert facts.packs(-(-rows // shards), columns, scaling) == ((-(-rows // shards)) % block == 0)
-    if not facts.packs(-(-rows // shards), columns, scaling):
+    assert packing.packs(-(-rows // shards), columns, scaling) == ((-(-rows // shards)) % block == 0)
+    if not packing.packs(-(-rows // shards), columns, scaling):
         return
     if drawn.random() < 0.5:
         monkeypatch.setattr(facts, "SCALED_SLICE_ELEMENTS", 40 * columns)
     for turned in (False, True):
-        packed, largest = gathered(weight, scaling, shards, dtype, turned=turned and scaling in facts.TWO_FORMS)
+        packed, largest = gathered(weight, scaling, shards, dtype, turned=turned and scaling in packing.TWO_FORMS)
         found = choice.weight(packed, scaling, largest, transposed=turned)
         wanted = choice.weight(weight.to(dtype), scaling, None, transposed=turned)
         assert torch.equal(found.data.float(), wanted.data.float())
@@ -65,7 +69,7 @@ def test_products_with_packed_weights_are_those_with_the_weights(scaling: str) -
     x, bias = made(2, 9, 64, dtype=torch.bfloat16), made(128, seed=3, dtype=torch.bfloat16)
     gradients = [made(2, 9, rows, seed=rows + 1, dtype=torch.bfloat16) for rows in (64, 128)]
     forward, back = (
-        [gathered(each, scaling, 2, torch.bfloat16, turned=turned and scaling in facts.TWO_FORMS) for each in weights]
+        [gathered(each, scaling, 2, torch.bfloat16, turned=turned and scaling in packing.TWO_FORMS) for each in weights]
         for turned in (False, True)
     )
     largest = [each for _, each in forward]
@@ -77,18 +81,19 @@ def test_products_with_packed_weights_are_those_with_the_weights(scaling: str) -
     assert torch.equal(made_here, fp8_input_gradients(gradients, weights, scaling, "e4m3"))
 
 
-@pytest.mark.parametrize(
-    ("scaling", "casts", "elements"), list(product(["tensor", "rows", "mxfp8", "nvfp4"], [False, True], [1 << 22, 64 * 160]))
-)
+@pytest.mark.parametrize(("scaling", "casts", "elements"), list(product(list(packing.PACKED_ROWS), [False, True], [1 << 22, 64 * 160])))
 def test_packing_allocates_what_the_facts_say(scaling: str, casts: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "SCALED_SLICE_ELEMENTS", elements)
     shard = made(192, 160, dtype=torch.float32 if casts else torch.bfloat16)
-    packed, largest = torch.empty((192, facts.packed_columns(160, scaling)), dtype=torch.uint8), torch.ones(facts.num_largest(160, scaling))
-    stated, peaks = facts.packing_bytes(192, 160, scaling, 2, casts=casts), []
+    packed, largest = (
+        torch.empty((192, packing.packed_columns(160, scaling)), dtype=torch.uint8),
+        torch.ones(packing.num_largest(192, 160, scaling)),
+    )
+    stated, peaks = packing.packing_bytes(192, 160, scaling, 2, casts=casts), []
     for turned in (False, True):
         with Peak((shard, packed, largest)) as counted:
             given = None if scaling == "mxfp8" else largest
-            pack_weight(shard, scaling, packed, given, torch.bfloat16, turned=turned and scaling in facts.TWO_FORMS)
+            pack_weight(shard, scaling, packed, given, torch.bfloat16, turned=turned and scaling in packing.TWO_FORMS)
         peaks.append(counted.peak)
     assert max(peaks) <= stated <= 1.01 * max(peaks)
 

@@ -31,6 +31,7 @@ from megakernels import (
 )
 from megakernels.ops.linear_cross_entropy import facts as linear_facts
 from megakernels.ops.linear_cross_entropy import slices
+from megakernels.ops.linear_cross_entropy.products import Wide
 
 EPS = 1e-5
 TIGHT = {torch.float64: 1e-13, torch.float32: 1e-6}
@@ -108,11 +109,11 @@ def test_the_walk_holds_what_it_states(dtype: torch.dtype, needs: list[bool], mo
     x, weight = (torch.empty(count, 64, dtype=dtype, device="meta") for count in (256, 100))
     labels, lse, share = torch.empty(256, dtype=torch.int64, device="meta"), torch.empty(256, device="meta"), torch.empty((), device="meta")
     with Storages(smallest=1001) as forward:
-        slices.statistics(x, weight, labels, 0, InPlace())
+        slices.statistics(x, weight, labels, 0, InPlace(), Wide(x))
     with Storages(smallest=1001) as backward:
-        results = slices.backward(share, x, weight, labels, lse, 0, -100, 0.0, needs, InPlace())
-    assert scratch_bytes("megakernels.linear_slice_statistics.default", (x, weight, labels, 0)) == forward.peak
-    operands = (share, x, weight, labels, lse, 0, -100, needs)
+        results = slices.backward(share, x, weight, labels, lse, 0, -100, 0.0, needs, InPlace(), Wide(x))
+    assert scratch_bytes("megakernels.linear_slice_statistics.default", (x, weight, labels, 0, "")) == forward.peak
+    operands = (share, x, weight, labels, lse, 0, -100, "", "e4m3", needs)
     assert scratch_bytes("megakernels.linear_slice_gradients.default", operands) == backward.scratch(results)
 
 

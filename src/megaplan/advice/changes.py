@@ -25,7 +25,7 @@ KEYS = (
     *("schedule.kind", "batch.micro_batch_size", "schedule.num_microbatches", "schedule.steps_per_update"),
     *("sharding.mode", "sharding.reshard_after_forward", "recompute.default", *(f"recompute.blocks.{letter}" for letter in FAMILIES)),
     *("host.recompute_num_layers", "host.recompute_modules", "host.distributed_optimizer", "host.kernels"),
-    *("host.wgrad_fusion", "host.expandable_segments", "host.optimizer_offload"),
+    *("host.wgrad_fusion", "host.expandable_segments", "host.optimizer_offload", "host.activation_offload"),
 )
 """Keys that a change may have, in the order of a hint."""
 STRENGTH = ("none", "selective", "full")
@@ -170,12 +170,14 @@ def _policies(spec: Spec) -> Iterator[Edit]:
 
 
 def _state(spec: Spec) -> Iterator[Edit]:
-    """Optimizer state on fewer devices, or in host memory."""
+    """Optimizer state on fewer devices, or in host memory; kept activations there."""
     host = spec.host.kind
     if "distributed_optimizer" in host.keys and not spec.host.distributed_optimizer:
         yield Edit("optimizer", (("host.distributed_optimizer", True),))
     if host.trained and spec.host.optimizer_offload != 1 and spec.host.graphs != "step":
         yield Edit("state", (("host.optimizer_offload", 1.0),))
+    if host.trained and not spec.host.activation_offload:
+        yield Edit("kept", (("host.activation_offload", tuple(letter for letter in FAMILIES if letter in _letters(spec))),))
 
 
 def _recompute(spec: Spec) -> Iterator[Edit]:

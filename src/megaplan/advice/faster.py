@@ -175,3 +175,5 @@ def _of_host(spec: Spec) -> Iterator[Edit]:
         yield Edit("modules", (("host.recompute_modules", ()),))
     if host.kind.trained and host.optimizer_offload is not None:
         yield Edit("state", (("host.optimizer_offload", None),))
+    if host.activation_offload:
+        yield Edit("kept", (("host.activation_offload", ()),))

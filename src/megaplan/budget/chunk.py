@@ -20,6 +20,7 @@ from megaplan.budget.tape import NOTHING_AHEAD, Ahead, Point
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
+from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.depths import depth_sums
 from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
 from megaplan.hosts.megarun.storage import BlockStorage
@@ -70,6 +71,10 @@ class Chunk:
         packs: True if its last unit makes that output of several values.
         held_values: Values that the stage holds for later layers as each unit's forward begins, and while it runs.
         value_sums: Sums of gradients of such values that exist as each unit's backward begins.
+        offloaded: True for each unit whose kept tensors are in host memory between its forward and its backward.
+        before: Bytes that the units before each one keep on the device while it runs, inputs included; last, those between passes. What
+            an offloaded unit keeps leaves the device while the next unit runs forward, and comes back while that runs backward.
+        on_host: Bytes that each offloaded unit has in host memory for a microbatch, each tensor rounded as the allocator does.
     """
 
     late_bytes = waiting_bytes = waiting_slack_bytes = kept_input_bytes = 0
@@ -80,6 +85,7 @@ class Chunk:
         units: Sequence[Unit],
         policy: ChunkPolicy,
         handed: Handed,
+        offloaded: Sequence[bool] = (),
     ) -> None:
         """Computes the sums.
 
@@ -88,17 +94,19 @@ class Chunk:
             units: The blocks of these names.
             policy: Settings of the host.
             handed: Boundaries of the chunk, and values that its layers pass on; units that pack and unpack them are among the units.
+            offloaded: See the class; none if empty.
         """
         self.names, self.units, self.policy, self.has_mtp, self.root = stored.names, tuple(units), policy, stored.has_mtp, stored.root
         self.input_bytes = 0 if "embedding" in self.names or not policy.pipelined else handed.received.bytes
         # the stage output, held until backward, and its received gradient
         self.output_bytes = 0 if stored.is_last or not policy.pipelined else handed.sent.bytes
         self.packs = self.names[-1] == PACK
-        self.before = [0, *accumulate([unit.kept_bytes for unit in units])]  # bytes that units 0 … i − 1 keep, inputs included
+        self.offloaded = tuple(offloaded) or (False,) * len(units)
+        self.before, self.on_host = _kept_before(units, self.offloaded)
         self.saved_bytes: int = self.before[-1] + self.output_bytes
         self.held_values = handed.held_bytes(len(units))
         self.value_sums, self._first_added = handed.summed_bytes(len(units)), handed.first_added_bytes(len(units))
-        self.slack_bytes: int = sum([unit.slack_bytes for unit in units])
+        self.slack_bytes: int = sum([unit.slack_bytes * (not away) for unit, away in zip(units, self.offloaded, strict=True)])
         self.layers_gathered_bytes = stored.layers_together.gathered_bytes
         self.gathered_bytes = self.root.gathered_bytes + self.layers_gathered_bytes
         self.unsharded_bytes: int = self.root.unsharded_bytes + stored.layers_together.unsharded_bytes
@@ -324,8 +332,9 @@ class Chunk:
         cells = NO_BYTES.copy()
         cells[ACTIVATIONS] = activations + count * self.before[-1] + self.before[stop]
         for index, unit in enumerate(self.units):
+            number = count + (index < stop) if not self.offloaded[index] else int(index == stop - 1)
             for column, size in unit.elsewhere:
-                kept = size * (count + 1 if index < stop else count)
+                kept = size * number
                 cells[column] += kept
                 cells[ACTIVATIONS] -= kept
         return cells
@@ -360,6 +369,16 @@ class Chunk:
             for index, name in enumerate(self.names):
                 carried[index] += self.policy.boundary_bytes if name.startswith("mtp.") else 0
         return carried
+
+
+def _kept_before(units: Sequence[Unit], offloaded: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """`Chunk.before` and `Chunk.on_host` of units of which some are offloaded."""
+    before, on_host = [0, *accumulate([0 if away else unit.kept_bytes for unit, away in zip(units, offloaded, strict=True)])], []
+    for index, unit in enumerate(units):
+        if offloaded[index]:
+            before[index + 1] += unit.kept_bytes if index + 1 < len(units) else 0
+            on_host.append(unit.kept_bytes + unit.slack_bytes + slack_bytes([unit.input_bytes]))
+    return before, on_host
 
 
 def _issued(issued: int, groups: Iterable[GroupBytes], last: GroupBytes) -> tuple[int, int]:

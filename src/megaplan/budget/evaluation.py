@@ -258,7 +258,7 @@ class Evaluation:
             sends, receives = (self._on_the_same_rank(slot, step) for step in (1, -1))
             chunk: Chunk = SplitBackwardChunk(named, units, policy, handed, sends_locally=sends, receives_locally=receives)
         else:
-            chunk = Chunk(named, units, policy, handed)
+            chunk = Chunk(named, units, policy, handed, self._offloaded(named.names))
         step_sums = sum([count * self.step_sum_bytes.get(family, 0) for family, count in stored.families.items()])
         step_sums += sum([storage.maxima_bytes for storage in stored.blocks])
         return new(SlotParts, (chunk, stored, step_sums))
@@ -272,6 +272,14 @@ class Evaluation:
             sums = block_bytes(self.spec, self.dims, name, self.inventory.block(name), start=start)
             self._given[id(found)] = found.with_sums(sums)
         return self._given[id(found)]
+
+    def _offloaded(self, names: Sequence[str]) -> tuple[bool, ...]:
+        """True for each block of a slot whose kept tensors are in host memory between its passes; empty without any."""
+        spec, layers = self.spec, self.inventory.layers
+        if not spec.host.activation_offload:
+            return ()
+        numbers = [int(name.removeprefix("layers.")) if name.startswith("layers.") else -1 for name in names]
+        return tuple([index >= 0 and spec.offloads(index, layers[index].family) for index in numbers])
 
     def _handed(self, slot: Slot, stored: SlotStorage) -> tuple[SlotStorage, Handed]:
         """The values of a slot, and the names of its units with those that cut what it receives and join what it sends."""

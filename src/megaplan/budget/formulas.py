@@ -79,7 +79,8 @@ FORMULAS: dict[str, ColumnFormula] = {
     ),
     Column.ACTIVATIONS: ColumnFormula(
         "What blocks keep from forward to backward, times the microbatches in flight; the running block's working set; logits and loss;"
-        " MTP; token ids and rotary tables.",
+        " MTP; token ids and rotary tables. With host.activation_offload what layers of these letters keep is only that of the layer"
+        " before the one that runs.",
         "largest over states of a rank: Σ over chunks (microbatches in flight · Σ ledger) + the block that runs; counts are the schedule's"
         " vectors, never a peak count times a mean",
         "bytes",

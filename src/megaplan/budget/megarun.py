@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
@@ -112,9 +113,23 @@ def stage_ranks(
         chunks = [parts.chunk for parts in owned]
         persistent = _persistent(evaluation, own_slots, owned, receives[pp_rank] if receives else ())
         held = held_by_schedule(evaluation, chunks)
-        peak = step_peak(chunks, counts.points[pp_rank], held, evaluation.workspace_bytes)
-        ranks += _distinct(evaluation, pp_rank, persistent, peak, usable_bytes, places, listed=listed)
+        points = counts.points[pp_rank]
+        peak = step_peak(chunks, points, held, evaluation.workspace_bytes)
+        away = kept_on_host(chunks, points) if evaluation.spec.host.activation_offload else 0
+        ranks += _distinct(evaluation, pp_rank, persistent, peak, away, usable_bytes, places, listed=listed)
     return ranks
+
+
+def kept_on_host(chunks: Sequence[Chunk], points: Sequence[RankState]) -> int:
+    """Host memory of the layers of microbatches in flight: as many of each size as exist together."""
+    of_chunks = [Counter(chunk.on_host) for chunk in chunks]
+    sizes = {size for of in of_chunks for size in of}
+    counts = {point.in_flight for point in points}
+
+    def most(size: int) -> int:
+        return max([sum([number * of[size] for number, of in zip(each, of_chunks, strict=True)]) for each in counts])
+
+    return sum([size * most(size) for size in sizes])
 
 
 class MegarunPeaks:
@@ -202,7 +217,15 @@ def _persistent(
 
 
 def _distinct(
-    evaluation: Evaluation, pp_rank: int, persistent: Persistent, peak: StepPeak, usable_bytes: int, places: Container[int], *, listed: bool
+    evaluation: Evaluation,
+    pp_rank: int,
+    persistent: Persistent,
+    peak: StepPeak,
+    away_bytes: int,
+    usable_bytes: int,
+    places: Container[int],
+    *,
+    listed: bool,
 ) -> list[RankBudget]:
     """The different budgets among a pipeline rank's data, context and tensor ranks at these places; uneven shards make them differ."""
     mesh, stored = evaluation.spec.mesh, persistent.stored
@@ -218,5 +241,6 @@ def _distinct(
         cells, where = rank_cells(persistent, peak, init_peak(persistent.slots, *place), updates)
         offsets = all_offsets(mesh, run, places) if listed else [run.first]
         ranks = tuple([first + offset for offset in offsets])
-        found.append(new(RankBudget, (ranks, coordinate, stored.parameters, cells, where, usable_bytes, HostBytes(updates.host_bytes, 0))))
+        host = HostBytes(updates.host_bytes + away_bytes, 0)
+        found.append(new(RankBudget, (ranks, coordinate, stored.parameters, cells, where, usable_bytes, host)))
     return found

@@ -25,7 +25,8 @@ _COMMON = (
     "Shrinks: an input that only a linear keeps (activations, and routing for experts' rows); with param_gather the weights themselves.",
     "Banks of experts: megarun keeps rows that arrived from other ranks in 8 bits, each expert's filled up to a multiple of 16; on one "
     "rank tokens stay in 16 bits, which the router keeps anyway. A copy of all a bank's matrices lives while one product runs.",
-    "Unchanged: master weights, the optimizer's state and main gradients; the attention core, norms and activation functions.",
+    "Unchanged: master weights, the optimizer's state and main gradients; norms and activation functions; without recipe.attention and "
+    "recipe.head the attention core and the output head.",
     "Bytes per element of a weight's copies and of a saved input, with scales:",
 )
 LOW_PRECISION: dict[str, tuple[str, ...]] = {

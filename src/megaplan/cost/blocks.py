@@ -78,7 +78,8 @@ def _adapter(load: Workload, name: str, part: str, weight: ParamTensor, a: Param
     return OpWork(adapter_name(name), part, work, weights=rank * (rows + columns), own_tokens=own_tokens)
 
 
-PART = "head"
+PART, HEAD, LOGITS_AGAIN = "head", "head", "logits again"
+"""The part of both ends; the head's product, and the same in the backward of head and loss in one operation."""
 
 
 def embedding(load: Workload, hidden_size: int, grad_bytes: int, *, vocab_parallel: bool = False) -> Works:
@@ -117,14 +118,14 @@ def head(load: Workload, hidden_size: int, vocab_size: int, *, vocab_parallel: b
     Source: counting multiply-adds.
     """
     vocab, own_tokens = vocab_size // load.tp if vocab_parallel else vocab_size, not vocab_parallel
-    logits = linear_work(load, "head", PART, hidden_size, vocab, own_tokens=own_tokens)
+    logits = linear_work(load, HEAD, PART, hidden_size, vocab, own_tokens=own_tokens)
     again = Work(input_grad=logits.work.forward, recomputed=logits.work.forward, moved_input=logits.work.moved_forward)
     loss = Loss(vocab_size, hidden_size, load.num_tokens // load.tp, load.joins_loss)
     return (
         residual_work(load, PART, hidden_size)._replace(name="final_norm", facts=FINAL_NORM),
         logits,
         OpWork("cross_entropy", PART, cross_entropy(vocab, load.itemsize), loss, own_tokens=own_tokens),
-        *((OpWork("logits again", PART, again, RECOMPUTED_LOGITS, own_tokens=own_tokens),) if load.joins_loss else ()),
+        *((OpWork(LOGITS_AGAIN, PART, again, RECOMPUTED_LOGITS, own_tokens=own_tokens),) if load.joins_loss else ()),
     )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from megakernels.ops.fp8_experts.facts import ScaledBankCost
-from megakernels.ops.fp8_linear.facts import ScaledPasses, linear_passes
+from megakernels.ops.fp8_linear.facts import NOTHING, ScaledPass, ScaledPasses, linear_passes
 from megakernels.ops.moe.facts import ExpertSizes
 from megaplan.blocks.work import OpWork, Works
+from megaplan.cost.blocks import HEAD, LOGITS_AGAIN
 from megaplan.dtypes import DType
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.host import device_of
@@ -40,6 +41,7 @@ class EightBits:
         self._keeps = self._travels and policy != "selective"
         grouped = spec.precision.params is DType.BF16 and device_of(spec.device).generation == "hopper"
         self._packs = packed_gather(spec)
+        self._head = spec.model.hidden_size, spec.model.vocab_size // (mesh.tp if mesh.vocab_parallel else 1)
         self._products = 1 if moe is None or grouped else moe.num_experts // mesh.ep
 
     def passes(self, op: OpWork, tokens: int, *, shares: bool, keeps: bool = True) -> ScaledPasses | None:
@@ -64,6 +66,14 @@ class EightBits:
         bank = op.facts._replace(tokens=rows if self._travels else tokens)
         how = self._by_row, self._fused, self._travels, self._keeps, self._products, self._packed_bank(bank)
         return ScaledBankCost(bank, rows, *how).passes(op.weights * 2 * self._grad_bytes)
+
+    def of_head(self, op: OpWork, tokens: int) -> ScaledPasses | None:
+        """F, I and W of the head's product, and of its logits that backward makes again; None for other operations and emulated ones."""
+        if self._emulated or op.name not in (HEAD, LOGITS_AGAIN):
+            return None
+        made = linear_passes(*self._head, tokens, self._itemsize, by_row=self._by_row, fused=self._fused, shares=False, keeps=False)
+        nothing = ScaledPass(NOTHING, NOTHING)
+        return made if op.name == HEAD else (nothing, made[0], nothing)
 
     def _packed_bank(self, bank: ExpertSizes) -> tuple[bool, bool]:
         """True for gate and up, and for down, if they are given packed."""

@@ -76,12 +76,17 @@ def model_times(spec: Spec, inventory: Inventory, rates: Rates | None = None) ->
         if make not in made:
             made[make] = layer_time(spec, rates, block, make[1], scaled=make[2])
         layers.append(made[make])
+    if spec.host.activation_offload:
+        from megaplan.cost.offload import with_copies  # noqa: PLC0415
+
+        layers = with_copies(spec, inventory, rates, layers)
     return ModelTimes(tuple(layers), *end_times(spec, rates), rates.issue_ns)
 
 
 def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | None = None) -> tuple[LayerTime, LayerTime, tuple[int, ...]]:
     """Times added to the first and to the last slot, and nanoseconds of boundaries between ranks; options as for `layer_time`."""
-    timer = _Timer(spec, rates, spec.precision.params, fused=fused, seen=seen)
+    recipe = spec.precision.recipe
+    timer = _Timer(spec, rates, spec.precision.params, fused=fused, scales_head=recipe is not None and recipe.head, seen=seen)
     ends = end_works(timer.load, spec)
     looked_up, projected = vocabulary_transfers(rates, spec, timer.load)
     last = timer.time(ends.head) + _waiting(projected)
@@ -178,6 +183,7 @@ class _Timer:
         *,
         fused: bool = False,
         scaled: bool = False,
+        scales_head: bool = False,
         policy: str = "none",
         seen: Seen | None = None,
     ) -> None:
@@ -186,6 +192,7 @@ class _Timer:
         self._dtype, self._grad_bytes, self._spec = dtype, spec.precision.grads.bytes, spec
         self._runs_kernels, self._runs_plain = spec.host.uses_triton, spec.host.has_kernels and not fused
         self._scaled = EightBits(spec, dtype.of_products.bytes, policy) if scaled else None
+        self._head = EightBits(spec, dtype.of_products.bytes, policy) if scales_head else None
         self._prices, self._counts = Prices(rates, dtype, seen or Seen()), rates.measured is not None
 
     def time(self, ops: Works) -> LayerTime:
@@ -212,7 +219,9 @@ class _Timer:
         found = []
         for index, op in enumerate(ops):
             tokens, facts = self._tokens(op), op.facts
-            scaled = None if self._scaled is None else self._scaled.passes(op, tokens, shares=index in shared, keeps=index not in saved)
+            scaled = None if self._head is None else self._head.of_head(op, tokens)
+            if self._scaled is not None:
+                scaled = self._scaled.passes(op, tokens, shares=index in shared, keeps=index not in saved)
             kernels = facts.kernels(op.work, tokens) if facts is not None and self._runs_kernels and scaled is None else None
             plain = facts.plain(op.work, tokens) if facts is not None and self._runs_plain and kernels is None and scaled is None else None
             found.append(_Passes(op, scaled, kernels, plain))

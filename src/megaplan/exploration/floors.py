@@ -108,6 +108,8 @@ class Floors(AnyFloors):
         layers, total = self._inventory.layers, 0
         for index, count in self._layer_kinds(spec):
             block = layers[index]
+            if spec.offloads(index, block.family):
+                continue
             total += count * self._layer(spec, f"layers.{index}", block, spec.policy(index, block.family), index)
         return max(0, total - spec.mesh.num_slots * boundary_bytes(local_dims(spec)))
 

@@ -46,6 +46,7 @@ class HostKind(NamedTuple):
         describe: Function from the section `host` to the words of a report's header.
         budget: `(spec, inventory, layout) -> Budget`.
         kept: `(spec, inventory, layout) -> tuple[KeptBytes, ...]`, for each slot in model order.
+        layer_kept: `(spec, name, block) -> bytes` that a layer keeps of a microbatch, its input included; None if they never leave it.
         explain: `(spec, inventory, layout, pp_rank) -> Explained`: blocks of a pipeline rank, and the tensors that they keep.
         sums: `(spec, inventory, layout, usable_bytes, measured)` -> for each pipeline rank, sums that every fitting split keeps.
         tensors: `(spec, inventory, layout)` -> for each pipeline rank, a counter of the bytes of its stored parameters.
@@ -80,6 +81,7 @@ class HostKind(NamedTuple):
     describe: Callable[[Any], str]
     budget: Later
     kept: Later
+    layer_kept: Later | None = None
     explain: Later = Later("megaplan.hosts.megarun.explain:explain")
     sums: Later = Later("megaplan.partition.layer_bytes:no_limits")
     tensors: Later = Later("megaplan.budget.pinned:shard_bytes")

@@ -230,6 +230,8 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         return f"the schedule has {spec.num_actions:,} actions, and at most {MAX_REPLAYED:,} are replayed"
     if spec.emulates_products and spec.precision.recipe is not None:
         return f"products of {spec.precision.recipe.name} are emulated in fp32"
+    if spec.precision.recipe is not None and spec.precision.recipe.attention:
+        return "attention's products of eight-bit operands are emulated in fp32"
     tensors = build_inventory(spec) if inventory is None else inventory
     timer = ReplayTimer(tensors, spec)
     own = PooledTimer(tensors) if spec.pools else timer

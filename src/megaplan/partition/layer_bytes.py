@@ -150,6 +150,8 @@ def _needs(
         if variants[name] not in made:
             made[variants[name]] = needs(name, block, runs=True)
         found = made[variants[name]]
+        if spec.offloads(index, block.family):
+            found = found._replace(saved_bytes=0)
         if measured is not None:
             found = _measured(found, StoredBytes(measured.static_bytes[index], measured.activation_bytes[index]))
         layers.append(found)

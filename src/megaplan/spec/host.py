@@ -10,7 +10,7 @@ from megakernels.libraries import LibraryName
 from megaplan.columns import Basis
 from megaplan.devices import Device, Figure, canonical_name, load_device
 from megaplan.errors import MegaplanError
-from megaplan.families.registry import Rated
+from megaplan.families.registry import Letter, Rated
 from megaplan.hosts.kind import HostKind
 from megaplan.hosts.registry import HOSTS, HostName
 from megaplan.scalars import (
@@ -182,6 +182,7 @@ class Host(Section):
         optimizer_recipe: fp8 recipe that the optimizer is configured with; null for precision.recipe's, or delayed without one.
         layer_wise_layout: Muon's matrices are whole in shards of a padded buffer (Megatron's default since 2026-05); off, sorted by size.
         optimizer_offload: Fraction of the optimizer's state that is in host memory, under Megatron with its step; null for none.
+        activation_offload: Letters of layers whose kept tensors are in host memory between forward and backward; never the last layer.
         recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
         recompute_method: Layers of full recompute: uniform groups of all layers, or block: each of a stage's first layers by itself.
         recompute_num_layers: Layers of a group of the uniform method, or layers of the block method; null for no full recompute.
@@ -256,6 +257,7 @@ class Host(Section):
     optimizer_recipe: words.OptimizerRecipe | None = None
     layer_wise_layout: StrictBool = False
     optimizer_offload: OffloadFraction | None = None
+    activation_offload: tuple[Letter, ...] = ()
     recompute_modules: tuple[words.RecomputeModule, ...] = ()
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_num_layers: PositiveInt | None = None
@@ -317,8 +319,7 @@ class Host(Section):
         if isinstance(given, dict) and given.get("expandable_segments") is True:
             kind = HOSTS.get(str(given.get("name")))
             if kind is not None and "fragmentation_percent" in kind.keys:
-                graphed = given.get("cuda_graphs") == "layers"
-                return {"fragmentation_percent": GRAPHED_PERCENT if graphed else EXPANDABLE_PERCENT, **given}
+                return {"fragmentation_percent": GRAPHED_PERCENT if given.get("cuda_graphs") == "layers" else EXPANDABLE_PERCENT, **given}
         return given
 
     @model_validator(mode="before")
@@ -348,8 +349,8 @@ class Host(Section):
 
     @property
     def graphs(self) -> str:
-        """Work of which CUDA graphs are made; null is the host's default."""
-        return self.kind.graphs[0] if self.cuda_graphs is None else self.cuda_graphs
+        """Work of which CUDA graphs are made; null is the host's default, and none with activations in host memory."""
+        return self.cuda_graphs or ("none" if self.activation_offload else self.kind.graphs[0])
 
     @property
     def dispatcher(self) -> str:
@@ -393,7 +394,7 @@ _LATER = frozenset({
     "libraries", "expandable_segments", "framework", "release", "dp_comm_overlap", "recompute_method", "transformer_impl",
     "sequence_parallel", "moe_router_dtype", "moe_load_balancing", "cuda_graphs", "cuda_graph_modules", "offload_modules", "delayed_wgrad",
     "deferred_head_microbatches", "moe_rank_capacity", "moe_paged_stash", "offloaded_layers", "fsdp_unit_elements", "fsdp_double_buffer",
-    "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "moe_shared_overlap", "optimizer", "layer_wise_layout", "remat_policy",
-    "remat_tensors", "layers_per_block", "num_vocab_tiling", "int8", "fsdp_transpose", "checkpoints", "flash_version", "rope_fusion",
-    "distribute_saved_activations", "all_reduce_gradients",
+    "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "activation_offload", "moe_shared_overlap", "optimizer",
+    "layer_wise_layout", "remat_policy", "remat_tensors", "layers_per_block", "num_vocab_tiling", "int8", "fsdp_transpose", "checkpoints",
+    "flash_version", "rope_fusion", "distribute_saved_activations", "all_reduce_gradients",
 })  # fmt: skip

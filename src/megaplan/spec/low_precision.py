@@ -20,7 +20,7 @@ class LowPrecision(Section):
         param_gather: Weights are gathered in the recipe's type, and there is no 16-bit copy; Megatron-Core stores them in it, too.
         head: The output projection uses the recipe too.
         prediction: Multi-token prediction uses the recipe too.
-        attention: The attention core uses the recipe too.
+        attention: The attention core uses the recipe too; megarun takes it under fp8_current.
         amax_history: Steps whose maxima fp8_delayed remembers.
     """
 

@@ -305,6 +305,10 @@ class Spec(OptionsSection):
         """The recompute policy of layer `layer` (global index), which has this letter; the last layer is never recomputed (R-67)."""
         return "none" if layer == self.model.num_layers - 1 else self.recompute.of(letter)
 
+    def offloads(self, layer: int, letter: str) -> bool:
+        """True if what layer `layer` (global index, with this letter) keeps is in host memory until its backward; the last never is."""
+        return letter in self.host.activation_offload and layer != self.model.num_layers - 1
+
     def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:
         """True if megarun multiplies the linears and banks of layer `layer` (global index, with this letter) in eight bits."""
         recipe = self.precision.recipe

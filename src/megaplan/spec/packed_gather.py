@@ -18,12 +18,11 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-from megakernels.ops.fp8_linear.facts import (
-    BLOCKS,
-    MULTIPLE,
+from megakernels.ops.fp8_linear.facts import SCALE_BYTES
+from megakernels.ops.fp8_linear.packing.facts import (
     OWN_LARGEST,
+    PACKED_COLUMNS,
     PACKED_ROWS,
-    SCALE_BYTES,
     TWO_FORMS,
     num_largest,
     packed_columns,
@@ -92,7 +91,7 @@ class PackedGather(NamedTuple):
         """Reason why the weight of a covered block's linear, with this local shape, is gathered as it is."""
         if self.degree(shape) == 1:
             return "of no other rank"
-        rows, columns = PACKED_ROWS[self.scaling], BLOCKS.get(self.scaling, MULTIPLE)
+        rows, columns = PACKED_ROWS[self.scaling], PACKED_COLUMNS[self.scaling]
         return f"shards of {self.rows(shape)} × {shape[-1]}, not of multiples of {rows} rows and {columns} columns"
 
     def rows(self, shape: tuple[int, ...]) -> int:
@@ -110,7 +109,7 @@ class PackedGather(NamedTuple):
             size = self.shard_bytes(family, name, shape)
             if size is not None:
                 own = len(shape) == BANK_DIMS and self.scaling in OWN_LARGEST
-                largest += num_largest(shape[-1], self.scaling) * (shape[0] if own else 1)
+                largest += num_largest(shape[-2], shape[-1], self.scaling) * (shape[0] if own else 1)
                 rows = self.rows(shape)
                 elements, done = elements + rows * shape[-1], done + size
                 at_once = min(rows, shape[1]) if own else rows

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from megakernels import mla_kv, rms_norm, rope
+from megakernels import fp8_attention, mla_kv, rms_norm, rope
 from megaplan.spec import models as spec
 from megarun.model.indexer import Indexer
 from megarun.model.norm import Block, PlainNorm, RMSNorm, RowLinear, gated, linear
@@ -51,6 +51,7 @@ class GroupedQueryAttention(Block):
         self.tp, self.cp, self.head_dim, self.scale = tp, cp, config.head_dim, config.score_factor
         self.value_dim, self.by_head = config.value_width, config.gate_width == "head"
         self.window, self.cap = config.window(layer), config.score_cap
+        self.low_gradients: str | None = None  # format of gradients where a recipe's attention multiplies in eight bits
         self.rotates = layer not in config.nope_layers
         self.norm = RMSNorm(hidden_size, eps)
         self.q_proj = linear(hidden_size, query, config.bias)
@@ -110,7 +111,10 @@ class GroupedQueryAttention(Block):
         A gate may have one value a head, [B, T, Hq].
         """
         # what attention makes has no local name: where it runs again it is freed while the projection is reduced
-        attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations, self.cap)
+        if self.low_gradients is not None and self.cp.continued is None:
+            attend = partial(fp8_attention, q, k, v, self.scale, self.window, starts, self.cap, self.low_gradients)
+        else:
+            attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations, self.cap)
         return self.o_proj.reduce(self.o_proj(gated(self.normed(attend().flatten(2)), gate, by_head=self.by_head, bias=self.gate_bias)))
 
     def normed(self, heads: Tensor) -> Tensor:
@@ -148,6 +152,7 @@ class LatentAttention(Block):
         self.nope_dim, self.rope_dim, self.v_dim = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
         self.kv_lora_rank = config.kv_lora_rank
         self.window = config.window(layer)
+        self.low_gradients: str | None = None  # as of the other kind
         self.rotates = layer not in config.nope_layers
         q_width = self.num_heads * (self.nope_dim + self.rope_dim)
         self.eps = latent_eps = config.latent_norm_eps or eps
@@ -223,6 +228,8 @@ class LatentAttention(Block):
         """
         if self.late is not None:
             attend = partial(self.late.attend, q, k, v, self.kv_up.weight, starts, relations)
+        elif self.low_gradients is not None and self.cp.continued is None:
+            attend = partial(fp8_attention, q, k, v, self.scale, self.window, starts, None, self.low_gradients)
         elif choice is None:
             attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations)
         else:

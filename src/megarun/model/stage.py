@@ -32,6 +32,7 @@ from megarun.model.vision import build_images, merged
 from megarun.parallel.groups.adapters import start_gradients
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
+from megarun.parallel.groups.scaled import Scaling, multiply
 from megarun.parallel.groups.tensor import ALONE, TensorParallel, column_parallel
 from megarun.parallel.groups.tensor_vocabulary import SlicedEmbedding, summed_cross_entropy, summed_linear_cross_entropy
 
@@ -81,6 +82,7 @@ class Stage(nn.Module):
         self.index, self.embeds, self.frozen = slot.index, slot.index % config.mesh.num_slots == 0, config.lora is not None
         self.predicts = "final_norm" in slot.blocks
         self.joins_loss = model.joins_loss(kernels=config.host.uses_triton)
+        self.head_scaling: Scaling | None = None  # of the recipe
         self.packed_maxima: Tensor
         self.num_packed = 0  # largest magnitudes of weights that packing needs
         self.vision, self.projector = build_images(config, slot.blocks, tp)
@@ -345,7 +347,7 @@ class Stage(nn.Module):
         """Local tokens [B, t, h] and their targets -> summed cross entropy; of all tokens with `vocab_parallel`."""
         slices = self.tp if self.slices_words else None
         if self.joins_loss:
-            return summed_linear_cross_entropy(slices, normed, self.head_weight, targets)
+            return summed_linear_cross_entropy(slices, normed, self.head_weight, targets, self.head_scaling)
         return summed_cross_entropy(slices, self.logits(normed), targets)
 
     @property
@@ -361,6 +363,8 @@ class Stage(nn.Module):
 
     def whole_logits(self, normed: Tensor) -> Tensor:
         """Logits without a cap."""
+        if self.head_scaling is not None:
+            return multiply(self.tp if self.slices_words else ALONE, self.head_scaling, normed, [self.head_weight], [None])[0]
         if not self.slices_words:
             return linear_op(normed, self.head_weight)
         # a deferred weight gradient would keep the gradient of the logits alive

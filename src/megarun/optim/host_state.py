@@ -13,7 +13,6 @@ Source: docs.nvidia.com/cuda/cuda-c-programming-guide, "Asynchronous Concurrent 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from megaplan.hosts.megarun.offload import aligned, buffer_bytes, num_on_host
+from megarun import host_memory
 from megarun.parallel.groups.local import local
 
 
@@ -82,9 +82,8 @@ class HostState:
         self._averages = [list(_averages(unit)) for unit in self._units]
         self.unit_bytes = [sum(aligned(average.num_bytes) for average in averages) for averages in self._averages]
         self._index = {id(unit.parameters[0]): index for index, unit in enumerate(self._units)}
-        self._memory = take_memory(self.num_bytes, device)
-        if device.type == "cuda":
-            weakref.finalize(self, _unlock, self._memory).atexit = False  # the end of the process unlocks all pages
+        self._memory = host_memory.take_memory(self.num_bytes, device)
+        host_memory.unlock_with(self, self._memory, device)
         self._on_host = [self._memory[end - size : end] for end, size in zip(accumulate(self.unit_bytes), self.unit_bytes, strict=True)]
         self._of_parameter: dict[int, dict[str, Tensor]] = {}
         for averages, memory in zip(self._averages, self._on_host, strict=True):
@@ -168,28 +167,6 @@ class HostState:
         size = self.unit_bytes[index]
         start = len(self._buffer) - size if index % 2 else 0
         return self._buffer[start : start + size]
-
-
-def take_memory(num_bytes: int, device: torch.device) -> Tensor:
-    """Host memory of zeros, uint8 [num_bytes]; page-locked if the device is CUDA.
-
-    Raises:
-        RuntimeError: The pages cannot be locked.
-    """
-    memory = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu")
-    if device.type == "cuda" and num_bytes:
-        with torch.cuda.device(device):
-            torch.cuda.check_error(_runtime().cudaHostRegister(memory.data_ptr(), num_bytes, 0))
-    return memory
-
-
-def _runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def _unlock(memory: Tensor) -> None:
-    if len(memory):
-        _runtime().cudaHostUnregister(memory.data_ptr())
 
 
 def _averages(unit: Unit) -> Iterator[_Average]:

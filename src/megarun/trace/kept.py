@@ -128,8 +128,14 @@ def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[tuple[str, i
     for (name, start), count in Counter(blocks).items():  # two stages of a rank may have copies of a block
         tied = name == HEAD and inventory.tied
         block = outside["embedding"] if tied else inventory.block(name)
-        found += _compare_block(name, block_ledger(spec, name, block, start).saved * count, [item for item in kept if item.block == name])
+        listed = () if _is_away(spec, name, block.family) else block_ledger(spec, name, block, start).saved * count
+        found += _compare_block(name, listed, [item for item in kept if item.block == name])
     return found
+
+
+def _is_away(spec: Spec, name: str, family: str) -> bool:
+    """True if what a block keeps is in host memory at the end of a forward."""
+    return name.startswith("layers.") and spec.offloads(int(name.removeprefix("layers.")), family)
 
 
 def block_of(place: str) -> str:

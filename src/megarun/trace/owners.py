@@ -14,8 +14,8 @@ from megakernels import scratch_bytes
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.products import LIBRARY_OPERATIONS
 from megaplan.inventory.tensors import Group, Inventory, Outside, Owner
+from megarun import host_memory
 from megarun.engine.trainer import Trainer
-from megarun.optim import host_state
 from megarun.parallel.apply.weight_gradients import WeightGradients
 from megarun.parallel.apply.whole import WholeGroup, whole_state
 from megarun.trace.kinds import COLUMNS, Kind
@@ -234,14 +234,14 @@ class Owners:
             with self.live.paused():  # host memory
                 return take_memory(num_bytes, device)
 
-        accumulate, take_memory = WeightGradients.accumulate, host_state.take_memory
+        accumulate, take_memory = WeightGradients.accumulate, host_memory.take_memory
         steps = {name: watched(name, getattr(FSDPParamGroup, name), self._label_group) for name in GROUP_STEPS}
         whole = {name: watched(name, getattr(WholeGroup, name), self._label_whole) for name in ("fill", COLLECTION)}
         with (
             replaced(FSDPParamGroup, **steps),
             replaced(WholeGroup, **whole),
             replaced(WeightGradients, accumulate=labelled),
-            replaced(host_state, take_memory=uncounted),
+            replaced(host_memory, take_memory=uncounted),
         ):
             yield
 

@@ -24,6 +24,7 @@ from megarun.engine.trainer import Trainer, sharded_stages
 from megarun.job.job import Job
 from megarun.model.stage import Stage
 from megarun.parallel.apply.graphs import GraphedRunner
+from megarun.parallel.apply.offload import host_bytes
 from megarun.parallel.apply.pipeline import AccumulatingRunner
 from megarun.parallel.groups.mesh import RankMesh, build_mesh
 from megarun.parallel.groups.shapes import residual_shape, token_shape
@@ -155,7 +156,8 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
             mesh.rank, job, owners, tuple(first.kept), tuple((name, stage.span[0]) for stage in stages for name in blocks_of(stage))
         )
         host = trainer.optimizers.host
-        return found if host is None else replace(found, host_bytes=host.num_bytes)
+        of_state = 0 if host is None else host.num_bytes
+        return replace(found, host_bytes=of_state + sum(map(host_bytes, stages)))
 
 
 def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks: tuple[tuple[str, int], ...]) -> RankTrace:

@@ -82,7 +82,7 @@ class RankTrace:
         differences: Differences of these, and of storages alive between two steps, from the ledger.
         num_events: Number of counted allocations, resizes and frees.
         reserved: Bytes that torch's CUDA allocator would have reserved by each phase's end, from a replay of the log; empty without one.
-        host_bytes: Host memory of optimizer state.
+        host_bytes: Host memory of optimizer state and of kept tensors.
     """
 
     rank: int

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaplan.hosts.megarun.embedding import JOINED, head_ops
+from megaplan.hosts.megarun.head import JOINED, head_ops
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["head, loss", "one operation"])

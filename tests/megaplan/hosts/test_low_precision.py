@@ -14,6 +14,7 @@ from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
+from megaplan.layout.step_time import planned_time
 from megaplan.low_precision import GENERATIONS, Recipe, RecipeName, history_bytes
 from megaplan.spec.models import Spec
 from megaplan.spec.packed_gather import packed_gather
@@ -81,7 +82,7 @@ def test_what_another_operation_keeps_in_sixteen_bits_has_no_copy() -> None:
 
 def test_a_dense_block_saves_its_activation_in_eight_bits_and_its_products_in_sixteen() -> None:
     wide, narrow = saved(spec_of(), 1), saved(spec_of({"name": "fp8_blockwise"}), 1)
-    assert narrow["activation.low"] == ROWS * F + 4 * (ROWS // 128) * F
+    assert (narrow["down_proj.low"], narrow["down_proj.low_scales"]) == (ROWS * F, 4 * (ROWS // 128) * F)
     assert (narrow["gate"], narrow["up"]) == (wide["gate"], wide["up"]) == (2 * ROWS * F, 2 * ROWS * F)
 
 
@@ -94,6 +95,18 @@ def test_linears_that_megarun_runs_keep_copies_with_their_scales_apart(name: str
     assert dense["down_proj.low"] == ROWS * F
     assert dense["down_proj.low_scales"] == 4 * (1 if scales == 1 else F)
     assert not {"normed", "activation"} & set(dense)
+
+
+def test_attention_in_eight_bits_keeps_its_operands_and_not_its_output() -> None:
+    """The output projection keeps the copy of the output then, which attention keeps in 16 bits otherwise."""
+    narrow = saved(spec_of({"name": "fp8_current", "attention": True}), 0)
+    assert [narrow[f"attention.{name}_low"] for name in "qkv"] == [ROWS * HEADS * D, ROWS * KV * D, ROWS * KV * D]
+    assert (narrow["attention.scales"], narrow["lse"]) == (4 * 3, 4 * ROWS * HEADS)
+    assert (narrow["o_proj.low"], narrow["o_proj.low_scales"]) == (ROWS * HEADS * D, 4)
+    assert not {"q", "k", "v", "attention"} & set(narrow)
+    assert planned_time(spec_of({"name": "fp8_current", "attention": True}), [(0, 4)]) == (
+        "attention's products of eight-bit operands are emulated in fp32"
+    )
 
 
 def test_a_column_parallel_linear_keeps_its_own_tokens_with_the_scales_of_all() -> None:
@@ -171,6 +184,7 @@ def test_weights_whose_shards_cut_a_block_are_gathered_as_they_are() -> None:
     assert gathered("fp8_rowwise", 2, reshard_after_forward=False) == weights + 2 * scales + 2 * 256
     assert gathered("mxfp8", 2) == weights // 2 * 33 // 32 + 2 * 256
     assert gathered("mxfp8", 2, reshard_after_forward=False) == weights * 33 // 32 + 2 * 256
+    assert [gathered("fp8_blockwise", degree) for degree in (2, 32)] == [weights // 2 + 2 * 256] * 2
     assert gathered("nvfp4", 2) == weights * 9 // 32 + 2 * 256
     assert gathered("nvfp4", 2, first_last_bf16=(2, 0)) == wide
     assert gathered("mxfp8", 32) == wide  # shards of 16 and 8 rows
@@ -187,6 +201,7 @@ def test_banks_are_packed_as_the_rows_of_all_their_matrices() -> None:
         ("fp8_rowwise", elements + 4 * 4 * (2 * 64 + H), 4 * 4 * (2 * H + 64)),
         ("mxfp8", elements * 33 // 32, 0),
         ("nvfp4", elements * 9 // 16, 3 * 4 * 4),
+        ("fp8_blockwise", elements, 3 * 4 * 4 * 2),  # two blocks a matrix
     ):
         given = {"name": name, "param_gather": True}
         spec = spec_of(given, model=model, mesh={"dp_shard": 4, "ep": 2}, sharding={"reshard_after_forward": True}, device={"name": "b200"})
@@ -223,9 +238,10 @@ def test_explain_lists_what_is_packed_and_why_the_rest_is_not() -> None:
         ({"name": "fp8_current", "families": ("M",)}, {}, "MP721", "precision.recipe.families"),
         ({"name": "fp8_current", "first_last_bf16": (3, 2)}, {}, "MP723", "precision.recipe.first_last_bf16"),
         ({"name": "fp8_delayed", "first_last_bf16": (1, 0)}, {}, "MP724", "precision.recipe.first_last_bf16"),
-        ({"name": "fp8_current", "head": True}, {}, "MP905", "precision.recipe.head"),
-        ({"name": "fp8_current", "attention": True}, {}, "MP905", "precision.recipe.attention"),
-        ({"name": "fp8_blockwise", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
+        ({"name": "fp8_delayed", "head": True}, {}, "MP905", "precision.recipe.head"),
+        ({"name": "fp8_rowwise", "attention": True}, {}, "MP905", "precision.recipe.attention"),
+        ({"name": "fp8_delayed", "attention": True}, {}, "MP905", "precision.recipe.attention"),
+        ({"name": "fp8_current", "attention": True}, {"mesh": {"cp": 2}}, "MP905", "precision.recipe.attention"),
         ({"name": "fp8_delayed", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
     ],
 )

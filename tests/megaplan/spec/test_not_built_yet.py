@@ -30,7 +30,7 @@ NOT_BUILT = {
         "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16, without a recipe, parallel_layers or attention_residuals"
     ),
     "precision.recipe={name: fp8_delayed, families: [A]}": (
-        "precision.recipe.name = fp8_delayed; megarun trains with fp8_current or fp8_rowwise or mxfp8 or nvfp4"
+        "precision.recipe.name = fp8_delayed; megarun trains with fp8_blockwise or fp8_current or fp8_rowwise or mxfp8 or nvfp4"
     ),
     "model.mamba={kind: mamba1, inner_norm: plain}": "model.mamba.inner_norm = plain; megarun trains with none or scaled",
 }

@@ -331,7 +331,9 @@ def test_an_operation_that_is_plain_torch_on_cuda_counts_as_all_that_it_runs() -
 
 def test_head_and_loss_multiply_three_times_backward_and_read_logits_in_place() -> None:
     x, weight, labels = empty(64, 128), empty(1000, 128), empty(64, dtype=INT64)
-    found = work("linear_cross_entropy_backward", empty(dtype=FP32), x, weight, labels, empty(64, dtype=FP32), -100, 0.0, [True, True])
+    found = work(
+        "linear_cross_entropy_backward", empty(dtype=FP32), x, weight, labels, empty(64, dtype=FP32), -100, 0.0, "", "e4m3", [True, True]
+    )
     assert found.product_flops == {"bf16": 3 * 2 * 64 * 128 * 1000}
     assert found.repeated_bytes == 2 * 64 * 1000
 

@@ -4,18 +4,41 @@ Scales are powers of two (`megakernels.fp8_linears`), so that layouts whose rank
 left: rounding to eight bits turns a unit in the last place of a sum, which each layout sums in its own order, into 2^-4 of an element where
 it crosses a boundary; and in a row that TP divides, an element below 2^-14 of the row's largest rounds by its part's scale. Gradients of
 the first step differ by less than 4e-6 in all cells. Where such a difference is in a bias that began as zeros, AdamW makes a whole step of
-it: that cell is judged by its course, gradients of every step, and both optimizers on gradients that are given.
+it: that cell is judged by its course, gradients of every step, and both optimizers on gradients that are given. Blocks of 128 x 128 are
+compared under TP where each rank has whole ones: rounding by the scale of a part moves gradients by 6e-4 otherwise.
 """
 
-from parity_cells import C2, OTHER, RESHARD, SELECTIVE, T2, Cell, pattern
+from parity_cells import C2, KERNELS, OTHER, RESHARD, SELECTIVE, T2, T2V, TIED, Cell, pattern
+from parity_model import MLA
 
 ROWS = {"precision.recipe": {"name": "fp8_rowwise"}}
 CURRENT = {"precision.recipe": {"name": "fp8_current"}}
-MX, NV = ({"precision.recipe": {"name": name}} for name in ("mxfp8", "nvfp4"))
+MX, NV, BLOCKS = ({"precision.recipe": {"name": name}} for name in ("mxfp8", "nvfp4", "fp8_blockwise"))
 EP2 = {"dp_shard": 2, "ep": 2}
 EXPERTS = {"model.moe.ffn_hidden_size": 48}
 OPTIONS = {"model.moe.bias": True, "model.moe.activation": "swiglu", "model.moe.swiglu_limit": 7.0, "model.moe.shared_gate": True}
 LATENT = {"model.moe.latent_size": 16, "model.moe.activation": "relu2"}
+WHOLE_BLOCKS = {
+    "model.attention.num_heads": 4,
+    "model.attention.num_kv_heads": 4,
+    "model.attention.head_dim": 64,
+    "model.mlp.ffn_hidden_size": 256,
+}
+"""Widths of which each of two ranks has whole blocks of 128."""
+DEPTHS = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
+
+
+def head(name: str, **more: object) -> dict[str, object]:
+    """A dense model whose head multiplies in a recipe's bits, too."""
+    return pattern("AD", 2) | {"precision.recipe": {"name": name, "head": True, **more}}
+
+
+def core(attention: dict[str, object] | None = None, **more: object) -> dict[str, object]:
+    """A dense model whose attention multiplies eight-bit operands, too."""
+    given = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, **more} if attention is None else attention
+    return pattern("AD", 4) | {"model.attention": given, "precision.recipe": {"name": "fp8_current", "attention": True}}
+
+
 LOW_PRECISION_CELLS = [
     Cell("low-pp2-rows", {"pp": 2}, spec=pattern("AMDR", 4) | ROWS),
     Cell("low-pp2-current-selective", {"pp": 2}, spec=pattern("AMDR", 4) | CURRENT | SELECTIVE),
@@ -32,6 +55,20 @@ LOW_PRECISION_CELLS = [
     Cell("low-pp2-nv-selective", {"pp": 2}, spec=pattern("AMDR", 4) | NV | SELECTIVE),
     Cell("low-pp2-experts-nv", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | NV),
     Cell("low-tp2-mx", T2, spec=pattern("AMD", 3) | MX),
+    Cell("low-tp2-blocks", T2, spec=pattern("AD", 2) | BLOCKS | WHOLE_BLOCKS),
+    Cell("low-pp2-blocks-selective", {"pp": 2}, spec=pattern("AMDR", 4) | BLOCKS | SELECTIVE),
+    Cell("low-ep2-blocks", EP2, spec=pattern("AE", 2) | EXPERTS | BLOCKS),
     Cell("low-ep2-mx", EP2, spec=pattern("AE", 2) | EXPERTS | MX),
+    Cell("low-head-pp2-rows-tied", {"pp": 2}, spec=head("fp8_rowwise") | TIED),
+    Cell("low-head-tp2-rows", T2, spec=head("fp8_rowwise", families=("A",)), ci=True),
+    Cell("low-head-tp2-vocabulary-current", T2V, spec=head("fp8_current", format="e4m3")),
+    Cell("low-head-joined-tp2-vocabulary-rows", T2V, spec=head("fp8_rowwise") | KERNELS),
+    Cell("low-head-joined-pp2-mx-tied", {"pp": 2}, spec=head("mxfp8") | TIED | KERNELS),
+    Cell("low-head-joined-dp2-depths-rows", {"dp_shard": 2}, spec=head("fp8_rowwise") | DEPTHS | KERNELS, tolerance=OTHER),
+    Cell("low-head-tp2-vocabulary-depths-blocks", T2V, spec=head("fp8_blockwise") | WHOLE_BLOCKS | DEPTHS | {"model.vocab_size": 256}),
+    Cell("low-head-pp2-nv", {"pp": 2}, spec=head("nvfp4")),
+    Cell("low-attention-tp2", T2, spec=core(window_size=6, score_cap=15.0, gate=True)),
+    Cell("low-attention-pp2-selective", {"pp": 2}, spec=core() | SELECTIVE),
+    Cell("low-attention-dp2-latent-reshard", {"dp_shard": 2}, spec=core(MLA) | RESHARD, tolerance=OTHER),
     Cell("low-dp2-experts-rows-reshard", {"dp_shard": 2}, spec=pattern("ED", 2) | EXPERTS | ROWS | RESHARD),
 ]

@@ -44,6 +44,20 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = {
     "nv-banks-tp": ("nvfp4", TWO | T2, pattern("AE", 2) | BANKS | RESHARD | BF16, {}),
     "nv": ("nvfp4", TWO, pattern("AMDR", 4) | RESHARD | BF16, {}),
     "nv-parts": ("nvfp4", FOUR, pattern("AD", 2) | PARTS, {}),
+    "blocks": (
+        "fp8_blockwise",
+        FOUR,
+        pattern("AMDR", 4) | RESHARD | BF16 | {"model.hidden_size": 160, "model.mlp.ffn_hidden_size": 176},
+        {},
+    ),
+    "blocks-uneven": ("fp8_blockwise", {"dp_shard": 3}, pattern("AD", 2) | {"model.mlp.ffn_hidden_size": 272}, {}),
+    "blocks-eight": ("fp8_blockwise", {"dp_shard": 8}, pattern("AD", 2) | {"model.mlp.ffn_hidden_size": 272} | RESHARD | BF16, {}),
+    "blocks-parts-tp": ("fp8_blockwise", FOUR | T2, pattern("AD", 2) | PARTS | BF16 | {"model.mlp.ffn_hidden_size": 320}, {}),
+    "blocks-recomputed": ("fp8_blockwise", HYBRID, pattern("AD", 4) | RESHARD | RECOMPUTED | {"model.mlp.ffn_hidden_size": 272}, {}),
+    "blocks-pp": ("fp8_blockwise", TWO | {"pp": 2}, pattern("AMDR", 4) | RESHARD | BF16, {"first_last_bf16": (1, 0)}),
+    "blocks-banks": ("fp8_blockwise", FOUR | {"ep": 2}, pattern("AE", 2) | BANKS | {"model.moe.ffn_hidden_size": 176} | RESHARD | BF16, {}),
+    "blocks-banks-uneven": ("fp8_blockwise", {"dp_shard": 3}, pattern("AE", 2) | BANKS | {"model.moe.ffn_hidden_size": 144}, {}),
+    "blocks-banks-tp": ("fp8_blockwise", TWO | T2, pattern("AE", 2) | BANKS | RESHARD | BF16, {}),
     "nv-experts": ("nvfp4", TWO | {"ep": 2}, pattern("AE", 2) | {"model.moe.ffn_hidden_size": 48}, {"families": ("A", "E")}),
 }
 IN_CI = ("current-parts-tp", "rows-parts-tp", "mx-ends", "nv")
@@ -65,11 +79,12 @@ def test_packed_weights_train_as_gathered_ones(name: str, worlds: Worlds) -> Non
         )
         for packed in (True, False)
     )
-    packs, width = packed_gather(Spec.model_validate(packed.case["spec"])), spec.get("model.mlp.ffn_hidden_size", 128)
+    packs, settings = packed_gather(Spec.model_validate(packed.case["spec"])), WIDE | BANKS | spec
+    hidden, width, of_expert = (settings[f"model.{key}"] for key in ("hidden_size", "mlp.ffn_hidden_size", "moe.ffn_hidden_size"))
     assert packs is not None
-    assert packs.shard_bytes("D", "up_proj.weight", (width // mesh.get("tp", 1), 64)) is not None
+    assert packs.shard_bytes("D", "up_proj.weight", (width // mesh.get("tp", 1), hidden)) is not None
     if "banks" in name:
-        assert packs.shard_bytes("E", "experts.up_proj", (8 // mesh.get("ep", 1), 64, 64)) is not None
+        assert packs.shard_bytes("E", "experts.up_proj", (8 // mesh.get("ep", 1), of_expert, hidden)) is not None
     for rank, (found, expected) in enumerate(zip(*(worlds.train(cell.case, cell.world_size) for cell in (packed, plain)), strict=True)):
         for key in COMPARED:
             (mine, shape), (theirs, other) = tree_flatten(found[key]), tree_flatten(expected[key])

@@ -30,7 +30,15 @@ SHARED = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "shar
 LENT = GENTLE | pattern("AED", attention=SHARED)
 CONNECTED = GENTLE | pattern("AED") | {"model.streams": {"count": 3}}
 SEEN = GENTLE | DENSE | images() | TWO
+LOW = GENTLE | pattern("AD", 4) | {"model.hidden_size": 64, "model.mlp.ffn_hidden_size": 272}
 AGAIN = {"recompute": {"default": "full", "blocks": {"M": "none", "E": "selective"}}}
+
+
+def low(name: str, **more: bool) -> dict[str, Any]:
+    """A recipe of linears and head."""
+    return {"precision.recipe": {"name": name, "head": True, **more}}
+
+
 PLANS = {
     "one": Cell("one", {}, spec=MODEL),
     "dp2": Cell("dp2", {"dp_shard": 2}, spec=MODEL),
@@ -71,6 +79,9 @@ PLANS = {
     "nf4-one": Cell("nf4-one", {}, spec=ADAPTED | IN_FOUR_BITS),
     "nf4-tp2-dp2": Cell("nf4-tp2-dp2", T2 | {"dp_shard": 2}, spec=ADAPTED | IN_FOUR_BITS),
     "nf4-pp2-ep2-dp2": Cell("nf4-pp2-ep2-dp2", E2 | {"pp": 2}, spec=ADAPTED | IN_FOUR_BITS),
+    "low-packed-dp3": Cell("low-packed-dp3", {"dp_shard": 3}, spec=LOW | low("fp8_blockwise", param_gather=True), num_microbatches=12),
+    "low-whole-dp3": Cell("low-whole-dp3", {"dp_shard": 3}, spec=LOW | low("fp8_blockwise"), num_microbatches=12),
+    "low-attention-dp2": Cell("low-attention-dp2", {"dp_shard": 2}, spec=LOW | low("fp8_current", attention=True), num_microbatches=12),
     "sided-one": Cell("sided-one", {}, spec=SIDED),
     "sided-zbv-pp2-dp2": Cell("sided-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", SIDED),
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
@@ -103,6 +114,7 @@ PAIRS = [
     ("zbv-pp2-dp2", "cp2"), ("cp2", "cp2"), ("cp2", "tp2-dp2-pp2"), ("cp2", "cp2-ep2-pp2"), ("cp2-ep2-pp2", "looped-bfs-pp2"),
     ("looped-bfs-pp2", "hsdp"), ("tp2", "ep2-kernels"), ("ep2-kernels", "ep4"), ("sided-one", "sided-zbv-pp2-dp2"),
     ("sided-zbv-pp2-dp2", "sided-cp2-pp2"), ("sided-cp2-pp2", "sided-tp2-ep2-dp2"), ("sided-tp2-ep2-dp2", "sided-one"),
+    ("low-packed-dp3", "low-packed-dp3"), ("low-packed-dp3", "low-whole-dp3"), ("low-attention-dp2", "low-attention-dp2"),
     ("lora-one", "lora-one"), ("lora-one", "lora-tp2"), ("lora-tp2", "lora-pp2-ep2-dp2"), ("lora-pp2-ep2-dp2", "lora-tp2"),
     ("nf4-one", "nf4-tp2-dp2"), ("nf4-tp2-dp2", "nf4-pp2-ep2-dp2"), ("nf4-pp2-ep2-dp2", "nf4-tp2-dp2"),
     ("dp2", "ddp-ep2"), ("ddp-ep2", "dp4-reshard"), ("ddp-ep2", "ddp-pp2-dp2"), ("ddp-pp2-dp2", "one"),

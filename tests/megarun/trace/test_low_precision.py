@@ -89,11 +89,25 @@ def test_estimate_is_what_the_runtime_allocates(
         ("nvfp4", "AMDR", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, **SELECTIVE}, NARROW),
         ("mxfp8", "AEE", EXPERTS | OPTIONS, NARROW),
         ("nvfp4", "AEE", {"mesh": {"dp_shard": 2, "ep": 2}, **EXPERTS}, BF16),
+        ("fp8_blockwise", "AMDA", {"mesh": {"tp": 2}}, BF16),
+        pytest.param("fp8_blockwise", "AEE", EXPERTS | OPTIONS, NARROW, marks=pytest.mark.slow),
+        pytest.param("fp8_blockwise", "AEE", {"mesh": {"dp_shard": 2, "ep": 2}, **EXPERTS}, BF16, marks=pytest.mark.slow),
+        pytest.param(
+            "fp8_blockwise",
+            "AMDR",
+            {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, **SELECTIVE},
+            NARROW,
+            marks=pytest.mark.slow,
+        ),
         pytest.param("nvfp4", "AMDA", {"mesh": {"tp": 2}, **SELECTIVE}, BF16, marks=pytest.mark.slow),
         pytest.param("mxfp8", "AEE", {"mesh": {"tp": 2, "ep": 2}, **EXPERTS, **SELECTIVE, **LATENT}, BF16, marks=pytest.mark.slow),
         pytest.param("nvfp4", "AD", {"mesh": {"cp": 2}, "data.packing": "documents", **FULL}, BF16, marks=pytest.mark.slow),
     ],
-    ids=["tp", "pp-dp-selective", "experts-options", "experts-ep", "tp-selective", "experts-tp-ep-selective", "cp-packed-full"],
+    ids=[
+        *("tp", "pp-dp-selective", "experts-options", "experts-ep"),
+        *("blocks-tp", "blocks-experts-options", "blocks-experts-ep", "blocks-pp-dp-selective"),
+        *("tp-selective", "experts-tp-ep-selective", "cp-packed-full"),
+    ],
 )
 def test_scales_of_blocks_are_counted(
     job_with: Callable[..., Any], name: str, pattern: str, settings: dict[str, Any], precision: dict[str, Any]
@@ -132,12 +146,25 @@ GATHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any
     "rows-banks-narrow": ("fp8_rowwise", "EDE", {"mesh": {"dp_shard": 4, "ep": 2}, **BANKS}, NARROW, {}),
     "mx-banks": ("mxfp8", "AED", {"mesh": {"dp_shard": 4, "ep": 2}, **BANKS, **RESHARD}, BF16, {}),
     "nv-banks-pp": ("nvfp4", "AEDE", {"mesh": {"pp": 2, "dp_shard": 4, "ep": 2}, "schedule.num_microbatches": 4, **BANKS}, BF16, {}),
+    "blocks": ("fp8_blockwise", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, BF16, {"first_last_bf16": (1, 0)}),
+    "blocks-kept-narrow": ("fp8_blockwise", "AMDA", {"mesh": {"dp_shard": 2, "tp": 2}}, NARROW, {}),
+    "blocks-uneven": ("fp8_blockwise", "ADDA", {"mesh": {"dp_shard": 5}, **RESHARD}, BF16, {}),
+    "blocks-parts": ("fp8_blockwise", "DDAD", {"mesh": {"dp_shard": 4}, **PARTS}, BF16, {}),
+    "blocks-banks-pp": (
+        "fp8_blockwise",
+        "AEDE",
+        {"mesh": {"pp": 2, "dp_shard": 4, "ep": 2}, "schedule.num_microbatches": 4, **BANKS},
+        BF16,
+        {},
+    ),
+    "blocks-wide": ("fp8_blockwise", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, dict.fromkeys(NARROW, "fp32"), {}),
     "nv-wide": ("nvfp4", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, dict.fromkeys(NARROW, "fp32"), {}),
 }
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in ("mx-ends", "nv-parts", "rows") else pytest.mark.slow) for name in GATHERS]
+    "case",
+    [pytest.param(name, marks=() if name in ("mx-ends", "nv-parts", "rows", "blocks-uneven") else pytest.mark.slow) for name in GATHERS],
 )
 def test_packed_gathers_are_counted(job_with: Callable[..., Any], case: str) -> None:
     """Weights of layers that a recipe covers, if shards have whole blocks; the bytes that are packed, and those while they are."""
@@ -146,3 +173,60 @@ def test_packed_gathers_are_counted(job_with: Callable[..., Any], case: str) -> 
     job = job_with({**model, "precision": {**precision, "recipe": {"name": name, "param_gather": True, **recipe}}, **settings})
     assert packed_gather(job.spec) is not None
     compare_distinct_ranks(job)
+
+
+HEADS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "joined": ("fp8_current", {"host": {"kernels": "triton"}}, BF16),
+    "rows-tp-vocabulary": ("fp8_rowwise", {"mesh": {"tp": 2, "vocab_parallel": True}}, BF16),
+    "separate-rows": ("fp8_rowwise", {"host": {"kernels": "reference"}}, BF16),
+    "separate-tp-vocabulary": ("fp8_current", {"mesh": {"tp": 2, "vocab_parallel": True}, "host": {"kernels": "reference"}}, BF16),
+    "separate-capped-tp": ("mxfp8", {"mesh": {"tp": 2}, "model.logits_cap": 30.0}, NARROW),
+    "mx-tied-pp": ("mxfp8", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, "model.tie_embeddings": True}, BF16),
+    "blocks-wide": ("fp8_blockwise", {"mesh": {"dp_shard": 2}}, dict.fromkeys(NARROW, "fp32")),
+    "nv-depths": ("nvfp4", {"model.features": {"mtp": {"depth": 2, "ffn_hidden_size": 48}}}, BF16),
+    "rows-depths-separate": (
+        "fp8_rowwise",
+        {"model.features": {"mtp": {"depth": 2, "ffn_hidden_size": 48}}, "host": {"kernels": "reference"}},
+        BF16,
+    ),
+    "depths-vocabulary-separate": (
+        "fp8_current",
+        {
+            "model.features": {"mtp": {"depth": 1, "ffn_hidden_size": 48, "normed_input": True}},
+            "mesh": {"tp": 2, "vocab_parallel": True},
+            "host": {"kernels": "reference"},
+        },
+        NARROW,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+@pytest.mark.parametrize("pattern", ["AD"])
+def test_heads_are_counted(job_with: Callable[..., Any], case: str, pattern: str) -> None:
+    name, settings, precision = HEADS[case]
+    model = {"model.pattern": pattern, "model.num_layers": 2}
+    compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name, "head": True}}, **settings}))
+
+
+WINDOWED = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "window_size": 6, "score_cap": 20.0, "gate": True}
+ATTENTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "tp": ("AMDA", {"mesh": {"tp": 2}}, BF16, {}),
+    "selective-narrow": ("ADAD", SELECTIVE, NARROW, {"format": "e4m3"}),
+    "packed-pp-full": ("ADAD", {"mesh": {"pp": 2}, "schedule": {"num_microbatches": 4}, "data.packing": "documents", **FULL}, BF16, {}),
+    "latent": ("ADA", {"model.attention": MLA, "data.packing": "documents"}, BF16, {}),
+    "latent-tp-selective": ("ADA", {"model.attention": MLA, "mesh": {"tp": 2}, **SELECTIVE}, BF16, {}),
+    "window-gate": ("ADA", {"model.attention": WINDOWED, "host": {"kernels": "triton"}}, BF16, {"first_last_bf16": (1, 0)}),
+    "window-gate-reference-selective": ("ADA", {"model.attention": WINDOWED, "host": {"kernels": "reference"}, **SELECTIVE}, BF16, {}),
+    "gather-wide": ("ADA", {"mesh": {"dp_shard": 2}, **RESHARD}, dict.fromkeys(NARROW, "fp32"), {"param_gather": True}),
+    "norms": ("ADA", {"model.attention": GATED | {"qk_norm": True}, "host": {"kernels": "triton"}}, BF16, {"families": ("A",)}),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTIONS)
+def test_attention_in_eight_bits_is_counted(job_with: Callable[..., Any], case: str) -> None:
+    """Queries, keys and values are kept in eight bits, the output where another operation keeps it."""
+    pattern, settings, precision, recipe = ATTENTIONS[case]
+    model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
+    given = {"name": "fp8_current", "attention": True, **recipe}
+    compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": given}, **settings}))

@@ -47,7 +47,7 @@ def gradients(values: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("pattern", ["AMRD", "AE"])
-@pytest.mark.parametrize("name", ["fp8_current", "fp8_rowwise", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("name", ["fp8_blockwise", "fp8_current", "fp8_rowwise", "mxfp8", "nvfp4"])
 def test_two_runs_have_the_same_bits(spec_with: Callable[..., dict[str, Any]], name: str, pattern: str) -> None:
     """And gradients are near those without the recipe, of which an element's rounding is 2^-4 at most, with four bits 2^-2."""
     model = {"model.pattern": pattern, "model.num_layers": len(pattern), "model.moe.ffn_hidden_size": 48}
@@ -108,10 +108,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[floa
         run("megarun", "data", "tokenize", Path(found.origin).parent / "include", "-o", tokens, *limits)
 
     @cache
-    def train(name: str, *settings: str) -> list[float]:
-        out = folder / f"{name}-{len(settings)}"
+    def train(name: str, *settings: str, more: str = "") -> list[float]:
+        out = folder / f"{name}-{len(settings)}{''.join(filter(str.isalnum, more))}"
         plan = out.with_suffix(".json")
-        precision = [f"precision.params={name}"] if name.endswith("16") else ["precision.params=bf16", f"precision.recipe={{name: {name}}}"]
+        precision = (
+            [f"precision.params={name}"] if name.endswith("16") else ["precision.params=bf16", f"precision.recipe={{name: {name}{more}}}"]
+        )
         arguments = [argument for each in (f"training.steps={STEPS}", *precision, *settings) for argument in ("--set", each)]
         if not plan.exists():
             run("megaplan", "split", ROOT / "plans" / "tiny-hybrid.yaml", *arguments, "-o", plan)
@@ -125,23 +127,27 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[floa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "most", "settings"),
+    ("name", "most", "settings", "more"),
     [
-        ("fp8_current", 0.01, ()),
-        ("fp8_rowwise", 0.01, ()),
-        ("mxfp8", 0.01, SMALL),
-        ("nvfp4", 0.02, SMALL),
-        ("fp16", 0.01, SMALL),
+        ("fp8_current", 0.01, (), ""),
+        ("fp8_rowwise", 0.01, (), ""),
+        ("mxfp8", 0.01, SMALL, ""),
+        ("nvfp4", 0.02, SMALL, ""),
+        ("fp8_blockwise", 0.01, SMALL, ""),
+        ("mxfp8", 0.01, SMALL, ", head: true"),
+        ("fp8_rowwise", 0.01, SMALL, ", head: true"),
+        ("fp8_current", 0.01, SMALL, ", attention: true"),
+        ("fp16", 0.01, SMALL, ""),
     ],
 )
 def test_the_final_loss_is_near_that_of_bf16(
-    trained: Callable[..., list[float]], name: str, most: float, settings: tuple[str, ...]
+    trained: Callable[..., list[float]], name: str, most: float, settings: tuple[str, ...], more: str
 ) -> None:
     """After 200 steps, banks of experts in fewer bits too: the mean of the last twenty.
 
     Losses of single steps differ by a percent between runs once their paths have parted. The runs at the demo's own size take half an hour.
     """
-    wide, narrow = trained("bf16", *settings), trained(name, *settings)
+    wide, narrow = trained("bf16", *settings), trained(name, *settings, more=more)
     assert len(wide) == len(narrow) == STEPS
     assert sum(wide[-20:]) < 0.7 * sum(wide[:20])
     assert narrow != wide

@@ -251,11 +251,15 @@ class AttentionSizes(NamedTuple):
         key = KindWork(f"{prefix}.key", done.num_bytes - half, done.flops - query, done.launches - 1)
         return KindWork(f"{prefix}.query", half, query, 1), key
 
+    @property
+    def plain_rows(self) -> int:
+        """Queries of a block of plain torch."""
+        return min(PLAIN_QUERIES, max(1, PLAIN_SCORES // (self.batch * max(self.heads, self.index_heads) * self.keys)))
+
     def loop(self) -> PlainLoop:
         """The loop of plain torch."""
-        widest, ranks = max(self.heads, self.index_heads), self.keys // self.queries
-        rows = min(PLAIN_QUERIES, max(1, PLAIN_SCORES // (self.batch * widest * self.keys)))
-        tiles, windowed = query_tiles(self.keys, self.window, rows), self.window is not None
+        ranks = self.keys // self.queries
+        tiles, windowed = query_tiles(self.keys, self.window, self.plain_rows), self.window is not None
         return PlainLoop(
             ceil_div(tiles.blocks, ranks),
             self.batch * tiles.pairs // ranks,

@@ -40,16 +40,16 @@ def forward(given: Attention, first: int = 0, hides: Hidden | None = None) -> tu
     `hides` replaces the order, the window and the documents, all of which it has to include.
     """
     q, k, v, _, scale = given[:5]
-    hides = hides or _hides(given, first)
+    hides = hides or order_of(given, first)
     groups, keys, values = _by_group(upcast(q) * scale, k.shape[2]), _by_group(upcast(k), k.shape[2]), _by_group(upcast(v), k.shape[2])
     added = _of_keys(key_scores(given.classes, given.relations), k.shape[2])
     out, lse = made_like(given)
-    for rows, seen in _blocks(given, first):
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], hides(rows, seen), seen, added, given.cap)
+    for rows, seen in blocks(given, first):
+        scores = scores_of(groups[:, :, :, rows], keys[:, :, :, seen], hides(rows, seen), seen, added, given.cap)
         largest = scores.amax(-1, keepdim=True)
         weights = scores.sub_(largest).exp_()
         total = weights.sum(-1, keepdim=True)
-        out[:, rows] = (_per_query(weights, values[:, :, 0, seen]) / total).flatten(1, 2).transpose(1, 2)
+        out[:, rows] = (per_query(weights, values[:, :, 0, seen]) / total).flatten(1, 2).transpose(1, 2)
         lse[:, :, rows] = (largest + total.log()).squeeze(-1).flatten(1, 2)
     return out, lse
 
@@ -59,7 +59,7 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradients of q, k and v, and of the keys' scores b [B, H, T] of relations, None where not needed or not given."""
     q, k, v, _, scale = given[:5]
-    hides = hides or _hides(given, first)
+    hides = hides or order_of(given, first)
     num_groups = k.shape[2]
     groups, keys, values = _by_group(upcast(q) * scale, num_groups), _by_group(upcast(k), num_groups), _by_group(upcast(v), num_groups)
     grads = _by_group(upcast(grad_out), num_groups)
@@ -70,24 +70,24 @@ def backward(
     grad_v = torch.zeros_like(values[:, :, 0]) if needs[2] else None
     added = _of_keys(key_scores(given.classes, given.relations), num_groups)
     grad_added = torch.zeros_like(added) if added is not None and needs[3] else None
-    for rows, seen in _blocks(given, first):
+    for rows, seen in blocks(given, first):
         block = grads[:, :, :, rows]
-        scores = _scores(groups[:, :, :, rows], keys[:, :, :, seen], hides(rows, seen), seen, added, given.cap)
+        scores = scores_of(groups[:, :, :, rows], keys[:, :, :, seen], hides(rows, seen), seen, added, given.cap)
         weights = scores.sub_(group_lse[:, :, :, rows]).exp_()
         if grad_v is not None:
-            grad_v[:, :, seen] += _per_key(weights, block)
+            grad_v[:, :, seen] += per_key(weights, block)
         if grad_q is None and grad_k is None and grad_added is None:
             continue
-        grad_scores = _per_query(block, values[:, :, 0, seen].mT).sub_(delta[:, :, :, rows]).mul_(weights)
+        grad_scores = per_query(block, values[:, :, 0, seen].mT).sub_(delta[:, :, :, rows]).mul_(weights)
         if grad_added is not None:
             grad_added[..., seen] += grad_scores.sum(-2, keepdim=True)
         if given.cap is not None:
-            steepness = _per_query(groups[:, :, :, rows], keys[:, :, 0, seen].mT).div_(given.cap).tanh_().square_()
+            steepness = per_query(groups[:, :, :, rows], keys[:, :, 0, seen].mT).div_(given.cap).tanh_().square_()
             grad_scores.addcmul_(grad_scores, steepness, value=-1)
         if grad_q is not None:
-            grad_q[:, rows] = (_per_query(grad_scores, keys[:, :, 0, seen]) * scale).flatten(1, 2).transpose(1, 2)
+            grad_q[:, rows] = (per_query(grad_scores, keys[:, :, 0, seen]) * scale).flatten(1, 2).transpose(1, 2)
         if grad_k is not None:
-            grad_k[:, :, seen] += _per_key(grad_scores, groups[:, :, :, rows])
+            grad_k[:, :, seen] += per_key(grad_scores, groups[:, :, :, rows])
     return grad_q, _as_input(grad_k, k), _as_input(grad_v, v), None if grad_added is None else grad_added.flatten(1, 3)
 
 
@@ -102,7 +102,7 @@ def _by_group(x: Tensor, num_groups: int) -> Tensor:
     return x.transpose(1, 2).reshape(batch, num_groups, num_heads // num_groups, num_positions, width)
 
 
-def _blocks(given: Attention, first: int) -> Iterator[tuple[slice, slice]]:
+def blocks(given: Attention, first: int) -> Iterator[tuple[slice, slice]]:
     """Blocks of queries, each with the keys that any of them sees; the first query is at key `first`."""
     (batch, num_positions, num_heads, _), window = given.q.shape, given.window
     for rows in row_blocks(num_positions, batch * num_heads * (first + num_positions), PLAIN_SCORES, PLAIN_QUERIES):
@@ -110,7 +110,7 @@ def _blocks(given: Attention, first: int) -> Iterator[tuple[slice, slice]]:
         yield rows, slice(begin, first + rows.stop if given.causal else num_positions)
 
 
-def _hides(given: Attention, first: int) -> Hidden:
+def order_of(given: Attention, first: int) -> Hidden:
     """Keys behind a query, before its window, and of other documents."""
 
     def hidden(rows: slice, seen: slice) -> Tensor | None:
@@ -128,9 +128,9 @@ def _hides(given: Attention, first: int) -> Hidden:
     return hidden
 
 
-def _scores(queries: Tensor, keys: Tensor, hidden: Tensor | None, seen: slice, added: Tensor | None, cap: float | None) -> Tensor:
+def scores_of(queries: Tensor, keys: Tensor, hidden: Tensor | None, seen: slice, added: Tensor | None, cap: float | None) -> Tensor:
     """Scaled scores of a block, capped, with what is added for each key, −∞ where a query may not look."""
-    scores = _per_query(queries, keys[:, :, 0].mT)
+    scores = per_query(queries, keys[:, :, 0].mT)
     if cap is not None:
         scores.div_(cap).tanh_().mul_(cap)
     if added is not None:
@@ -138,13 +138,13 @@ def _scores(queries: Tensor, keys: Tensor, hidden: Tensor | None, seen: slice, a
     return scores if hidden is None else scores.masked_fill_(hidden, float("-inf"))
 
 
-def _per_query(queries: Tensor, matrix: Tensor) -> Tensor:
+def per_query(queries: Tensor, matrix: Tensor) -> Tensor:
     """[B, G, R, q, a] · [B, G, a, b] as [B, G, R, q, b]; the R heads of a group share the matrix, so they are one matrix product."""
     batch, num_groups, shared, num_queries, _ = queries.shape
     return (queries.flatten(2, 3) @ matrix).view(batch, num_groups, shared, num_queries, matrix.shape[-1])
 
 
-def _per_key(weights: Tensor, queries: Tensor) -> Tensor:
+def per_key(weights: Tensor, queries: Tensor) -> Tensor:
     """Σ over R and q of [B, G, R, q, a]ᵀ · [B, G, R, q, b], as [B, G, a, b]."""
     return weights.flatten(2, 3).mT @ queries.flatten(2, 3)
 

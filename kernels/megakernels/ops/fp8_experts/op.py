@@ -91,7 +91,7 @@ def fp8_experts_backward(
         up: [E, F, h].
         down: [E, h, F].
         activation: swiglu, geglu, relu2 or gelu.
-        scaling: tensor, rows, mxfp8 or nvfp4.
+        scaling: tensor, rows, mxfp8, nvfp4 or fp8_blockwise.
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].

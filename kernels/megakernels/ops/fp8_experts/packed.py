@@ -1,7 +1,7 @@
 """Matrices of a bank that are given packed (`fp8_linear.weights`), as the second operands of products.
 
 The rows of all matrices [E, a, b] are one packed matrix [E · a, …]. Elements and scales are those of the operands that are made of the
-matrices themselves: with scaling tensor of the whole bank, with rows and nvfp4 of each matrix.
+matrices themselves: with scaling tensor of the whole bank, with others of each matrix.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Stack(NamedTuple):
 
     Attributes:
         like: [E, a, b], the matrices; if they are packed, of no elements.
-        packed: uint8 [E · a, facts.packed_columns(b)], or None.
+        packed: uint8 [E · a, packing.facts.packed_columns(b)], or None.
         largest: fp32, the largest magnitudes of packed matrices; None where no scale depends on them.
     """
 
@@ -72,6 +72,6 @@ def _values(stack: Stack, packed: Tensor, scaling: str, *, turned: bool) -> Tens
     """The values of matrices whose blocks have scales, or of their transposes."""
     data = torch.empty((stack.like.mT if turned else stack.like).shape, dtype=torch.float32, device=packed.device)
     for index, (rows, place) in enumerate(zip(packed.chunk(len(data)), data, strict=True)):
-        largest = None if stack.largest is None else stack.largest[index : index + 1]
+        largest = None if stack.largest is None else stack.largest.view(len(data), -1)[index]
         place.copy_(unpacked(rows, scaling, largest, turned=turned).data)
     return data

@@ -1,13 +1,15 @@
-"""Operands with a scale for each block of the summed dim, as the fp32 values that they represent: MXFP8 and NVFP4, emulated.
+"""Operands with a scale for each block of the summed dim, as the fp32 values that they represent: MXFP8, NVFP4 and blocks of 128, emulated.
 
 MXFP8 has blocks of 32 elements and scales that are powers of two, the largest element over the format's largest number rounded up. NVFP4
 has blocks of 16 elements in e2m1, scales in e4m3, and a factor of the whole matrix; a weight has a scale for each 16 x 16 elements, so that
 its transpose has the same values. What a weight gradient multiplies is transformed by a Hadamard matrix of 16 tokens with signs before
 (of fewer tokens at the end it is not), and output gradients round stochastically. Other elements round to nearest, ties to even.
+FP8 in blocks has scales of 128 elements in fp32 that are powers of two, of a weight's 128 x 128.
 
 The random numbers are a hash of an element's place and of the matrix' largest number: a recomputed or resumed step rounds equally.
 
-Source: Transformer Engine, `common/cast/mxfp8`, `common/recipe/nvfp4.cu` and `NVFP4BlockScaling` (arXiv:2509.25149); the hash is lowbias32.
+Source: Transformer Engine, `common/cast/mxfp8`, `common/recipe/nvfp4.cu` and `recipe_common.cuh`, `NVFP4BlockScaling` (arXiv:2509.25149);
+the hash is lowbias32.
 """
 
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from megakernels.ops.fp8_linear.facts import BLOCKS, SCALE_BYTES, padded, rounded_up, slice_rows
+from megakernels.ops.fp8_linear.facts import BLOCKS, SCALE_BYTES, SQUARE_ROWS, padded, rounded_up, slice_rows
 
 INPUT, WEIGHT, GRADIENT = "input", "weight", "gradient"
 """Roles of an operand."""
@@ -34,15 +36,15 @@ def rounded(x: Tensor, scaling: str, role: str, *, transposed: bool = False, dty
 
     Args:
         x: fp32 or bf16.
-        scaling: mxfp8 or nvfp4.
+        scaling: mxfp8, nvfp4 or fp8_blockwise.
         role: input, weight or gradient.
         transposed: True if the operand is x's transpose; other than weights it is then an operand of a weight gradient.
-        dtype: The dtype of MXFP8's elements.
+        dtype: The dtype of elements in eight bits.
     """
     found = x.mT if transposed else x
     values, whole = _prepared(found, scaling, spread=transposed and role != WEIGHT)
-    for start, part in _parts(values, BLOCKS[scaling]):
-        _, scales = leveled(part, whole, dtype, square=role == WEIGHT, place=start if role == GRADIENT else None)
+    for start, part in _parts(values, scaling):
+        _, scales = leveled(part, scaling, whole, dtype, square=role == WEIGHT, place=start if role == GRADIENT else None)
         part.mul_(scales[..., None])
     if whole is not None:
         values.mul_(whole[1])
@@ -57,8 +59,9 @@ def kept(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
     """
     (rows, columns), width = x.shape, padded(x.shape[1])
     values, whole = _prepared(x.mT, scaling, spread=True)
-    table = torch.zeros((width, values.shape[1] // BLOCKS[scaling]), dtype=torch.uint8, device=x.device)
-    table[:columns] = torch.cat([leveled(part, whole, E4M3)[0] for _, part in _parts(values, BLOCKS[scaling])])
+    stored = torch.float32 if scaling == "fp8_blockwise" else torch.uint8
+    table = torch.zeros((width, values.shape[1] // BLOCKS[scaling]), dtype=stored, device=x.device)
+    table[:columns] = torch.cat([leveled(part, scaling, whole, E4M3)[0] for _, part in _parts(values, scaling)])
     if whole is None:
         low = torch.zeros((rows, width), dtype=E4M3, device=x.device)
         low[:, :columns].copy_(values[:, :rows].mT)
@@ -84,7 +87,8 @@ def restored(low: Tensor, scales: Tensor, width: int, scaling: str) -> Tensor:
         table, factor = scales[:-SCALE_BYTES].view(E4M3).float(), scales[-SCALE_BYTES:].clone().view(torch.float32)
     else:
         values[:, :rows].copy_(low[:, :width].mT)
-        table, factor = scales.view(torch.uint8).view(torch.float8_e8m0fnu).float(), None
+        table = scales.view(torch.uint8)
+        table, factor = table.view(torch.float32) if scaling == "fp8_blockwise" else table.view(torch.float8_e8m0fnu).float(), None
     values.view(width, -1, size).mul_(table.view(padded(width), -1)[:width, :, None])
     return (values if factor is None else values.mul_(factor))[:, :rows]
 
@@ -94,36 +98,44 @@ def _prepared(x: Tensor, scaling: str, *, spread: bool) -> tuple[Tensor, tuple[T
     rows, columns = x.shape
     values = torch.zeros((rows, rounded_up(columns, BLOCKS[scaling])), dtype=torch.float32, device=x.device)
     values[:, :columns].copy_(x)
-    if scaling == "mxfp8":
+    if scaling != "nvfp4":
         return values, None
     if spread:
         matrix = _hadamard(x.device)
-        for _, part in _parts(values, BLOCKS[scaling]):
+        for _, part in _parts(values, scaling):
             of_whole = part[:, : columns // 16]
             of_whole.copy_(of_whole @ matrix)
     return values, nvfp4_factors(torch.linalg.vector_norm(values, float("inf")))
 
 
-def _parts(values: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+def _parts(values: Tensor, scaling: str) -> Iterator[tuple[int, Tensor]]:
     """Rows of a matrix that are rounded at once, with the first one's index, as blocks."""
-    step = rounded_up(slice_rows(*values.shape), 16)
+    step = rounded_up(slice_rows(*values.shape), max(16, SQUARE_ROWS[scaling]))
     for start in range(0, values.shape[0], step):
-        yield start, torch.unflatten(values[start : start + step], 1, (-1, size))
+        yield start, torch.unflatten(values[start : start + step], 1, (-1, BLOCKS[scaling]))
 
 
 def leveled(
-    part: Tensor, whole: tuple[Tensor, Tensor] | None, dtype: torch.dtype, *, square: bool = False, place: int | None = None
+    part: Tensor, scaling: str, whole: tuple[Tensor, Tensor] | None, dtype: torch.dtype, *, square: bool = False, place: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Scale blocks [rows, blocks, size] and round them to the format's numbers in place; returns the scales' bytes and values.
+    """Scale blocks [rows, blocks, size] and round them to the format's numbers in place; returns the scales as stored, and their values.
 
     Args:
         part: Blocks.
-        whole: The matrix' largest number and factor for NVFP4; None for MXFP8.
-        dtype: The dtype of MXFP8's elements.
-        square: True if 16 rows share a scale.
+        scaling: mxfp8, nvfp4 or fp8_blockwise.
+        whole: The matrix' largest number and factor for NVFP4; None for others.
+        dtype: The dtype of elements in eight bits.
+        square: True for a weight, of which rows may share a scale.
         place: Index of the first row if elements round stochastically; None if to nearest.
     """
     amax = torch.linalg.vector_norm(part, float("inf"), dim=-1)
+    if square and SQUARE_ROWS[scaling] > 1:
+        amax = _of_squares(amax, SQUARE_ROWS[scaling])
+    if scaling == "fp8_blockwise":
+        factor = block_factor(amax, dtype)
+        part.copy_(part.mul_(factor[..., None]).to(dtype))
+        scales = factor.reciprocal_()
+        return scales, scales
     if whole is None:
         most = torch.finfo(dtype).max
         scales = _exponents(amax, most)
@@ -132,9 +144,6 @@ def leveled(
         part.copy_(part.to(dtype))
         return scales, decoded
     largest, factor = whole
-    if square:
-        amax = torch.unflatten(torch.nn.functional.pad(amax, (0, 0, 0, -amax.shape[0] % 16)), 0, (-1, 16)).amax(1)
-        amax = amax.repeat_interleave(16, 0)[: part.shape[0]]
     low = (amax / LEVELS[-1] * _encoding(largest)).clamp_(max=torch.finfo(E4M3).max).to(E4M3)
     decoded = low.float()
     part.mul_((1 / (decoded * factor)).clamp_(max=torch.finfo(torch.float32).max)[..., None]).clamp_(-LEVELS[-1], LEVELS[-1])
@@ -144,6 +153,18 @@ def leveled(
     part.div_(unit.mul_(0.5))
     (part.round_() if shift is None else part.add_(shift).floor_()).mul_(unit)
     return low.view(torch.uint8), decoded
+
+
+def _of_squares(amax: Tensor, rows: int) -> Tensor:
+    """The largest magnitudes of blocks [rows, blocks], of which as many rows have the largest of all."""
+    found = torch.unflatten(torch.nn.functional.pad(amax, (0, 0, 0, -amax.shape[0] % rows)), 0, (-1, rows)).amax(1)
+    return found.repeat_interleave(rows, 0)[: amax.shape[0]]
+
+
+def block_factor(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """The factor of the elements of blocks with these largest magnitudes, rounded down to a power of two; 0 for inf and inf for nan."""
+    ratio = (torch.finfo(dtype).max / amax).clamp_(max=torch.finfo(torch.float32).max)
+    return (ratio.view(torch.int32) & _EXPONENT).view(torch.float32)
 
 
 def nvfp4_factors(largest: Tensor) -> tuple[Tensor, Tensor]:

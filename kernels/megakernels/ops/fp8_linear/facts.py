@@ -15,10 +15,14 @@ MULTIPLE = 16
 """Divisor of the dims of torch's scaled product; operands are padded with zeros."""
 SCALED_SLICE_ELEMENTS = 1 << 22
 """Elements that plain torch scales at once before they are rounded to eight bits."""
-SCALE_BYTES = 4
-"""Bytes of a scale."""
-BLOCKS = {"mxfp8": 32, "nvfp4": 16}
-"""Elements of the summed dim that have a scale of one byte, by scaling; products of such operands are emulated in fp32."""
+SCALE_BYTES, INDEX_BYTES = 4, 8
+"""Bytes of a scale, and of a row's block."""
+BLOCKS = {"mxfp8": 32, "nvfp4": 16, "fp8_blockwise": 128}
+"""Elements of the summed dim that have a scale, by scaling; products of such operands are emulated in fp32."""
+BLOCK_SCALE_BYTES = {"mxfp8": 1, "nvfp4": 1, "fp8_blockwise": 4}
+"""Bytes of such a scale."""
+SQUARE_ROWS = {"mxfp8": 1, "nvfp4": 16, "fp8_blockwise": 128}
+"""Rows of a weight whose blocks share a scale."""
 VALUE_BYTES = 4
 """Bytes of an emulated operand's element."""
 SCALED_TILE = 128
@@ -30,12 +34,6 @@ WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
 READS_FUSED, READS_PLAIN = 2, 4
 """Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes; one where `in_one_pass`."""
 LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
-PACKED_ROWS = {"tensor": 1, "rows": 1, "mxfp8": 32, "nvfp4": 16}
-"""Rows of a weight that a shard has together for its scales, by the scalings whose weights can be packed."""
-TWO_FORMS = frozenset({"rows", "mxfp8"})
-"""Scalings whose packed weights are others for the gradient of the input than for the forward."""
-OWN_LARGEST = frozenset({"rows", "nvfp4"})
-"""Scalings of a bank of matrices of which each has its own largest magnitudes, not the bank."""
 NOTHING = Pass(0, 0, 0)
 ROUND, SCALED_PRODUCT = "fp8.round", "fp8.product"
 """Kinds of the kernels: copies, and products of two copies."""
@@ -151,7 +149,7 @@ class BlockLinears(NamedTuple):
         width: Width of the input.
         outs: Widths of the outputs.
         itemsize: Bytes of an element of activations.
-        scaling: mxfp8 or nvfp4.
+        scaling: mxfp8, nvfp4 or fp8_blockwise.
         packed: True for each weight that is given packed; of none if empty.
     """
 
@@ -169,7 +167,7 @@ class BlockLinears(NamedTuple):
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of one scale of the kept copy."""
+        """One: scales of the kept copy are counted as bytes."""
         return 1
 
     def kept_shape(self, rows: int) -> tuple[int, int]:
@@ -179,7 +177,8 @@ class BlockLinears(NamedTuple):
     @property
     def num_scales(self) -> int:
         """Bytes of the kept copy's scales, with the factor of the matrix."""
-        return ceil_div(self.rows, BLOCKS[self.scaling]) * padded(self.width) + (SCALE_BYTES if self.scaling == "nvfp4" else 0)
+        count = ceil_div(self.rows, BLOCKS[self.scaling]) * padded(self.width)
+        return count * BLOCK_SCALE_BYTES[self.scaling] + (SCALE_BYTES if self.scaling == "nvfp4" else 0)
 
     def keeping_bytes(self, rows: int) -> int:
         """Bytes inside the operation that makes the kept copy of `rows` tokens, which is allocated last."""
@@ -192,7 +191,7 @@ class BlockLinears(NamedTuple):
         own = self._values(self.rows, self.width)
         peak = own + self._making(self.rows, self.width)
         for out, packed in each_weight(self.outs, self.packed):
-            making = self._restoring(out) if packed else self._making(out, self.width)
+            making = self._restoring(out, self.width) if packed else self._making(out, self.width)
             peak = max(peak, own + self._values(out, self.width) + max(making, VALUE_BYTES * self.rows * out))
         return peak
 
@@ -203,23 +202,24 @@ class BlockLinears(NamedTuple):
 
     def _input_gradient(self, index: int, out: int, packed: bool) -> int:
         first, product = self._values(self.rows, out), self.rows * self.width * (VALUE_BYTES + (self.itemsize if index else 0))
-        making = self._restoring(out) if packed else self._making(self.width, out)
+        making = self._restoring(self.width, out) if packed else self._making(self.width, out)
         second = self._values(self.width, out) + max(making, product)
         return first + max(self._making(self.rows, out, random=True), second)
 
     def weight_gradient_bytes(self, *, given: bool) -> int:
         """Bytes inside the products that make the weights' gradients, where the input's kept copy is given or its values made inside."""
         own = self._values(self.width, self.rows)
-        restoring = VALUE_BYTES * (self.num_scales + (self.rows * self.width if self.scaling == "nvfp4" else 0))
+        decoded = 0 if self.scaling == "fp8_blockwise" else self.num_scales
+        restoring = VALUE_BYTES * (decoded + (self.rows * self.width if self.scaling == "nvfp4" else 0))
         peak = own + (restoring if given else self._making(self.width, self.rows))
         for out in self.outs:
             inside = max(self._making(out, self.rows, random=True), VALUE_BYTES * out * self.width)
             peak = max(peak, own + self._values(out, self.rows) + inside)
         return peak
 
-    def _restoring(self, out: int) -> int:
+    def _restoring(self, rows: int, columns: int) -> int:
         """Bytes inside the making of values of a packed weight: its scales, or codes and levels of every other element."""
-        scales, elements = out * self.width // BLOCKS[self.scaling], out * self.width if self.scaling == "nvfp4" else 0
+        scales, elements = rows * ceil_div(columns, BLOCKS[self.scaling]), rows * columns if self.scaling == "nvfp4" else 0
         return VALUE_BYTES * max(scales, elements)
 
     def _values(self, rows: int, columns: int) -> int:
@@ -229,52 +229,44 @@ class BlockLinears(NamedTuple):
         """Bytes inside the rounding of one slice: elements in eight bits, or units and random numbers; scales and their values."""
         size = BLOCKS[self.scaling]
         summed = rounded_up(columns, size)
-        elements = min(rows, rounded_up(slice_rows(rows, summed), 16)) * summed
-        scales = rounded_up(elements // summed, 16) * summed // size * (1 + 2 * VALUE_BYTES)
-        return scales + (elements if self.scaling == "mxfp8" else VALUE_BYTES * (elements * (1 + random) + 2))
+        elements = min(rows, rounded_up(slice_rows(rows, summed), max(16, SQUARE_ROWS[self.scaling]))) * summed
+        stored = 0 if self.scaling == "fp8_blockwise" else 1
+        scales = rounded_up(elements // summed, 16) * summed // size * (stored + 2 * VALUE_BYTES)
+        return scales + (VALUE_BYTES * (elements * (1 + random) + 2) if self.scaling == "nvfp4" else elements)
 
 
-def packs(rows: int, columns: int, scaling: str) -> bool:
-    """True if a shard of a weight with this shape has whole blocks of scales, so that it can be packed."""
-    return rows % PACKED_ROWS[scaling] == 0 and columns % BLOCKS.get(scaling, MULTIPLE) == 0
+class Operands(NamedTuple):
+    """Sizes of operands of products.
 
+    Attributes:
+        scaling: Scaling of `fp8_linears`.
+        itemsize: Bytes of an element of the matrices that operands are made of.
+        fused: True if Triton kernels make the copies.
+    """
 
-def packed_columns(columns: int, scaling: str) -> int:
-    """Bytes of a packed row of a weight."""
-    return columns * _parts(scaling)[0] // _parts(scaling)[1] + _row_bytes(scaling)
+    scaling: str
+    itemsize: int
+    fused: bool
 
+    @property
+    def emulated(self) -> bool:
+        """True if operands are values in fp32."""
+        return self.scaling in BLOCKS
 
-def unpacked_columns(num_bytes: int, scaling: str) -> int:
-    """Columns of a weight whose packed rows have this many bytes."""
-    return (num_bytes - _row_bytes(scaling)) * _parts(scaling)[1] // _parts(scaling)[0]
+    def one(self, rows: int, columns: int, *, second: bool = False, transposed: bool = False, gradient: bool = False) -> tuple[int, int]:
+        """Bytes of the operand [rows, columns] with its scales, and those inside its making; arguments as of `reference.operand`."""
+        if self.emulated:
+            sizes = BlockLinears(0, 0, (), self.itemsize, self.scaling)
+            return sizes._values(rows, columns), sizes._making(rows, columns, random=gradient)
+        scaled = ScaledLinears(0, 0, (), self.itemsize, self.scaling == "rows", self.fused)
+        made = scaled._copy(padded(rows) if second else rows, padded(columns))
+        return made, scaled._making(columns, rows, BY_COLUMN) if transposed else scaled._making(rows, columns, BY_ROW)
 
-
-def num_largest(columns: int, scaling: str) -> int:
-    """Largest magnitudes of a whole weight that the packing of its shards needs: of all of it, or of each column."""
-    return {"mxfp8": 0, "rows": columns}.get(scaling, 1)
-
-
-def _row_bytes(scaling: str) -> int:
-    """Bytes of a packed row's own scale."""
-    return SCALE_BYTES if scaling == "rows" else 0
-
-
-def _parts(scaling: str) -> tuple[int, int]:
-    """Bytes of so many elements of a packed row."""
-    return {"tensor": (1, 1), "rows": (1, 1), "mxfp8": (33, 32), "nvfp4": (9, 16)}[scaling]
-
-
-def packing_bytes(rows: int, columns: int, scaling: str, itemsize: int, *, casts: bool) -> int:
-    """Bytes inside the packing of a shard, `itemsize` a rounded element: of one slice, which may be rounded first."""
-    height = min(rows, rounded_up(slice_rows(rows, columns), max(BLOCKS.values())))
-    elements = height * columns
-    if scaling == "tensor":
-        return (elements * (1 + casts) + 1) * itemsize
-    if scaling == "rows":  # factors of rows or of columns, in fp32 and as they multiply
-        factors = max(height, columns) * (VALUE_BYTES + itemsize * (itemsize != VALUE_BYTES))
-        return elements * (1 + casts) * itemsize + factors
-    making = BlockLinears(0, 0, (), itemsize, scaling)._making(height, columns)
-    return VALUE_BYTES * elements + max(elements * itemsize * casts, making)
+    def product_bytes(self, rows: int, columns: int, itemsize: int) -> int:
+        """Bytes of a product in addition to its result, `itemsize` an element: its values in fp32, or the result with padded columns."""
+        if self.emulated:
+            return VALUE_BYTES * rows * columns
+        return rows * padded(columns) * itemsize if padded(columns) != columns else 0
 
 
 def each_weight(outs: tuple[int, ...], packed: tuple[bool, ...]) -> list[tuple[int, bool]]:

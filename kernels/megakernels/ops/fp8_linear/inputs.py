@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from megakernels._common import require
-from megakernels.ops.fp8_linear.facts import BLOCKS, PACKED_ROWS, unpacked_columns
+from megakernels.ops.fp8_linear.facts import BLOCKS
+from megakernels.ops.fp8_linear.packing.facts import PACKED_ROWS, unpacked_columns
 
 DTYPES = (torch.float32, torch.bfloat16)
 SCALINGS = ("tensor", "rows", *BLOCKS)

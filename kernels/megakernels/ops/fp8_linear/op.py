@@ -25,7 +25,7 @@ def fp8_quantize(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
 
     Args:
         x: [..., K], fp32 or bf16.
-        scaling: tensor, or columns for a scale of each column, which is what a weight gradient scaled by rows multiplies; mxfp8 or nvfp4.
+        scaling: tensor, columns for a scale of each column (a weight gradient scaled by rows multiplies it), or of blocks.
 
     Returns:
         (float8_e4m3fn [..., K'], scale fp32 [1] or [K']), K' the next multiple of 16; of blocks what `blocks.kept` makes.
@@ -57,9 +57,9 @@ def fp8_linears(
         scale: scale of x if it is quantised already, with scaling tensor; None otherwise.
         weights: [N, K] each, fp32 or bf16, or packed (`weights.pack_weight`).
         biases: [N] each or None, added before rounding.
-        scaling: tensor, rows, mxfp8 or nvfp4.
+        scaling: tensor, rows, mxfp8, nvfp4 or fp8_blockwise.
         dtype: The results' dtype; None for the weights', of which none is packed then.
-        largest: The largest magnitudes of each packed weight (`facts.num_largest`), fp32, None for others; may be empty.
+        largest: The largest magnitudes of each packed weight (`packing.facts.num_largest`), fp32, None for others; may be empty.
 
     Returns:
         [..., N] each, contiguous, in the weights' dtype.
@@ -89,7 +89,7 @@ def fp8_input_gradients(
     Args:
         gradients: [..., N] each.
         weights: [N, K] each, in the gradients' dtype, or packed for this product.
-        scaling: tensor, rows, mxfp8 or nvfp4.
+        scaling: tensor, rows, mxfp8, nvfp4 or fp8_blockwise.
         gradient_format: e4m3 or e5m2, in which the gradients multiply.
         largest: The largest magnitudes of packed weights, as `fp8_linears` takes them.
 
@@ -121,7 +121,7 @@ def fp8_weight_gradients(
         x: [..., K], or with its scale what `fp8_quantize` made of that, with scaling columns where this one is rows.
         scale: scale of x if it is quantised; None otherwise.
         width: K.
-        scaling: tensor, rows, mxfp8 or nvfp4.
+        scaling: tensor, rows, mxfp8, nvfp4 or fp8_blockwise.
         gradient_format: e4m3 or e5m2, in which the gradients multiply.
         biases: true for each linear that has one.
 

@@ -55,7 +55,7 @@ def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = F
     data = (torch.empty if shape == (rows, summed) else torch.zeros)(shape, dtype=dtype, device=x.device)
     factor, scale = _factors(found, dtype, by_row, shape[0])
     inside = data[:rows, :summed]
-    _round(x, factor[None, :] if transposed or not by_row else factor[:, None], inside.mT if transposed else inside)
+    round_rows(x, factor[None, :] if transposed or not by_row else factor[:, None], inside.mT if transposed else inside)
     return Operand(data, scale)
 
 
@@ -65,7 +65,7 @@ def kept(x: Tensor, *, by_column: bool) -> tuple[Tensor, Tensor]:
     shape = (rows, padded(columns))
     data = (torch.empty if shape == (rows, columns) else torch.zeros)(shape, dtype=torch.float8_e4m3fn, device=x.device)
     factor, scale = _factors(x.mT, torch.float8_e4m3fn, by_column, shape[1])
-    _round(x, factor[None, :], data[:, :columns])
+    round_rows(x, factor[None, :], data[:, :columns])
     return data, scale
 
 
@@ -136,7 +136,7 @@ def power_of_two(amax: Tensor, dtype: torch.dtype) -> Tensor:
     return (ratio.view(torch.int32) & _EXPONENT).view(torch.float32)
 
 
-def _round(x: Tensor, factor: Tensor, out: Tensor) -> None:
+def round_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
     """`x` times `factor`, which has a row for each of x's or one for all, rounded into `out`."""
     factors, step = factor.expand(x.shape[0], -1), slice_rows(*x.shape)
     for start in range(0, x.shape[0], step):

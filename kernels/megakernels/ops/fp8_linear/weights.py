@@ -1,36 +1,41 @@
 """Weights of products as bytes: rows of elements and of the scales of their blocks, of which each is made on one shard of rows.
 
 A shard is packed on its rank, and the rows of all shards are the packed matrix. With scaling tensor a row has its elements in e4m3, with
-mxfp8 elements and a scale for 32 of them, with nvfp4 two codes a byte and a scale for 16; with rows its elements and its scale. Elements
+mxfp8 elements and a scale for 32 of them, with nvfp4 two codes a byte and a scale for 16; with rows its elements and its scale; with
+fp8_blockwise its elements, whose scales follow from the largest magnitudes of 128 x 128 elements, which shards may divide. Elements
 and scales are those of the operand that is made of the whole matrix. MXFP8 has other elements for the product that makes the input's
 gradient, whose blocks are of 32 rows: their scales lie behind the elements, too, those of 32 rows together. With rows the elements of that
 product are scaled by the columns of the whole matrix, whose largest numbers every shard has; the place of a row's scale is then empty.
 Blocks of NVFP4 have 16 rows: one matrix serves both products.
 
-Blocks of a shard are those of the matrix if it has whole ones (`facts.packs`). What concerns the whole matrix is given: its largest number,
-or those of its columns.
+Blocks of a shard are those of the matrix if it has whole ones (`packing.facts.packs`). What concerns the whole matrix is given: its largest
+number, or those of its columns or of its blocks.
 """
 
 import torch
 from torch import Tensor
 
-from megakernels.ops.fp8_linear.blocks import E4M3, LEVELS, leveled, nvfp4_factors, to_codes
-from megakernels.ops.fp8_linear.facts import BLOCKS, padded, rounded_up, slice_rows, unpacked_columns
+from megakernels.ops.fp8_linear.blocks import E4M3, LEVELS, block_factor, leveled, nvfp4_factors, to_codes
+from megakernels.ops.fp8_linear.facts import BLOCKS, padded, rounded_up, slice_rows
+from megakernels.ops.fp8_linear.packing.facts import PACKED_SLICE, squares, unpacked_columns
 from megakernels.ops.fp8_linear.reference import Operand, power_of_two
 
 
-def pack_weight(shard: Tensor, scaling: str, packed: Tensor, largest: Tensor | None, dtype: torch.dtype, *, turned: bool) -> None:
+def pack_weight(
+    shard: Tensor, scaling: str, packed: Tensor, largest: Tensor | None, dtype: torch.dtype, *, turned: bool, place: int = 0
+) -> None:
     """Write the packed rows of a shard.
 
     Args:
         shard: Rows of a weight [rows, K], fp32 or bf16.
-        scaling: tensor, rows, mxfp8 or nvfp4.
-        packed: uint8 [rows, facts.packed_columns(K)], rows with dense elements.
-        largest: The largest magnitudes of the whole weight in `dtype`, fp32 [facts.num_largest(K)]; None for mxfp8.
+        scaling: tensor, rows, mxfp8, nvfp4 or fp8_blockwise.
+        packed: uint8 [rows, packing.facts.packed_columns(K)], rows with dense elements.
+        largest: The largest magnitudes of the whole weight in `dtype`, fp32 [packing.facts.num_largest(N, K)]; None for mxfp8.
         dtype: The dtype that the weight has where it is gathered as it is; elements are rounded to it first.
-        turned: True for the elements of the other product, if they differ (`facts.TWO_FORMS`).
+        turned: True for the elements of the other product, if they differ (`packing.facts.TWO_FORMS`).
+        place: Index of the first row in the weight.
     """
-    step = rounded_up(slice_rows(*shard.shape), max(BLOCKS.values()))
+    step = rounded_up(slice_rows(*shard.shape), PACKED_SLICE)
     for start in range(0, shard.shape[0], step):
         rows, out = shard[start : start + step], packed[start : start + step]
         if scaling == "tensor":
@@ -38,6 +43,9 @@ def pack_weight(shard: Tensor, scaling: str, packed: Tensor, largest: Tensor | N
             out.view(E4M3).copy_(rows.to(dtype) * power_of_two(largest, E4M3).to(dtype))
         elif scaling == "rows":
             _pack_rows(rows.to(dtype), out, largest if turned else None)
+        elif scaling == "fp8_blockwise":
+            assert largest is not None
+            _pack_squares(rows.to(dtype), out, largest, place + start)
         else:
             _pack_blocks(rows.to(dtype), scaling, out, largest, turned=turned)
 
@@ -68,13 +76,51 @@ def _unpacked_rows(packed: Tensor, largest: Tensor | None, *, turned: bool) -> O
     return Operand(data, scale)
 
 
+def square_maxima(rows: Tensor, place: int, found: Tensor) -> None:
+    """Raise `found`, the largest magnitudes of a weight's blocks [down, across], to those of these rows, the first at `place`.
+
+    Rows behind the last block, which fill a shard, are zeros.
+    """
+    (height, columns), size = rows.shape, BLOCKS["fp8_blockwise"]
+    first, whole = place // size, columns // size
+    maxima = rows.new_zeros((rounded_up(place % size + height, size), found.shape[1]))
+    own = maxima[place % size : place % size + height]
+    if whole:
+        own[:, :whole].copy_(torch.linalg.vector_norm(torch.unflatten(rows[:, : whole * size], 1, (-1, size)), float("inf"), dim=2))
+    if whole < found.shape[1]:
+        own[:, whole].copy_(torch.linalg.vector_norm(rows[:, whole * size :], float("inf"), dim=1))
+    covered = found[first : first + maxima.shape[0] // size]
+    covered.copy_(torch.maximum(covered, torch.unflatten(maxima, 0, (-1, size)).amax(1)[: covered.shape[0]]))
+
+
+def _pack_squares(rows: Tensor, out: Tensor, largest: Tensor, place: int) -> None:
+    """Elements scaled by the largest magnitudes of a weight's blocks; the first row is at `place`."""
+    (height, columns), size = rows.shape, BLOCKS["fp8_blockwise"]
+    maxima = largest.view(-1, squares(height, columns)[1])
+    block = torch.arange(place, place + height, device=rows.device).div_(size, rounding_mode="floor").clamp_(max=maxima.shape[0] - 1)
+    factors = block_factor(maxima.index_select(0, block), E4M3)
+    out.view(E4M3).copy_(factors.repeat_interleave(size, 1)[:, :columns].mul_(rows))
+
+
+def _unpacked_squares(packed: Tensor, largest: Tensor, *, turned: bool) -> Operand:
+    """The values of a packed weight, or of its transpose, rows filled up to whole blocks as those of an operand are."""
+    found, size = packed.view(E4M3).mT if turned else packed.view(E4M3), BLOCKS["fp8_blockwise"]
+    across = squares(*found.shape)[1]
+    values = torch.empty((found.shape[0], across * size), dtype=torch.float32, device=packed.device)
+    values[:, : found.shape[1]].copy_(found)
+    scales = block_factor(largest, E4M3).reciprocal_().view(squares(*packed.shape))
+    of_rows = (scales.mT if turned else scales).repeat_interleave(size, 0)[: found.shape[0]]
+    torch.unflatten(values, 1, (across, size)).mul_(of_rows[..., None])
+    return Operand(values[:, : found.shape[1]], None)
+
+
 def _pack_blocks(rows: Tensor, scaling: str, out: Tensor, largest: Tensor | None, *, turned: bool) -> None:
     size, (height, columns) = BLOCKS[scaling], rows.shape
     values = torch.empty((columns, height) if turned else (height, columns), dtype=torch.float32, device=rows.device)
     values.copy_(rows.mT if turned else rows)
     del rows
     whole = None if largest is None else nvfp4_factors(largest.view(()))
-    scales, _ = leveled(torch.unflatten(values, 1, (-1, size)), whole, E4M3, square=True)
+    scales, _ = leveled(torch.unflatten(values, 1, (-1, size)), scaling, whole, E4M3, square=True)
     if whole is None:
         out[:, :columns].view(E4M3).copy_(values.mT if turned else values)
         out[:, columns:].copy_(scales.mT.reshape(height, -1) if turned else scales)
@@ -100,6 +146,9 @@ def unpacked(packed: Tensor, scaling: str, largest: Tensor | None, *, turned: bo
         return Operand(data, scale)
     if scaling == "rows":
         return _unpacked_rows(packed, largest, turned=turned)
+    if scaling == "fp8_blockwise":
+        assert largest is not None
+        return _unpacked_squares(packed, largest, turned=turned)
     size, values = BLOCKS[scaling], torch.empty((columns, rows) if turned else (rows, columns), dtype=torch.float32, device=packed.device)
     placed, table = values.mT if turned else values, packed[:, -(columns // size) :]
     if scaling == "mxfp8":

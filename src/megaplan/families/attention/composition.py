@@ -53,13 +53,13 @@ def core_inside(
 
     The dtype of sinks is `parameters`.
     """
-    sizes = _core(dims, attention, variant)
+    sizes = sizes_of_layer(dims, attention, variant)
     return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
 
 
 def expanding_bytes(dims: Dims, attention: LatentAttention, variant: AttentionVariant) -> GroupBytes:
     """Bytes that the core holds for one group of heads under `mesh.context_exchange: latents`."""
-    whole = _core(dims, attention, variant)
+    whole = sizes_of_layer(dims, attention, variant)
     core = of_group(whole, dims.cp)
     inside = core.inside() if dims.kernels and core.accepted else KernelScratch(0, 0)
     return group_bytes(core, attention.kv_lora_rank, attention.qk_rope_head_dim, inside, copies=core.heads < whole.heads)
@@ -67,11 +67,11 @@ def expanding_bytes(dims: Dims, attention: LatentAttention, variant: AttentionVa
 
 def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> str | None:
     """Reason that FlashAttention-4 does not take the core of a layer; None if it does."""
-    sizes = _core(dims, attention, variant)
+    sizes = sizes_of_layer(dims, attention, variant)
     return sizes._replace(masked=sizes.masked or variant.indexed).refusal
 
 
-def _core(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> AttentionSizes:
+def sizes_of_layer(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> AttentionSizes:
     """Sizes of the core of a layer without an indexer of its own."""
     sizes = _of_rank(dims, variant.section(attention))
     return sizes._replace(window=variant.window, packed=dims.packed, masked=variant.shares, library=dims.flash4, causal=variant.causal)

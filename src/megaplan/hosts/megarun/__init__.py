@@ -13,9 +13,14 @@ from megaplan.hosts.kind import HostKind, Later
 MORE_RESERVED = 0.06
 """Most that measured runs have reserved above the modelled peak, as a share of it: docs/reference/measured.md."""
 
+OWN_KEYS = frozenset({
+    "kernels", "libraries", "expandable_segments", "cuda_graphs", "moe_dispatcher", "moe_overlap", "optimizer_offload",
+    "activation_offload",
+})  # fmt: skip
+
 HOST = HostKind(
     name="megarun",
-    keys=frozenset({"kernels", "libraries", "expandable_segments", "cuda_graphs", "moe_dispatcher", "moe_overlap", "optimizer_offload"}),
+    keys=OWN_KEYS,
     holds={
         Column.REPLICATED_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
         Column.TENSOR_PARALLEL_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
@@ -33,6 +38,7 @@ HOST = HostKind(
     describe=lambda host: f"{host.kernels} kernels",
     budget=Later("megaplan.budget.megarun:megarun_budget"),
     kept=Later("megaplan.budget.megarun:megarun_kept_bytes"),
+    layer_kept=Later("megaplan.hosts.megarun.ledger:layer_kept_bytes"),
     limits=Later("megaplan.hosts.megarun.limits:megarun_rules"),
     peaks=Later("megaplan.budget.megarun:MegarunPeaks"),
     sums=Later("megaplan.partition.layer_bytes:necessary_limits"),

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 from megaplan.blocks.ops import INPUT, OUTPUT, BlockProgram, Dims, Flow, Op, add, linear, norm
 from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.hosts.megarun.embedding import head_ops, head_storages, side_ops, side_storages, stream_out
+from megaplan.hosts.megarun.embedding import side_ops, side_storages, stream_out
+from megaplan.hosts.megarun.head import LowHead, head_ops, head_storages
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.inventory.features import side_block
@@ -32,7 +34,9 @@ Programs = tuple[tuple[str, BlockProgram], ...]
 """A depth's blocks by name, in order."""
 
 
-def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool) -> BlockReplay:
+def mtp_part(
+    dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool, low: LowHead | None = None
+) -> BlockReplay:
     """An MTP depth; `out` is the input of the next depth.
 
     The head and the token embedding are the model's. Autograd sums their gradients before it passes them on: the sum over the head and
@@ -45,6 +49,7 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         shared: Dtype of the gradients of the embedding and the head.
         vocab_parallel: True if both are sharded over the vocabulary.
         joined: True if head and loss are one operation.
+        low: The head's products in a recipe's bits; None if in 16 or more.
     """
     mtp = model.features.mtp
     if mtp is None:
@@ -63,7 +68,7 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         **storages(
             shared, Column.GRADIENTS, dict.fromkeys(("head_sum", "head_part", "head_new", "embedding_sum", "embedding_part"), weight)
         ),
-        **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, joined=joined, made="loss"),
+        **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, joined=joined, made="loss", low=low),
     }
     programs: list[tuple[str, BlockProgram]] = []
     own = dims._replace(relations=0)  # the bias is that of the model's layers
@@ -76,8 +81,23 @@ def mtp_part(dims: Dims, model: Model, depth: int, shared: DType, *, vocab_paral
         tensors |= _prefixed(side_storages(dims, model.features, name) | stream_out(dims), f"{name}.")
         gradients = side_shapes(model, name)
         tensors |= storages(shared, Column.GRADIENTS, {f"{each}{end}": gradients[each] for each in gradients for end in (SUM, PART)})
-    run = _mtp_replay(tuple(programs), sharded, joined, model.tie_embeddings, depth == 0, depth + 1 == mtp.depth, sides, mtp.normed_input)
+    head = HeadForm(sharded, joined, low is not None)
+    run = _mtp_replay(tuple(programs), head, model.tie_embeddings, depth == 0, depth + 1 == mtp.depth, sides, mtp.normed_input)
     return BlockReplay(run, residual(tensors | stream_out(dims)))
+
+
+class HeadForm(NamedTuple):
+    """The form of the head.
+
+    Attributes:
+        sharded: True if it is sharded over the vocabulary.
+        joined: True if head and loss are one operation.
+        low: True if it multiplies in a recipe's bits.
+    """
+
+    sharded: bool
+    joined: bool
+    low: bool
 
 
 def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -107,7 +127,7 @@ def side_shapes(model: Model, name: str) -> dict[str, tuple[int, ...]]:
 
 @cache
 def _mtp_replay(
-    programs: Programs, vocab_parallel: bool, joined: bool, tied: bool, first: bool, last: bool, sides: tuple[str, ...], reads_normed: bool
+    programs: Programs, head: HeadForm, tied: bool, first: bool, last: bool, sides: tuple[str, ...], reads_normed: bool
 ) -> Replay:
     (params, parts, ends), waiting = _embedding_gradients(first, last, tied)
     added, embedded, sums = _sides_of_depth(sides, first)
@@ -117,14 +137,14 @@ def _mtp_replay(
     ops = (
         Op("ids", (), ("ids",), grads=()),
         norm("hidden_norm", "x", "hidden_normed", "hidden_rstd", "hidden_norm.weight"),
-        *_embedding_ops(vocab_parallel, params, parts, ends),
+        *_embedding_ops(head.sharded, params, parts, ends),
         *added,
         norm("embedding_norm", embedded, "embedding_normed", "embedding_rstd", "embedding_norm.weight"),
         add("join", ("hidden_normed", "embedding_normed"), "joined"),  # gradients are views of the whole's
         linear("proj", "joined", "projected", "proj.weight"),
         *_blocks_ops(programs, hidden),
         norm("output_norm", hidden, normed, "output_rstd", "output_norm.weight"),
-        *_head_ops(vocab_parallel, joined, normed, ends=first and not tied, begins=last and not (vocab_parallel or joined)),
+        *_head_ops(head, normed, ends=first and not tied, begins=last and not any(head)),
     )
     arrives = waiting if last else (*waiting, OUTPUT)
     return replay(ops, arrives="loss", starts=True, waiting=arrives)
@@ -187,17 +207,16 @@ def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[s
     return *ended, lookup, Op("reduce_scatter", ("embedding_partial",), ("embedding",))
 
 
-def _head_ops(vocab_parallel: bool, joined: bool, normed: str, *, ends: bool, begins: bool) -> tuple[Op, ...]:
+def _head_ops(head: HeadForm, normed: str, *, ends: bool, begins: bool) -> tuple[Op, ...]:
     """The head and its loss; in backward its part of the head's gradient is added to the waiting sum.
 
     Args:
-        vocab_parallel: True if the head is sharded over the vocabulary.
-        joined: True if head and loss are one operation.
+        head: Form of the head.
         normed: Input of the head.
         ends: True if the sum becomes the parameter's gradient then.
         begins: True if the waiting sum is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
     """
-    ops = head_ops(vocab_parallel, joined, normed, "head.weight", made="loss")
+    ops = head_ops(head.sharded, head.joined, normed, "head.weight", made="loss", low=head.low)
     # the part outlives it; over a sharded vocabulary the gathering's too, in the same autograd function
     of_head = [index for index, op in enumerate(ops) if op.params or op.name == "gather"]
     ops = tuple(

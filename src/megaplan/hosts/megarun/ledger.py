@@ -11,12 +11,15 @@ from megaplan.blocks.payload import Payload
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
+from megaplan.families.attention.composition import sizes_of_layer
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import SharedNorm, cast_program, cast_shapes, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
 from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
-from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part, head_part, relation_bias_part, side_part
+from megaplan.hosts.megarun.embedding import boundary_bytes, embedding_part, final_norm_part, relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
+from megaplan.hosts.megarun.head import head_part, low_head
+from megaplan.hosts.megarun.low_attention import attends, attends_in_eight_bits, attention_in_eight_bits
 from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
@@ -70,6 +73,13 @@ def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block, *, start:
     else:
         gradients = {name: prod(shape) * size for name, shape in parameter_shapes(spec, dims, block_name, block).items()}
     return weigh(part, gradients, in_place=dtype is spec.precision.grads)
+
+
+def layer_kept_bytes(spec: Spec, name: str, block: Block) -> int:
+    """Bytes that a layer keeps of one microbatch, its input included."""
+    dims = local_dims(spec)
+    found = block_bytes(spec, dims, name, block)
+    return found.saved_bytes + boundary_bytes(dims) * found.keeps_input
 
 
 ENDS = ("embedding", *SIDES)
@@ -168,6 +178,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType, st
             joined=joined,
             bias=model.head_bias,
             capped=model.logits_cap is not None,
+            low=low_head(spec),
         )
     match block.family:
         case Outside.EMBEDDING:
@@ -183,7 +194,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType, st
             part = relation_bias_part(dims)
         case _:
             depth = int(name.removeprefix("mtp."))
-            part = mtp_part(dims, model, depth, parameters, vocab_parallel=vocab_parallel, joined=joined)
+            part = mtp_part(dims, model, depth, parameters, vocab_parallel=vocab_parallel, joined=joined, low=low_head(spec))
     return part
 
 
@@ -210,7 +221,10 @@ def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters
     section = family.section_of(spec.model)
     if spec.multiplies_in_eight_bits(index, block.family):
         dims = dims._replace(gathers=True)
-    return family.program(dims, section, block.variant, family.operations(section, index), parameters)
+    program, shapes = family.program(dims, section, block.variant, family.operations(section, index), parameters)
+    if attends_in_eight_bits(spec, index, block.family) and attends(program):
+        return attention_in_eight_bits(program, shapes, sizes_of_layer(dims, section, block.variant))
+    return program, shapes
 
 
 def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType, start: int) -> BlockReplay:

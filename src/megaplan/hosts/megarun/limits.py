@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.low_precision import PACKED
-from megaplan.schedules.registry import PAIRED
+from megaplan.families.family import Family
+from megaplan.families.registry import FAMILIES
+from megaplan.low_precision import PACKED, PER_TENSOR, TRAINED
+from megaplan.schedules.registry import PAIRED, SPLIT_BACKWARD
 from megaplan.spec.context import Checked
-from megaplan.spec.models import GroupedQueryAttention
+from megaplan.spec.low_precision import LowPrecision
+from megaplan.spec.models import GroupedQueryAttention, LatentAttention, Model, Spec
 from megaplan.spec.settings import given_options
 from megaplan.wording import series
 
@@ -19,9 +22,10 @@ OF_MEGATRON = frozenset({
 
 
 def megarun_rules(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields MP905, MP906 and MP907."""
+    """Yields MP721, MP905, MP906, MP907 and MP908."""
     yield from _options(checked)
     yield from _offload(checked)
+    yield from _kept_on_host(checked)
     yield from _recipe(checked)
     yield from _turns(checked)
 
@@ -31,16 +35,37 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
     recipe = checked.spec.precision.recipe
     if recipe is None:
         return
-    why = "megarun's estimate has no terms for it"
     unpacked = f"with name = {recipe.name}: megarun gathers weights of {series(list(PACKED), 'and')} in their own bits"
+    wide = f"with name = {recipe.name}: megarun's head multiplies in the bits of {series(sorted(TRAINED), 'and')}"
     for key, given, reason in (
-        ("head", recipe.head, why),
-        ("attention", recipe.attention, why),
+        ("head", recipe.head and recipe.name not in TRAINED, wide),
         ("param_gather", recipe.param_gather and recipe.name not in PACKED, unpacked),
     ):
         if given:
             detail = f"precision.recipe.{key} = true, {reason}"
             yield checked.error("MP905", detail, f"precision.recipe.{key}", f"{key}: false", "host: {name: megatron}")
+    reasons = list(_wide_attention(checked.spec, recipe)) if recipe.attention else []
+    if reasons:
+        detail = f"precision.recipe.attention = true, with {series(reasons, 'and')}: megarun's core in eight bits has none of these"
+        yield checked.error("MP905", detail, "precision.recipe.attention", "attention: false", "host: {name: megatron}")
+
+
+def _wide_attention(spec: Spec, recipe: LowPrecision) -> Iterator[str]:
+    """Settings of a spec with which the core in eight bits does not run."""
+    attention = spec.model.attention
+    if recipe.name not in PER_TENSOR & TRAINED:
+        yield f"precision.recipe.name = {recipe.name}"
+    if spec.mesh.cp > 1:
+        yield f"mesh.cp = {spec.mesh.cp}"
+    if spec.model.features.relation_bias is not None:
+        yield "model.features.relation_bias"
+    if attention is not None and attention.sinks:
+        yield "model.attention.sinks"
+    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+        yield "model.attention.indexer"
+    if isinstance(attention, GroupedQueryAttention):
+        given = {"block_indexer": attention.block_indexer, "compressors": attention.compressors, "shared_keys": attention.shared_keys}
+        yield from (f"model.attention.{name}" for name, value in given.items() if value)
 
 
 def _offload(checked: Checked) -> Iterator[Diagnostic]:
@@ -49,6 +74,41 @@ def _offload(checked: Checked) -> Iterator[Diagnostic]:
     if host.optimizer_offload is not None and host.graphs == "step":
         detail = f"host.cuda_graphs = step, host.optimizer_offload = {host.optimizer_offload:g}: the update is not recorded with its copies"
         yield checked.error("MP906", detail, "host.cuda_graphs", "cuda_graphs: microbatch", "optimizer_offload: null")
+
+
+def _kept_on_host(checked: Checked) -> Iterator[Diagnostic]:
+    """Refuse activations in host memory where a layer's tensors are also another's, or where no layer has them all at once."""
+    spec, key = checked.spec, "host.activation_offload"
+    model, letters = spec.model, spec.host.activation_offload
+    for letter in letters:
+        if checked.pattern is not None and not checked.has(letter):
+            present = series(list(checked.pattern.counts()), "and")
+            yield checked.error("MP721", f"{key} has {letter}, and the pattern's letters are {present}", key, f"remove {letter}")
+    if not letters:
+        return
+    attention, recorded = model.attention, spec.host.graphs != "none"
+    caching = [letter for letter in letters if spec.recompute.of(letter) == "selective" and _caches(FAMILIES[letter], model)]
+    chooses = getattr(attention, "indexer", None) is not None or bool(getattr(attention, "shared_keys", ()))
+    for other, given, fix in (
+        ("host.cuda_graphs", recorded, "cuda_graphs: none"),
+        ("host.moe_overlap", spec.interleaves_pairs, "moe_overlap: false"),
+        ("recompute", bool(caching), f"recompute: {{blocks: {{{', '.join(f'{letter}: none' for letter in caching)}}}}}"),
+        ("schedule.kind", spec.mesh.is_pipelined and spec.schedule.kind in SPLIT_BACKWARD, "kind: interleaved_1f1b"),
+        ("model.streams", model.streams is not None, "activation_offload: []"),
+        ("model.attention_residuals", model.attention_residuals is not None, "activation_offload: []"),
+        ("model.parallel_layers", bool(model.parallel_layers), "activation_offload: []"),
+        ("model.attention", chooses or bool(model.payload), "activation_offload: []"),
+        ("model.features.relation_bias", model.features.relation_bias is not None, "activation_offload: []"),
+        ("model.features.layer_embeddings", model.features.layer_embeddings is not None, "activation_offload: []"),
+    ):
+        if given:
+            yield checked.error("MP908", f"{key} = {', '.join(letters)}, with {other}", key, fix)
+
+
+def _caches(family: Family, model: Model) -> bool:
+    """True if selective recompute of the family keeps results outside of autograd."""
+    section = getattr(model, family.section)
+    return section is not None and bool(family.selective(section, family.variant(section, 0, 0)).caches)
 
 
 def _turns(checked: Checked) -> Iterator[Diagnostic]:

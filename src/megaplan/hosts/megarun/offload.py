@@ -1,4 +1,4 @@
-"""Optimizer state in host memory: which moments are there, and the buffer on the device through which an update reads and writes them.
+"""Tensors in host memory: which moments of an optimizer are there, with the buffer on the device of an update, and kept activations.
 
 An update goes through units, the parameters that it changes at once: each of AdamW's parameters by itself, then each round of Muon's, in
 the order of updates. The first units are on the host. The device has room for two consecutive units while it updates (`megarun.optim`).

@@ -105,10 +105,34 @@ def in_eight_bits(
         outs = tuple(parameters[weight][0] for weight in call.weights)
         rows, size = elements // width, multiplied[0] // elements
         given = tuple(weight in packed for weight in call.weights)
-        of_call = rows, width, outs, size
-        product = BlockLinears(*of_call, name, given) if emulated else ScaledLinears(*of_call, by_row, fused, given)
+        product = _products((rows, width, outs, size), name, fused, given)
         found |= _storages(call, product, prod(shapes[call.source][2]) // width)
     return changed, found
+
+
+def head_products(op: Op, gathered: str | None) -> Op:
+    """The head's product in eight bits: its input is kept as it is, and its output's gradient is that of the loss."""
+    call = Call(op.name, op.reads[0], gathered, tuple(param for param, _ in op.late), keeps_low=False)
+    return _ops(call, [op], by_row=True)[0]
+
+
+def head_scratch(op: str, sizes: tuple[int, int, int, int], name: RecipeName, *, fused: bool) -> Shapes:
+    """Storages inside the head's product; `sizes`: rows, width, columns of the vocabulary, bytes of an element."""
+    rows, width, vocab, size = sizes
+    return _storages(Call(op, "", None, (), keeps_low=False), _products((rows, width, (vocab,), size), name, fused), rows)
+
+
+def scaling_of(name: RecipeName) -> str:
+    """Scaling of operands under a recipe, as the operations name it."""
+    return name if name in EMULATED else "tensor" if name in PER_TENSOR else "rows"
+
+
+def _products(
+    sizes: tuple[int, int, tuple[int, ...], int], name: RecipeName, fused: bool, packed: tuple[bool, ...] = ()
+) -> ScaledLinears | BlockLinears:
+    if name in EMULATED:
+        return BlockLinears(*sizes, name, packed)
+    return ScaledLinears(*sizes, name not in PER_TENSOR, fused, packed)
 
 
 def _storages(call: Call, product: ScaledLinears | BlockLinears, own_rows: int) -> Shapes:

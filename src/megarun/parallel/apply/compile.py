@@ -28,6 +28,8 @@ def refuse_compile(spec: Spec) -> None:
         reasons.append(f"lora.rank = {spec.lora.rank}")
     if spec.schedule.kind in SPLIT_BACKWARD and spec.mesh.pp > 1:
         reasons.append(f"schedule.kind = {spec.schedule.kind}")
+    if spec.host.activation_offload:
+        reasons.append("host.activation_offload")
     if spec.precision.recipe is not None:
         reasons.append(f"precision.recipe.name = {spec.precision.recipe.name}")
     if reasons:

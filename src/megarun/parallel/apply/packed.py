@@ -4,9 +4,9 @@ What FSDP2 calls the unsharded parameter has the weight's shape and no elements 
 torch's extension of the all-gather (`fsdp_pre_all_gather`) would not do: its inputs must have a padded shard's shape where shards are
 uneven, and it knows no parts that are kept between forward and backward.
 
-With scaling tensor and nvfp4, scales depend on the largest magnitude of the whole weight, and with rows, for the gradient of the input, on
-those of its columns. A stage finds those of all its weights at once, in the first gather after they changed, by one all-reduce of maxima;
-torchao does so once a step, too.
+With scaling tensor and nvfp4, scales depend on the largest magnitude of the whole weight, with fp8_blockwise on those of its blocks, which
+shards may divide, and with rows, for the gradient of the input, on those of its columns. A stage finds those of all its weights at once, in
+the first gather after they changed, by one all-reduce of maxima; torchao does so once a step, too.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py; torchao 0.18, `precompute_float8_dynamic_scale_for_fsdp`.
 """
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 
-from megakernels.ops.fp8_linear.facts import OWN_LARGEST, TWO_FORMS, num_largest, packed_columns
-from megakernels.ops.fp8_linear.weights import pack_weight
+from megakernels.ops.fp8_linear.packing.facts import OWN_LARGEST, TWO_FORMS, num_largest, packed_columns, squares
+from megakernels.ops.fp8_linear.weights import pack_weight, square_maxima
 from megaplan.spec.models import Spec
 from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.pattern import parse_pattern
@@ -89,7 +89,10 @@ class _Maxima:
     def _largest(self, parameter: _PackedParameter) -> Tensor:
         shard = parameter._sharded_param_data.view(parameter.padded_sharded_param_size)
         found = shard.new_zeros((parameter.groups, parameter.num_largest // parameter.groups))
-        for part, index in parameter.pieces():
+        for part, index, place in parameter.pieces():
+            if self.scaling == "fp8_blockwise":
+                square_maxima(shard[part], place, found[index].view(squares(*parameter.matrix_size)))
+                continue
             number = torch.linalg.vector_norm(shard[part], float("inf"), dim=0 if self.scaling == "rows" else None)
             found[index].copy_(torch.maximum(found[index], number))
         return found.view(-1)
@@ -116,11 +119,17 @@ class _PackedParameter(FSDPParam):
         parameter.matrix = PackedMatrix(None, both=both, has_other=has_other)
         parameter.width = packed_columns(parameter._orig_size[1], maxima.scaling) * (1 + both)
         parameter.groups = count if maxima.scaling in OWN_LARGEST else 1
-        parameter.num_largest = parameter.groups * num_largest(parameter._orig_size[1], maxima.scaling)
+        rows, columns = parameter.matrix_size
+        parameter.num_largest = parameter.groups * num_largest(rows, columns, maxima.scaling)
         if parameter.num_largest:
             maxima.parameters.append(parameter)
         if parameter.post_forward_mesh_info is not None:
             parameter._init_sharded_post_forward_param_metadata(torch.empty(parameter.gathered_size, device="meta"))
+
+    @property
+    def matrix_size(self) -> tuple[int, int]:
+        """Rows and columns of one of its matrices."""
+        return self._orig_size[0] // self.groups, self._orig_size[1]
 
     @property
     def gathered_size(self) -> torch.Size:
@@ -147,18 +156,18 @@ class _PackedParameter(FSDPParam):
         largest = [matrix.largest] if matrix.largest is None or self.groups == 1 else matrix.largest.view(self.groups, -1)
         for index, part in enumerate(parts):
             turned = bool(index) if matrix.both else matrix.turned
-            for piece, own in self.pieces():
-                pack_weight(shard[piece], self.maxima.scaling, part[piece], largest[own], self.used, turned=turned)
+            for piece, own, place in self.pieces():
+                pack_weight(shard[piece], self.maxima.scaling, part[piece], largest[own], self.used, turned=turned, place=place)
         return [packed.view(-1)]
 
-    def pieces(self) -> Iterator[tuple[slice, int]]:
-        """Rows of the shard that are one matrix', with its index; what fills the last shard is with the last one."""
+    def pieces(self) -> Iterator[tuple[slice, int, int]]:
+        """Rows of the shard that are one matrix', its index and the first one's place; what fills the last shard is with the last."""
         rows, each = self.padded_sharded_param_size[0], self._orig_size[0] // self.groups
         first, place = rows * self.group.mesh_info.shard_mesh_rank, 0
         while place < rows:
             index = min((first + place) // each, self.groups - 1)
             stop = rows if index == self.groups - 1 else min(rows, (index + 1) * each - first)
-            yield slice(place, stop), index
+            yield slice(place, stop), index, first + place - index * each
             place = stop
 
     def to_sharded_post_forward_dtensor(self, tensor: Tensor) -> Any:

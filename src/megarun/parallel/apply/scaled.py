@@ -1,4 +1,4 @@
-"""`precision.recipe`: the linears and the banks of experts of the layers that it covers multiply in eight bits.
+"""`precision.recipe`: the linears and the banks of experts of the layers that it covers, and the head, multiply in eight bits.
 
 Which linears share a call, and what each call and each bank keeps, is what the ledger says (`megaplan.hosts.megarun.scaled`,
 `scaled_experts`).
@@ -11,9 +11,12 @@ from functools import partial
 from torch import Tensor, nn
 
 from megaplan.hosts.megarun.ledger import bank_keeps_copy, layer_calls
+from megaplan.hosts.megarun.low_attention import attends_in_eight_bits
+from megaplan.hosts.megarun.scaled import scaling_of
 from megaplan.inventory.tensors import Inventory
-from megaplan.low_precision import EMULATED, FORMATS, PER_TENSOR
+from megaplan.low_precision import FORMATS
 from megaplan.spec.models import Spec
+from megarun.model.attention import GroupedQueryAttention, LatentAttention
 from megarun.model.moe import ExpertBlock
 from megarun.model.norm import RowLinear
 from megarun.model.stage import Stage
@@ -29,9 +32,15 @@ def scale_products(stage: Stage, spec: Spec, inventory: Inventory) -> None:
     recipe = spec.precision.recipe
     if recipe is None:
         return
-    by = "tensor" if recipe.name in PER_TENSOR else recipe.name if recipe.name in EMULATED else "rows"
+    by = scaling_of(recipe.name)
     gradient_format = GRADIENT_FORMATS[recipe.format or FORMATS.get(recipe.name, "e4m3")]
+    if recipe.head:
+        stage.head_scaling = Scaling(by, gradient_format, keeps_low=False)
     for name, block in stage.layers.items():
+        if isinstance(block, GroupedQueryAttention | LatentAttention) and attends_in_eight_bits(
+            spec, int(name), inventory.layers[int(name)].family
+        ):
+            block.low_gradients = gradient_format
         keeps_copy = bank_keeps_copy(spec, inventory, int(name))
         if keeps_copy is not None:
             assert isinstance(block, ExpertBlock)

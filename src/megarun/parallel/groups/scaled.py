@@ -27,7 +27,7 @@ class Scaling(NamedTuple):
     """Low-precision settings of a linear.
 
     Attributes:
-        by: tensor or rows, what has a scale; mxfp8 or nvfp4 for scales of blocks.
+        by: tensor or rows, what has a scale; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
         gradient_format: e4m3 or e5m2, in which outputs' gradients multiply.
         keeps_low: True if the input's copy is kept in place of the input.
     """

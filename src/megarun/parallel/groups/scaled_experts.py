@@ -19,7 +19,7 @@ class BankScaling(NamedTuple):
     """Low-precision settings of a bank.
 
     Attributes:
-        by: tensor or rows, what has a scale; mxfp8 or nvfp4 for scales of blocks.
+        by: tensor or rows, what has a scale; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
         keeps_low: True if a copy of the input is kept in place of the input.
     """
 

@@ -26,6 +26,7 @@ from megakernels import (
     slice_gradient,
     slice_statistics,
 )
+from megarun.parallel.groups.scaled import Scaling
 from megarun.parallel.groups.tensor import TensorParallel
 
 IGNORE_INDEX = -100
@@ -66,7 +67,9 @@ def sliced_cross_entropy(tp: TensorParallel, logits: Tensor, labels: Tensor) -> 
     return loss
 
 
-def summed_linear_cross_entropy(slices: TensorParallel | None, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def summed_linear_cross_entropy(
+    slices: TensorParallel | None, x: Tensor, weight: Tensor, labels: Tensor, scaling: Scaling | None = None
+) -> Tensor:
     """Head and loss in one operation: for local tokens or, if the vocabulary is sharded, for all tokens.
 
     Args:
@@ -74,13 +77,15 @@ def summed_linear_cross_entropy(slices: TensorParallel | None, x: Tensor, weight
         x: Local tokens [B, t, h].
         weight: Head weight, [V, h], or [V / tp, h] for the local vocabulary.
         labels: Labels of the tokens, int64.
+        scaling: Low-precision settings of the products; None for x's dtype.
 
     Returns:
         fp32 scalar (fp64 for fp64 rows), summed over all rows; with `slices` the same on every rank of the group.
     """
+    how = ("", "e4m3") if scaling is None else (scaling.by, scaling.gradient_format)
     if slices is None:
-        return linear_cross_entropy(x.flatten(0, -2), weight, labels.flatten())
-    loss: Tensor = _SlicedHeadAndLoss.apply(slices, x, weight, labels.flatten())  # type: ignore[no-untyped-call]
+        return linear_cross_entropy(x.flatten(0, -2), weight, labels.flatten(), scaling=how[0], gradient_format=how[1])
+    loss: Tensor = _SlicedHeadAndLoss.apply(slices, how, x, weight, labels.flatten())  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -134,24 +139,25 @@ class _SlicedHeadAndLoss(torch.autograd.Function):
     """Saves local tokens, labels, and the log-sum-exp of the full vocabulary; tokens are gathered again in backward."""
 
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        """Local tokens [B, t, h], local weight [V / tp, h], labels of all tokens [N] -> scalar."""
-        ctx.tp, ctx.first = tp, tp.index * weight.shape[0]
+    def forward(ctx: Any, tp: TensorParallel, how: tuple[str, str], x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """Local tokens [B, t, h], local weight [V / tp, h], labels of all tokens [N] -> scalar; `how`: scaling and gradients' format."""
+        ctx.tp, ctx.first, ctx.how = tp, tp.index * weight.shape[0], how
         check_labels(labels, tp.degree * weight.shape[0], IGNORE_INDEX)
         ctx.weight = weight  # the gathered parameter itself, as of every column-parallel linear
-        loss, lse = _joined(tp, labels, *linear_slice_statistics(_all_rows(tp, x), weight, labels, ctx.first))
+        loss, lse = _joined(tp, labels, *linear_slice_statistics(_all_rows(tp, x), weight, labels, ctx.first, how[0]))
         ctx.save_for_backward(x, labels, lse)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, Tensor | None, None]:
         """Gradients of local tokens and, unless it is frozen, of the local weight."""
         x, labels, lse = ctx.saved_tensors
         rows, tp = _all_rows(ctx.tp, x), ctx.tp
-        needs = [True, ctx.needs_input_grad[2]]
-        partial, *of_weight = linear_slice_gradients(gradient, rows, ctx.weight, labels, lse, ctx.first, needs, IGNORE_INDEX)
+        needs = [True, ctx.needs_input_grad[3]]
+        partial, *of_weight = linear_slice_gradients(gradient, rows, ctx.weight, labels, lse, ctx.first, needs, IGNORE_INDEX, *ctx.how)
         del rows
-        return None, tp.start_reduce(partial.view(x.shape[0], -1, x.shape[2])).wait(), of_weight[0] if of_weight else None, None
+        own = tp.start_reduce(partial.view(x.shape[0], -1, x.shape[2])).wait()
+        return None, None, own, of_weight[0] if of_weight else None, None
 
 
 def _all_rows(tp: TensorParallel, x: Tensor) -> Tensor:
