@@ -244,13 +244,15 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
     if scope is Scope.RUNTIME:
         add_trained(stream("stated towers"), sections)
         add_connections(stream("connections"), sections["model"])
-        add_shared_keys(stream("shared keys"), sections["model"])
+        if not sections["host"].get("activation_offload"):
+            add_shared_keys(stream("shared keys"), sections["model"])
     elif sections["host"].get("name") != "megatron":
         add_stated(stream("stated towers"), sections)
         add_connections(stream("connections"), sections["model"])
         add_streams(stream("streams"), sections["model"])
         add_latents(stream("latents"), sections["model"])
-        add_shared_keys(stream("shared keys"), sections["model"])
+        if not sections["host"].get("activation_offload"):
+            add_shared_keys(stream("shared keys"), sections["model"])
         add_shared(stream("shared"), sections["model"], stages=mesh.get("pp", 1), whole=mesh.get("cp", 1) == 1)
     if not megatron:
         add_kept_on_host(stream("kept on host"), sections)

@@ -97,7 +97,7 @@ def _kept_on_host(checked: Checked) -> Iterator[Diagnostic]:
         ("model.streams", model.streams is not None, "activation_offload: []"),
         ("model.attention_residuals", model.attention_residuals is not None, "activation_offload: []"),
         ("model.parallel_layers", bool(model.parallel_layers), "activation_offload: []"),
-        ("model.attention", chooses or bool(model.payload), "activation_offload: []"),
+        ("model.attention", chooses, "activation_offload: []"),
         ("model.features.relation_bias", model.features.relation_bias is not None, "activation_offload: []"),
         ("model.features.layer_embeddings", model.features.layer_embeddings is not None, "activation_offload: []"),
     ):
