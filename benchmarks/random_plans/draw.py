@@ -49,6 +49,7 @@ from random_plans.variants import (
     add_learned,
     add_norms,
     add_shared,
+    add_shared_keys,
     add_streams,
     add_variants,
 )
@@ -144,7 +145,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
     if not megatron:
         length = sections["batch"]["seq_length"]
         add_options(stream("options"), sections["model"], shape, degrees.slots, length, runtime=scope is Scope.RUNTIME)
-        add_values(stream, sections["model"], cuts, towers=seed >= FIRST_RUN and scope is not Scope.RUNTIME)
+        add_values(stream, sections["model"], cuts, towers=seed >= FIRST_RUN and scope is not Scope.RUNTIME, parted=seed >= FIRST_RUN)
     if megatron:
         pp, count = degrees.mesh["pp"], degrees.num_microbatches
         sections["host"] = megatron_section(
@@ -243,11 +244,15 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
     if scope is Scope.RUNTIME:
         add_trained(stream("stated towers"), sections)
         add_connections(stream("connections"), sections["model"])
+        if not sections["host"].get("activation_offload"):
+            add_shared_keys(stream("shared keys"), sections["model"])
     elif sections["host"].get("name") != "megatron":
         add_stated(stream("stated towers"), sections)
         add_connections(stream("connections"), sections["model"])
         add_streams(stream("streams"), sections["model"])
         add_latents(stream("latents"), sections["model"])
+        if not sections["host"].get("activation_offload"):
+            add_shared_keys(stream("shared keys"), sections["model"])
         add_shared(stream("shared"), sections["model"], stages=mesh.get("pp", 1), whole=mesh.get("cp", 1) == 1)
     if not megatron:
         add_kept_on_host(stream("kept on host"), sections)

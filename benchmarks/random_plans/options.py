@@ -101,8 +101,11 @@ _OPTIONS = frozenset(
 _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _mlp, "short_convolution": _short_convolution}
 
 
-def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Collection[int], *, towers: bool) -> None:
-    """Routing, factors, caps and blocks of prediction depths of a drawn model, each of a stream of its own."""
+def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Collection[int], *, towers: bool, parted: bool) -> None:
+    """Routing, factors, caps and blocks of prediction depths of a drawn model, each of a stream of its own.
+
+    `parted` is true if cuts may part a choice of keys from its readers.
+    """
     _add_routing(stream("routing"), model)
     _add_factors(stream("factors"), model, cuts)
     _add_caps(stream("caps"), model)
@@ -110,7 +113,7 @@ def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Colle
     if "mtp" in model.get("features", {}):
         stream("normed depths").maybe(model["features"]["mtp"], 0.5, normed_input=True)
         _add_depth_pattern(stream("depth pattern"), model)
-    _add_choices(stream("choices"), model, cuts)
+    _add_choices(stream("choices"), model, () if parted else cuts)
     if towers:
         add_counted(stream("towers"), model)
 
@@ -283,7 +286,7 @@ def add_windows(draw: Draw, model: dict[str, Any]) -> None:
 
 
 def _add_choices(draw: Draw, model: dict[str, Any], cuts: Collection[int]) -> None:
-    """Layers that attend to what an earlier one chose: others than those with an indexer, or some of these, which no cut parts from it."""
+    """Layers that attend to what an earlier one chose: others than those with an indexer, or some of these. `cuts` part none from it."""
     attention = model.get("attention", {})
     indexer = attention.get("indexer")
     if indexer is None or not draw.chance(CHOICES_SHARE):

@@ -95,6 +95,15 @@ def _changed(document: Spec, **sections: Any) -> Change:
     return repr(sections), _fitting(spec)
 
 
+def _fit_keys(attention: Spec, places: list[int]) -> None:
+    """Remove readers of keys, and their source, that are no layers of attention."""
+    groups = attention.pop("shared_keys", [])
+    for group in groups:
+        group["layers"] = [layer for layer in group["layers"] if layer in places]
+    if kept := [group for group in groups if group["source"] in places and group["layers"]]:
+        attention["shared_keys"] = kept
+
+
 def _fitting(spec: Spec) -> Spec:
     """Remove everything that refers to a layer, slot or letter that no longer exists; keep the rest."""
     model = spec["model"]
@@ -106,6 +115,7 @@ def _fitting(spec: Spec) -> Spec:
     attention = model.get("attention", {})
     places = [index for index, letter in enumerate(letters) if letter == "A"]
     indexer = attention.get("indexer")
+    _fit_keys(attention, places)
     for owner, key in ((attention, "nope_layers"), (attention, "full_layers"), (indexer or {}, "layers")):
         if key in owner:
             owner[key] = [layer for layer in owner[key] if layer in places] or ([] if key != "layers" else places)

@@ -91,15 +91,38 @@ def add_streams(draw: Draw, model: dict[str, Any]) -> None:
         draw.maybe(attention, STREAMS_SHARE, key_bias=True)
 
 
-def add_shared(draw: Draw, model: dict[str, Any], *, stages: int, whole: bool) -> None:
-    """Options that megarun does not build: shared, chosen or compressed keys, kinds without a delta rule, a layer before the head."""
+KEYS_SHARE = 0.25
+
+
+def add_shared_keys(draw: Draw, model: dict[str, Any]) -> None:
+    """Write layers that read the keys and values of earlier ones, in their stage or behind it, of one or of two groups."""
+    attention, attends = model.get("attention", {}), _attends(model)
+    if _has_equal_keys(attention) and len(attends) > 1 and draw.chance(KEYS_SHARE):
+        source, *rest = attends[draw.randint(0, len(attends) - 2) :]
+        readers = draw.some(rest) or rest[:1]
+        attention["shared_keys"] = [{"source": source, "layers": readers}]
+        others = [layer for layer in rest if layer not in readers]
+        if len(others) > 1 and draw.chance(0.5):
+            attention["shared_keys"].append({"source": others[0], "layers": draw.some(others[1:]) or others[1:2]})
+
+
+def _attends(model: dict[str, Any]) -> list[int]:
     letters = model["pattern"].upper().replace("|", "")
     letters = (letters * model["num_layers"])[: model["num_layers"]]
-    attention, attends = model.get("attention", {}), [layer for layer, letter in enumerate(letters) if letter == "A"]
+    return [layer for layer, letter in enumerate(letters) if letter == "A"]
+
+
+def _has_equal_keys(attention: dict[str, Any]) -> bool:
+    """True if all layers of grouped-query attention have equal keys, each head for itself."""
     own = {"key_bias", "layer_heads", "windows"} | ({"full_layers"} if attention.get("full_layers") else set())
-    alone = attention.get("kind") == "gqa" and not attention.keys() & own and attention.get("qk_norm_width", "head") == "head"
-    if alone and stages == 1 and len(attends) > 1 and draw.chance(STREAMS_SHARE * 4):
-        attention["shared_keys"] = [{"source": attends[0], "layers": draw.some(attends[1:]) or attends[1:2]}]
+    return attention.get("kind") == "gqa" and not attention.keys() & own and attention.get("qk_norm_width", "head") == "head"
+
+
+def add_shared(draw: Draw, model: dict[str, Any], *, stages: int, whole: bool) -> None:
+    """Options that megarun does not build: chosen or compressed keys, kinds without a delta rule, a layer before the head."""
+    letters = model["pattern"].upper().replace("|", "")
+    letters = (letters * model["num_layers"])[: model["num_layers"]]
+    attention, attends = model.get("attention", {}), _attends(model)
     dense = [layer for layer, letter in enumerate(letters) if letter == "D"]
     if dense and draw.chance(STREAMS_SHARE):
         width = 2 * model["mlp"]["ffn_hidden_size"]
@@ -107,7 +130,7 @@ def add_shared(draw: Draw, model: dict[str, Any], *, stages: int, whole: bool) -
     moe = model.get("moe", {})
     if moe.get("shared_ffn_hidden_size") and not moe.get("null_experts"):
         draw.maybe(moe, HEADS_SHARE, own_norms=True)
-    if alone and "shared_keys" not in attention:
+    if _has_equal_keys(attention) and "shared_keys" not in attention:
         _add_chosen(draw, attention, attends)
     if model.get("linear_attention", {}).get("kind") == "kda" and whole and draw.chance(HEADS_SHARE):
         given = model["linear_attention"]

@@ -11,11 +11,11 @@ from torch import nn
 from megakernels import cross_entropy, use_kernels
 from megaplan.hosts.megarun.ledger import block_bytes, block_ledger
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 from megarun.dtypes import TORCH_DTYPES
 from megarun.engine.build import build_stage, materialise

@@ -23,8 +23,8 @@ from megaplan.families.mamba.mamba1_program import selective_inside
 from megaplan.families.mamba.program import scan_inside
 from megaplan.families.recurrent.program import recurrence_inside
 from megaplan.hosts.megarun.ledger import block_bytes
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import (
     GatedDeltaNet,
     GroupedQueryAttention,

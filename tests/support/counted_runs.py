@@ -45,11 +45,6 @@ def counted_runs(spec: Spec, inventory: Inventory) -> list[Work]:
         materialise(stage, torch.device("cpu"))
         x = torch.empty(rows, length, spec.model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         starts = torch.empty(rows, length, dtype=torch.int32) if spec.data.packing == "documents" else None
-        out, choice = x, None
-        for block in stage.layers.values():  # as in Stage.forward
-            shared = stage.rotary._replace(choice=choice) if stage.rotary is not None and block.takes_choice else stage.rotary
-            out = block(out, shared, starts)
-            if block.sends_choice:
-                out, choice = out
+        out = stage.run_layers([x], stage.rotary, starts, {})
         out.sum().backward()
     return runs.found

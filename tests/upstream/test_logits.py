@@ -201,7 +201,7 @@ def test_layers_that_share_a_choice_are_those_of_transformers(
     with torch.no_grad():
         expected = stage(tokens)
         for layer in attention.indexer.shared_layers:
-            stage.layers[str(layer)].takes_choice = False
+            stage.layers[str(layer)].reads_choice = False
         assert rms_ratio(stage(tokens), expected) > 1e-3
 
 

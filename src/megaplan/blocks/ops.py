@@ -82,18 +82,26 @@ BANK = "experts"
 """The operation of a bank of experts, and the module of its parameters."""
 SHARED = "shared_normed"
 """The normed stream that another block has made: the second input of a block that shares its norm."""
-EARLIER = "earlier_values"
-"""Values of earlier blocks that a block reads in addition to its input (attention residuals); other blocks own them."""
-CHOICE, GIVEN_CHOICE = "choice", "given choice"
-"""The keys that a block's queries chose, handed on to later blocks, and the same in such a block."""
-TAKE_CHOICE = "take choice"
+GIVEN = "given "
+
+
+def given(name: str) -> str:
+    """A value of an earlier block that a block reads, by its name there; another block or the stage owns it."""
+    return GIVEN + name
+
+
+EARLIER = given("earlier values")
+"""Values of earlier blocks that a block reads in addition to its input (attention residuals)."""
+CHOICE = "choice"
+"""The keys that a block's queries chose, which it passes on to later blocks."""
+TAKE = "take values"
 """The operation, before all others, by which a block takes over what the stage has held since an earlier block made it."""
 
 
 class Flow(Enum):
     """Way in which gradients pass an operation.
 
-    It computes new ones, cuts views of one storage and joins their gradients, adds and hands the same gradient on, or hands it on as a
+    It computes new ones, cuts views of one storage and joins their gradients, adds and hands the same gradient on, or passes it on as a
     view of other dims.
     """
 

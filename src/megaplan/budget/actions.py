@@ -36,7 +36,7 @@ from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.schedules.states import BACKWARDED, FORWARDED, UNTOUCHED, ChunkState
 
 ForwardPoint = tuple[int, Point, int, int, int, bool]
-"""Unit, point, communication, choice of keys, absent bytes, and True if it counts instead of an equal one before."""
+"""Unit, point, communication, values that the stage holds, absent bytes, and True if it counts instead of an equal one before."""
 
 
 def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_grads: bool = True) -> Peak:
@@ -52,35 +52,34 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
     best = -1
     found: ForwardPoint | None = None
     for each in _forward_points(chunk, state, absent, fresh=fresh):
-        index, point, communication, choice, missing, wins = each
-        total = chunk.before[index] + communication + point.size + choice - missing
+        index, point, communication, held, missing, wins = each
+        total = chunk.before[index] + communication + point.size + held - missing
         if total > best or (wins and total == best):
             best, found = total, each
     gradients, filled = chunk.held(state, weight_grads=weight_grads)[0], chunk.root.casting_bytes + chunk.root.gathered_bytes
     if found is None or (fresh and filled - absent > best):  # before any unit runs
         where = "gathering of the slot's own parameters"
         return Peak(gradients + filled - absent, where, -1, None, (), gradients, filled, 0, absent)
-    index, point, communication, choice, missing, _ = found
-    return chunk.peak(index, point, gradients, communication, choice, missing)
+    index, point, communication, held, missing, _ = found
+    return chunk.peak(index, point, gradients, communication, held, missing)
 
 
 def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool) -> Iterator[ForwardPoint]:
     """Points of a forward; of equal ones a unit's own last counts."""
     key, gathered = _before_forward(chunk, state, fresh=fresh)
-    choices, first_layer, flat = chunk.choices, chunk.first_layer, chunk.root.flat_bytes if fresh else 0
+    first_layer, flat = chunk.first_layer, chunk.root.flat_bytes if fresh else 0
     next_flats = chunk.next_flats if key[0] and key[2] else [(0, 0)] * len(chunk.units)
     missing = absent if first_layer >= 0 else 0
     for index, unit in enumerate(chunk.units):
         gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)
-        choice, (copied, running) = choices[index], next_flats[index]
+        (begins, runs), (copied, running) = chunk.held_values[index], next_flats[index]
         if gather is not None:  # the output of the group gathered last is freed when the next one's has been copied out
-            yield index, gather, gathered + flat + copied, choice, missing, False
+            yield index, gather, gathered + flat + copied, begins, missing, False
             flat = own_flat
         if index == first_layer:
             missing = 0
-        choice = 0 if unit.takes_choice else choice  # counted as its own
         for point, in_stage in loss_points(unit) if index == chunk.head else ((run, True),):
-            yield index, point, gathered + (flat + running) * in_stage, choice, missing, True
+            yield index, point, gathered + (flat + running) * in_stage, runs, missing, True
         gathered += left
 
 
@@ -154,7 +153,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
             if total > best:
                 best, found = total, (index, CAST, held, gathered + ahead.flat_bytes, activations)
         gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
-        if sums := chunk.value_sums(index):
+        if sums := chunk.first_sums(index):
             total = before[index] + gradients + gathered + ahead.flat_bytes + sums + waiting[index]
             if total > best:
                 best, found = total, (index, VALUE_SUMS, gradients, gathered + ahead.flat_bytes, sums + waiting[index])

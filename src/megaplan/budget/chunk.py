@@ -13,12 +13,13 @@ from operator import add
 from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT, SHARED
+from megaplan.blocks.payload import PACK, UNPACK
+from megaplan.budget.handed import Handed
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.tape import NOTHING_AHEAD, Ahead, Point
 from megaplan.budget.unit import Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
-from megaplan.families.attention_residuals import PACK, UNPACK
 from megaplan.hosts.megarun.depths import depth_sums
 from megaplan.hosts.megarun.offload import aligned
 from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
@@ -68,7 +69,8 @@ class Chunk:
         input_bytes: A microbatch's input that another stage has sent; 0 if it embeds, or without a pipeline.
         output_bytes: A microbatch's output for another stage; 0 if it ends the model, or without a pipeline.
         packs: True if its last unit makes that output of several values.
-        choices: The choice of keys that the stage holds as a unit's forward begins, for each unit, for a layer from it on.
+        held_values: Values that the stage holds for later layers as each unit's forward begins, and while it runs.
+        value_sums: Sums of gradients of such values that exist as each unit's backward begins.
         offloaded: True for each unit whose kept tensors are in host memory between its forward and its backward.
         before: Bytes that the units before each one keep on the device while it runs, inputs included; last, those between passes. What
             an offloaded unit keeps leaves the device while the next unit runs forward, and comes back while that runs backward.
@@ -82,7 +84,7 @@ class Chunk:
         stored: SlotStorage,
         units: Sequence[Unit],
         policy: ChunkPolicy,
-        values: tuple[int, int] = (1, 1),
+        handed: Handed,
         offloaded: Sequence[bool] = (),
     ) -> None:
         """Computes the sums.
@@ -91,19 +93,19 @@ class Chunk:
             stored: Storage of the slot's parameters, and the names of its blocks that run.
             units: The blocks of these names.
             policy: Settings of the host.
-            values: Tensors of one residual stream's size that it receives, and that it sends.
+            handed: Boundaries of the chunk, and values that its layers pass on; units that pack and unpack them are among the units.
             offloaded: See the class; none if empty.
         """
         self.names, self.units, self.policy, self.has_mtp, self.root = stored.names, tuple(units), policy, stored.has_mtp, stored.root
-        boundary = policy.boundary_bytes if policy.pipelined else 0
-        self.input_bytes = 0 if "embedding" in self.names else values[0] * boundary
+        self.input_bytes = 0 if "embedding" in self.names or not policy.pipelined else handed.received.bytes
         # the stage output, held until backward, and its received gradient
-        self.output_bytes = 0 if stored.is_last else values[1] * boundary
+        self.output_bytes = 0 if stored.is_last or not policy.pipelined else handed.sent.bytes
         self.packs = self.names[-1] == PACK
         self.offloaded = tuple(offloaded) or (False,) * len(units)
         self.before, self.on_host = _kept_before(units, self.offloaded)
         self.saved_bytes: int = self.before[-1] + self.output_bytes
-        self.choices = self._choices()
+        self.held_values = handed.held_bytes(len(units))
+        self.value_sums, self._first_added = handed.summed_bytes(len(units)), handed.first_added_bytes(len(units))
         self.slack_bytes: int = sum([unit.slack_bytes * (not away) for unit, away in zip(units, self.offloaded, strict=True)])
         self.layers_gathered_bytes = stored.layers_together.gathered_bytes
         self.gathered_bytes = self.root.gathered_bytes + self.layers_gathered_bytes
@@ -113,7 +115,7 @@ class Chunk:
         # all-gather outputs: a group's, and those of the layers gathered next
         flats = max(self.root.flat_bytes, layers_flat) + max(policy.gathers_ahead, 1) * layers_flat
         self.parts_bytes: int = stored.layers_together.part_bytes
-        largest = max(map(add, map(add, self.before, self.choices), [unit.forward_bytes for unit in units]))
+        largest = max(map(add, map(add, self.before, [held for held, _ in self.held_values]), [unit.forward_bytes for unit in units]))
         filling = self.root.gathered_bytes + self.root.casting_bytes
         largest += self.parts_bytes + max([0 if unit.storage is None else unit.storage.largest_cut_bytes for unit in units])
         self.forward_bound: int = max(largest + self.gathered_bytes + flats + stored.largest_casting_bytes, filling)
@@ -128,7 +130,7 @@ class Chunk:
         ends = self.units[self.head].block.part.tensors if held else {}
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss instead
         self.received_from = self._received_from()
-        self.backward_extra = self._backward_extra()
+        self.backward_extra = self._backward_extra(handed.received_bytes(len(units)))
         self.waiting_from = [0] * len(units)  # if W runs later, bytes that units from each one on leave to it
 
     @cached_property
@@ -255,24 +257,23 @@ class Chunk:
     def passed_bytes(self, index: int) -> int:
         """Gradients that a layer's backward passes on: of the stream, and of the norm that it shares with the layer before.
 
-        For a prediction depth they include the waiting gradient that final norm or head made for the depth's input; under attention
-        residuals those of earlier values, which the layer has made, and the sums of later layers'.
+        For a prediction depth they include the waiting gradient that final norm or head made for the depth's input; where layers hand
+        values on, those of earlier values, which the layer has made, and the sums of later layers'.
         """
         if self.names[index].startswith("mtp."):
             return 2 * self.policy.boundary_bytes
+        passed = self.policy.boundary_bytes + self.units[index].given_bytes + self.value_sums[index]
         if SHARED not in self.units[index].block.part.tensors:
-            earlier = sum([unit.earlier_bytes for unit in self.units[index : index + 2]])
-            return self.policy.boundary_bytes + earlier
-        return 2 * self.policy.boundary_bytes - (self.output_bytes if index > self.received_from else 0)
+            return passed
+        return passed + self.policy.boundary_bytes - (self._received_bytes if index > self.received_from else 0)
 
-    def value_sums(self, index: int) -> int:
-        """Gradients after the last layer of a stage that sends several values: those that it has made, and their sums with received ones.
+    def first_sums(self, index: int) -> int:
+        """Gradients after a layer that is the first to add to those of the next stage: those that it passes on, and the new sums; else 0.
 
-        The received ones are views of one buffer, to which autograd adds nothing in place; it frees what a Python function has made when
-        all are added.
+        Autograd frees what a Python function has made when all are added.
         """
-        last = self.packs and index == len(self.units) - 2
-        return self.units[index].earlier_bytes + self.output_bytes if last else 0
+        added = self._first_added[index]
+        return self.passed_bytes(index) + added if added else 0
 
     def waiting_sums(self, index: int) -> int:
         """Sums of shared parameters' gradients that wait after a prediction depth, until the depth before adds to them."""
@@ -338,35 +339,30 @@ class Chunk:
                 cells[ACTIVATIONS] -= kept
         return cells
 
-    def _choices(self) -> list[int]:
-        found, held = [], 0
-        for unit in self.units:
-            found.append(held)
-            held = 0 if unit.takes_choice else held + unit.choice_bytes
-        return found
+    @property
+    def _received_bytes(self) -> int:
+        """The gradient of its last layer's output in the receive buffer."""
+        return self.policy.boundary_bytes if self.output_bytes else 0
 
     def _received_from(self) -> int:
-        """First unit whose output's gradient is in the receive buffer: a unit that shares its norm adds nothing to the passed gradient."""
-        index = len(self.units) - 1
+        """First layer whose output's gradient is in the receive buffer: a unit that shares its norm adds nothing to the passed gradient."""
+        index = len(self.units) - 1 - self.packs
         while self.output_bytes and SHARED in self.units[index].block.part.tensors:
             index -= 1
         return index
 
-    def _backward_extra(self) -> list[int]:
+    def _backward_extra(self, received: Sequence[int]) -> list[int]:
         """Bytes by which each unit's backward exceeds its ledger, or less.
 
         The gradient of a stage's output is in a receive buffer, which is counted there. The last stage's output, the logits, is held
         until the backward has ended. The gradient of the first MTP depth's input that final norm or head made waits until that depth
-        adds its own. Gradients of values that later units read are summed until the unit that made the value. A stage that sends several
-        values receives their gradients in one buffer, of which its last layer's is a view.
+        adds its own. A stage that sends values receives their gradients in one buffer, of which its last layer's is a view. `received` are
+        gradients of values that units count and that are there, too.
         """
-        carried = [0] * len(self.units)
+        carried = [sums - buffered for sums, buffered in zip(self.value_sums, received, strict=True)]
         for index in range(self.received_from, len(carried)):
-            carried[index] = -self.output_bytes
-        for index, later in enumerate(self.units[1:]):  # sums of gradients of values that later units read
-            carried[index] += later.earlier_bytes
-        if self.packs:
-            carried[-2] -= self.policy.boundary_bytes
+            carried[index] -= self._received_bytes
+        carried[-1] -= self.output_bytes - self._received_bytes
         for index in range(self.head):
             carried[index] += self.logits_bytes
         if self.has_mtp:

@@ -7,12 +7,13 @@ from copy import copy
 from typing import NamedTuple
 
 from megaplan.blocks.ops import Dims
+from megaplan.blocks.payload import PACK, UNPACK, Boundary, Part
 from megaplan.budget.chunk import Chunk, ChunkPolicy
+from megaplan.budget.handed import Handed, handed_values
 from megaplan.budget.rank import EqualRanks
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Unit, make_unit
-from megaplan.families.attention_residuals import PACK, UNPACK
 from megaplan.hosts.megarun.depths import shared_names
 from megaplan.hosts.megarun.embedding import (
     boundary_bytes,
@@ -26,10 +27,10 @@ from megaplan.hosts.megarun.embedding import (
     rotary_scratch_bytes,
     step_sum_bytes,
 )
-from megaplan.hosts.megarun.ledger import block_bytes, named_variants
+from megaplan.hosts.megarun.ledger import block_bytes, drops, named_variants, taken_values
 from megaplan.hosts.megarun.listed import LAST_OWN
-from megaplan.hosts.megarun.parts import BlockBytes, summarize_with_received_grad, weigh
-from megaplan.hosts.megarun.sizes import Sizes, local_dims, storage_sizes
+from megaplan.hosts.megarun.parts import NOTHING_ARRIVES, Arriving, BlockBytes, summarize_with_arriving, weigh
+from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
 from megaplan.hosts.megarun.towers import stream_bytes, tower_rotary_bytes
@@ -38,6 +39,7 @@ from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.ranks import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host import device_of
+from megaplan.spec.local import boundary, local_dims, payload_parts
 from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 from megaplan.tuples import new
@@ -62,19 +64,25 @@ class Evaluated:
         self.splits, self.shared = layer and not ahead, shared_names(sums.gradients) if ahead else ()
         self.family, self.layer, self.sums, self.storage = block.family, layer, sums, storage
         self._input_bytes = input_bytes
-        self._units: dict[tuple[bool, bool], Unit] = {}
-        self._arrived: BlockBytes | None = None
+        self._units: dict[tuple[bool, int], Unit] = {}
+        self._arrived: dict[Arriving, BlockBytes] = {}
 
-    def unit(self, owned: bool, policy: ChunkPolicy, *, arrived: bool) -> Unit:
+    def with_sums(self, sums: BlockBytes) -> Evaluated:
+        """The same block with other sums of its ledger."""
+        found = copy(self)
+        found.sums, found._units, found._arrived = sums, {}, {}
+        return found
+
+    def unit(self, owned: bool, policy: ChunkPolicy, arriving: Arriving) -> Unit:
         """The block as a unit of its chunk, with the sums that this case needs.
 
         Args:
             owned: True if the chunk itself made the input, so that keeping it costs bytes.
             policy: Policy of the chunk.
-            arrived: True if the gradient of its output came from another slot.
+            arriving: Gradients from other slots and blocks.
         """
-        sums = self._sums_of_arrived(policy) if arrived else self.sums
-        key = owned, sums is self.sums
+        sums = self.sums if arriving == NOTHING_ARRIVES else self._with_arriving(arriving, policy)
+        key = owned, id(sums)
         unit = self._units.get(key)
         if unit is None:
             owned_bytes, last_own = self._input_bytes if owned else 0, LAST_OWN.get(self.family, "")
@@ -85,10 +93,10 @@ class Evaluated:
             self._units[key] = unit
         return unit
 
-    def _sums_of_arrived(self, policy: ChunkPolicy) -> BlockBytes:
-        if self._arrived is None:
-            self._arrived = summarize_with_received_grad(self.sums, splittable=policy.splits_backward)
-        return self._arrived
+    def _with_arriving(self, arriving: Arriving, policy: ChunkPolicy) -> BlockBytes:
+        if arriving not in self._arrived:
+            self._arrived[arriving] = summarize_with_arriving(self.sums, arriving, splittable=policy.splits_backward)
+        return self._arrived[arriving]
 
 
 class BlockMemo:
@@ -134,6 +142,9 @@ class Evaluation:
         equal_ranks: Ranks of a stage with equal bytes of each, by identity of the storages with unevenly sharded tensors; for all
             layouts.
     """
+
+    _values: Sequence[tuple[Part, bool]] = ()  # that layers pass on, each with True if its own layer does not keep it
+    _taking: frozenset[str] = frozenset()  # layers that keep one of these
 
     def __init__(
         self,
@@ -202,6 +213,9 @@ class Evaluation:
         self.shards, self.expands_segments = shards, spec.host.expands_segments
         self.num_reductions = 1 if mesh.is_pipelined else spec.schedule.microbatches_per_update
         self._parts: dict[int, SlotParts] = {}
+        self._given: dict[int, Evaluated] = {}
+        self._values = [(part, drops(spec, value)) for value, part in payload_parts(spec, self.dims)]
+        self._taking = frozenset(f"layers.{value.readers[0]}" for value in spec.model.payload if drops(spec, value))
         self.equal_ranks: dict[frozenset[int], tuple[EqualRanks, ...]] = {}
 
     def of_layout(self, layout: Layout) -> Evaluation:
@@ -230,20 +244,34 @@ class Evaluation:
         return frozenset(found)
 
     def _make(self, slot: Slot) -> SlotParts:
-        blocks, policy = self.blocks, self.policy
-        stored = self.stored.slot(slot, self.layout.bounds(slot))
+        policy, stored = self.policy, self.stored.slot(slot, self.layout.bounds(slot))
         arrived = self._arrived(stored.names) if policy.pipelined and not stored.is_last else frozenset()
-        units = [blocks[name].unit(owned, policy, arrived=name in arrived) for name, owned in zip(stored.names, stored.owned, strict=True)]
-        values = self.spec.model.tensors_before(slot.start), self.spec.model.tensors_before(slot.stop)
-        named, units = self._with_boundaries(stored, units, values)
+        named, handed = self._handed(slot, stored)
+        begins = int(named.names[0] == UNPACK)
+        units = [
+            self._in_stage(name, slot.start).unit(owned, policy, handed.arriving(index + begins, output=name in arrived))
+            for index, (name, owned) in enumerate(zip(stored.names, stored.owned, strict=True))
+        ]
+        units = [*([self._boundary(handed.received, packs=False)] if begins else ()), *units]
+        units += [self._boundary(handed.sent, packs=True)] if named.names[-1] == PACK else ()
         if policy.splits_backward:
             sends, receives = (self._on_the_same_rank(slot, step) for step in (1, -1))
-            chunk: Chunk = SplitBackwardChunk(named, units, policy, values, sends_locally=sends, receives_locally=receives)
+            chunk: Chunk = SplitBackwardChunk(named, units, policy, handed, sends_locally=sends, receives_locally=receives)
         else:
-            chunk = Chunk(named, units, policy, values, self._offloaded(named.names))
+            chunk = Chunk(named, units, policy, handed, self._offloaded(named.names))
         step_sums = sum([count * self.step_sum_bytes.get(family, 0) for family, count in stored.families.items()])
         step_sums += sum([storage.maxima_bytes for storage in stored.blocks])
         return new(SlotParts, (chunk, stored, step_sums))
+
+    def _in_stage(self, name: str, start: int) -> Evaluated:
+        """A block of the slot that begins with a layer: a layer keeps no values that another slot has sent."""
+        found = self.blocks[name]
+        if name not in self._taking or taken_values(self.spec, int(name.removeprefix("layers.")), start):
+            return found
+        if id(found) not in self._given:
+            sums = block_bytes(self.spec, self.dims, name, self.inventory.block(name), start=start)
+            self._given[id(found)] = found.with_sums(sums)
+        return self._given[id(found)]
 
     def _offloaded(self, names: Sequence[str]) -> tuple[bool, ...]:
         """True for each block of a slot whose kept tensors are in host memory between its passes; empty without any."""
@@ -253,20 +281,23 @@ class Evaluation:
         numbers = [int(name.removeprefix("layers.")) if name.startswith("layers.") else -1 for name in names]
         return tuple([index >= 0 and spec.offloads(index, layers[index].family) for index in numbers])
 
-    def _with_boundaries(self, stored: SlotStorage, units: list[Unit], values: tuple[int, int]) -> tuple[SlotStorage, list[Unit]]:
-        """The units of a slot with those that cut what it receives and join what it sends, under attention residuals."""
-        if self.spec.model.attention_residuals is None or not self.policy.pipelined:
-            return stored, units
-        names = list(stored.names)
-        if "embedding" not in names:
-            units, names = [self._boundary(values[0], packs=False), *units], [UNPACK, *names]
-        if not stored.is_last:
-            units, names = [*units, self._boundary(values[1], packs=True)], [*names, PACK]
-        return stored._replace(names=tuple(names)), units
+    def _handed(self, slot: Slot, stored: SlotStorage) -> tuple[SlotStorage, Handed]:
+        """The values of a slot, and the names of its units with those that cut what it receives and join what it sends."""
+        names, stream = stored.names, Boundary(Part(None, self.dims.boundary, self.spec.precision.activations))
+        if not self._values:
+            return stored, Handed(stream, stream)
+        received, sent = (boundary(self.spec, self.dims, cut) for cut in (slot.start, slot.stop))
+        if self.policy.pipelined:
+            names = (UNPACK, *names) if received.values and "embedding" not in names else names
+            names = (*names, PACK) if sent.values and not stored.is_last else names
+        places = {int(name.removeprefix("layers.")): index for index, name in enumerate(names) if name.startswith("layers.")}
+        if stored.is_last:
+            places[self.spec.model.num_layers] = names.index("final_norm")
+        values = handed_values(self._values, places, (slot.start, slot.stop), ends=stored.is_last)
+        return stored._replace(names=names), Handed(received, sent, values)
 
-    def _boundary(self, values: int, *, packs: bool) -> Unit:
-        part = boundary_part(self.dims, values, packs=packs)
-        return make_unit(weigh(part, {}, in_place=True), None, False, self.boundary_bytes if packs else 0)
+    def _boundary(self, sent: Boundary, *, packs: bool) -> Unit:
+        return make_unit(weigh(boundary_part(sent, packs=packs), {}, in_place=True), None, False, self.boundary_bytes if packs else 0)
 
     def of_rank(self, slots: tuple[Slot, ...]) -> RankStorage:
         """Storage of the parameters of a pipeline rank with these slots."""

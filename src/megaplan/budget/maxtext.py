@@ -34,12 +34,12 @@ from megaplan.hosts.maxtext.limits import SIZE
 from megaplan.hosts.maxtext.policies import DEVICE, HOST, INPUT, saved_bytes, saved_places
 from megaplan.hosts.megarun.ledger import block_bytes, block_variants
 from megaplan.hosts.megarun.parts import BlockBytes
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import Explained, HostBytes
 from megaplan.inventory.tensors import Block, Group, Inventory, Owner, ParamTensor
 from megaplan.layout.ranks import Layout, Slot, rank_coordinate
 from megaplan.spec.host import Host, device_of
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Recompute, Spec
 
 LOGIT_COPIES = 2

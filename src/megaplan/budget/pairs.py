@@ -83,7 +83,7 @@ def _held(chunk: Chunk, state: ChunkState, *, weight_grads: bool) -> tuple[int, 
 
 def _forward(chunk: Chunk, gradients: int, gathered: int) -> Iterator[CoursePoint]:
     for index, unit in enumerate(chunk.units):
-        choice = 0 if unit.takes_choice else chunk.choices[index]
+        _, held = chunk.held_values[index]
         if index == chunk.head:
             points: Iterable[tuple[Point, bool]] = [(point, False) for point, _ in loss_points(unit)]
         elif _is_depth(chunk, index):
@@ -93,7 +93,7 @@ def _forward(chunk: Chunk, gradients: int, gathered: int) -> Iterator[CoursePoin
             lives = unit.block.part.replay.forward
             points = _marked(lives, [point_of(unit, "forward of {}", live, a=unit.passing_bytes) for live in lives])
         for point, stops in points:
-            yield chunk.peak(index, point, gradients, gathered, choice), stops
+            yield chunk.peak(index, point, gradients, gathered, held), stops
     yield _between(chunk, len(chunk.units), gradients, gathered, chunk.output_bytes), True
 
 
@@ -129,7 +129,7 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
             held = gradients + lasting[index] + chunk.waiting_sums(index) + of_cast
             yield chunk.peak(index, CAST, held, gathered, activations), False
         gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
-        if sums := chunk.value_sums(index):
+        if sums := chunk.first_sums(index):
             yield chunk.peak(index, VALUE_SUMS, gradients, gathered, sums), False
     for end in ends_of_backward(chunk, gradients, gathered, casts=settings.casts):
         yield end, False

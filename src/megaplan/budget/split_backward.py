@@ -15,8 +15,10 @@ from itertools import accumulate
 
 from megaplan.blocks.ops import INPUT as INPUT_NAME
 from megaplan.blocks.ops import OUTPUT
+from megaplan.blocks.payload import UNPACK
 from megaplan.budget.actions import accumulating_backward_peak
 from megaplan.budget.chunk import Chunk, ChunkPolicy
+from megaplan.budget.handed import Handed
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.unit import Peak, SplitUnit, Unit
 from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
@@ -39,7 +41,7 @@ class SplitBackwardChunk(Chunk):
         stored: SlotStorage,
         units: Sequence[Unit],
         policy: ChunkPolicy,
-        values: tuple[int, int] = (1, 1),
+        handed: Handed,
         *,
         sends_locally: bool,
         receives_locally: bool = False,
@@ -50,11 +52,11 @@ class SplitBackwardChunk(Chunk):
             stored: The same as for `Chunk`, like the next two.
             units: The blocks of its names; layers with their halves.
             policy: Settings of the host.
-            values: See `Chunk`.
+            handed: See `Chunk`.
             sends_locally: True if the next stage is on the same rank, so that the gradient of its output is in no receive buffer.
             receives_locally: True if the stage before is on the same rank, so that its input is in no receive buffer.
         """
-        super().__init__(stored, units, policy, values)
+        super().__init__(stored, units, policy, handed)
         self._halves = [unit.split for unit in self.units]
         sizes = [0 if half is None else half.halves.pending_bytes for half in self._halves]
         self._last = len(units) - 1 - self.packs
@@ -71,7 +73,8 @@ class SplitBackwardChunk(Chunk):
         kept = [half.inputs.part.tensors[name][0] for half in halves for name in half.pending.tensors]
         self.waiting_slack_bytes = slack_bytes(kept)
         self.input_half = self._make_input_half(everything - self._received)
-        first = self.units[0]
+        self._first = int(self.names[0] == UNPACK)
+        first = self.units[self._first]
         self._owning = weigh_halves(first.block) if receives_locally and first.split is not None else None
         if self._owning is not None and INPUT_NAME in self._owning.pending.storages:
             self.kept_input_bytes = self.input_bytes
@@ -97,7 +100,7 @@ class SplitBackwardChunk(Chunk):
             if half is None:
                 continue
             before, gradients_of = self._waiting_below[index], self.units[index].block.gradients
-            owning = self._owning if owns_input and index == 0 else None
+            owning = self._owning if owns_input and index == self._first else None
             for point, size in (owning or half.halves).weights:
                 made = sum([gradients_of[name] for name in point.params])
                 kept = made * half.late_bytes // half.halves.late_bytes

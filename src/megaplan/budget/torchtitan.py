@@ -39,7 +39,7 @@ from megaplan.budget.values import (
 from megaplan.columns import Phase
 from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.embedding import boundary_bytes, input_bytes, label_bytes, rotary_bytes
-from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes, Sizes, local_dims, storage_sizes
+from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes, Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
 from megaplan.hosts.torchtitan.blocks import PAIR, in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ends import LOGITS
@@ -48,6 +48,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout, Slot, rank_coordinate
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host import device_of
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 
 REPLICATED, TENSOR_PARALLEL, EXPERT_PARALLEL = OWNER_COLUMNS.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from megaplan.blocks.ops import CHOICE, EARLIER, GIVEN_CHOICE
+from megaplan.blocks.ops import GIVEN
 from megaplan.budget.values import ACTIVATIONS
 from megaplan.columns import Column
 from megaplan.hosts.megarun.halves import HalvedBytes
@@ -54,9 +54,7 @@ class Unit(NamedTuple):
         last_own: The tensor of a layer that FSDP2 lists after those of its children; "" if there is none.
         shared: Parameters of other blocks whose gradients the first prediction depth passes on.
         split: The two halves of a layer with a split backward.
-        choice_bytes: The choice of keys that a layer passes on: the stage holds it until a later layer keeps it.
-        takes_choice: True if it is that layer.
-        earlier_bytes: Gradients that it makes of values of earlier blocks, in addition to that of its input.
+        given_bytes: Gradients that it makes of values of earlier blocks, in addition to that of its input.
         segments: Segments of the tape (`megaplan.budget.tape`), by action and settings.
     """
 
@@ -80,9 +78,7 @@ class Unit(NamedTuple):
     last_own: str
     shared: tuple[str, ...]
     split: SplitUnit | None
-    choice_bytes: int
-    takes_choice: bool
-    earlier_bytes: int
+    given_bytes: int
     segments: dict[Hashable, Any]
 
 
@@ -123,9 +119,7 @@ def make_unit(
             last_own,
             shared,
             None,
-            tensors[CHOICE][0] if CHOICE in tensors else 0,
-            GIVEN_CHOICE in tensors and tensors[GIVEN_CHOICE][0] > 0,
-            tensors[EARLIER][0] if EARLIER in tensors else 0,
+            sum([tensors[name][0] for name in block.part.replay.backward[-1].gradients if name.startswith(GIVEN)]),
             {},
         ),
     )

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from megaplan.budget.values import RankBudget
+from megaplan.cli.stages_text import received_text
 from megaplan.cli.time_text import turns_text
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column, Phase
@@ -40,6 +41,13 @@ def explain_lines(given: LoadedJob, rank: RankBudget, time: PlannedTime | str) -
         yield f"{column}: {num_bytes:,} bytes ({format_bytes(num_bytes)})", "bold"
         holds = column_lines(column) if host.trained else wrap(host.holds[column], width=76)
         yield from _plain(f"  {line}" for line in holds)
+    slots = given.layout.of_rank(rank.coordinate["pp"]) if host.carries_values else ()
+    received = [f"  slot {slot.index} {text}" for slot in slots if (text := received_text(given.spec, slot.start))]
+    if received:
+        yield "", ""
+        yield "values of earlier layers that stages pass on", "bold"
+        for line in received:
+            yield from _plain(wrap(line, indent="    "))
     yield from _steps(given, rank, time)
     found: Explained = host.explain(given.spec, given.inventory, given.layout, rank.coordinate["pp"])
     yield "", ""

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from megaplan.inventory.towers import by_part
 from megaplan.partition.values import amount
+from megaplan.spec.local import boundary, local_dims
 from megaplan.terminal.table import line_width, table, wrap
 from megaplan.units import format_bytes
+from megaplan.wording import series
 
 if TYPE_CHECKING:
     from megaplan.partition.gain import Gain
     from megaplan.plan.document import CertificateRecord, PlanDocument
+    from megaplan.spec.models import Spec
 
 
 def short_letters(letters: str) -> str:
@@ -50,8 +53,25 @@ def stage_lines(plan: PlanDocument) -> Iterator[str]:
     for stage in stages:
         owns = ", ".join(f"{name}*" if name in stage.copies else name for name in by_part(stage.owns))
         yield from wrap(f"slot {stage.slot}: {_broken(stage.letters)}{f'; owns {owns}' if owns else ''}", indent="  ")
+    for stage in stages:
+        if text := received_text(plan.spec, stage.layers[0]):
+            yield from wrap(f"slot {stage.slot} {text}", indent="  ")
     if any(stage.copies for stage in stages):
         yield "* a copy of a block that another slot owns; their gradients are summed"
+
+
+def received_text(spec: Spec, start: int) -> str:
+    """The values that a stage which begins with a layer receives with the stream, `receives …`; empty without any."""
+    sent = boundary(spec, local_dims(spec), start)
+    if not sent.values:
+        return ""
+    by_source: dict[int, list[str]] = {}
+    for part in sent.values:
+        if part.value is not None:
+            by_source.setdefault(part.value.source, []).append(part.value.title)
+    values = series([f"{series(titles, 'and')} of layer {source}" for source, titles in by_source.items()], "and")
+    own = sent.bytes - sent.stream.own_bytes
+    return f"receives {values} with the stream: {format_bytes(own)} of {format_bytes(sent.bytes)} for each microbatch"
 
 
 def _on_device(plan: PlanDocument, pp_rank: int) -> tuple[str, str, str]:

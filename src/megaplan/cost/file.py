@@ -69,12 +69,11 @@ def parse_costs(text: str, name: str, spec: Spec, inventory: Inventory) -> Measu
         )
         raise MegaplanError([*found[:MAX_FINDINGS], *more])
     layers, edges = document["layers"], document["edges"]
-    boundary_ns = document.get("boundary_ns")
-    if boundary_ns is None:
-        boundary_ns = model_times(spec, inventory).boundary_ns
+    given_ns = document.get("boundary_ns")
+    boundaries_ns = model_times(spec, inventory).boundaries_ns if given_ns is None else (given_ns,)
     first, last = (edges[name] or {} for name in _EDGES)
     return MeasuredCosts(
-        times=ModelTimes(tuple(map(_time, layers)), _time(first), _time(last), boundary_ns),
+        times=ModelTimes(tuple(map(_time, layers)), _time(first), _time(last), boundaries_ns),
         digest=_digest(document),
         static_bytes=tuple(layer.get("static_bytes") for layer in layers),
         activation_bytes=tuple(layer.get("activation_bytes") for layer in layers),
@@ -89,7 +88,7 @@ def costs_document(times: ModelTimes) -> dict[str, Any]:
         "format": FORMAT,
         "layers": [_record(layer) for layer in times.layers],
         "edges": {"embedding": _record(times.first), "head": _record(times.last)},
-        "boundary_ns": times.boundary_ns,
+        "boundary_ns": times.boundary_ns if len(times.boundaries_ns) == 1 else None,
     }
 
 

@@ -13,7 +13,7 @@ from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import BUBBLE, COPIES, EXPOSED, HOST, PLAIN, Change, ReplayTimer, SlotSpans, Sums, linked_orders
 from megaplan.cost.times import model_times
-from megaplan.cost.transfers import boundary_ns, layer_transfers
+from megaplan.cost.transfers import boundary_times, layer_transfers
 from megaplan.cost.values import LayerTime, ModelTimes, of_own_slots, replayed
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.schedules import placement, slot_owner
@@ -63,10 +63,10 @@ class PooledTimer:
 
     def slots(self, spec: Spec) -> tuple[ModelTimes, ...]:
         """See `slot_times`."""
-        leaves, load = joins_pools(spec), rank_workload(spec, spec.precision.params)
+        leaves = joins_pools(spec)
         timed = [(timer, part.spec) for timer, part in zip(self.timers(spec), parts_of(spec), strict=True)]
-        slowest = max(boundary_ns(timer.rates(alone), alone, load, leaves=leaves) for timer, alone in timed)
-        times = [replace(timer.times(alone), boundary_ns=slowest) for timer, alone in timed]
+        hops = [boundary_times(timer.rates(alone), alone, leaves=leaves) for timer, alone in timed]
+        times = [replace(timer.times(alone), boundaries_ns=max(hops)) for timer, alone in timed]
         return tuple(times[index] for index in devices_of_slots(spec))
 
     def sums(self, spec: Spec) -> list[Sums]:
@@ -95,7 +95,7 @@ class PooledTimer:
         """Time of all microbatches of an update, and what turns hide on all ranks."""
         orders = spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches
         linked, lengths, steps = linked_orders(*orders), replayed(times, spans), spec.schedule.steps_per_update
-        return steps * linked.makespan(lengths, p2p=times[0].boundary_ns), steps * linked.hidden(lengths)
+        return steps * linked.makespan(lengths, p2p=times[0].widest_ns([stop for _, stop in spans[:-1]])), steps * linked.hidden(lengths)
 
     def turns_ns(self, spec: Spec, spans: SlotSpans) -> tuple[int, int]:
         """Exchanges of rows in a step at which pairs take turns, and what these hide, on a mean pipeline rank."""

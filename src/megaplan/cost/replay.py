@@ -107,7 +107,7 @@ class ReplayTimer:
         self.makes = list(makes.values())
         """Blocks of all layers but the last, whether their products multiply in eight bits, and how often each occurs."""
         self._layers: dict[tuple[object, ...], LayerTime] = {}
-        self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, int]] = {}
+        self._ends: dict[tuple[object, ...], tuple[LayerTime, LayerTime, tuple[int, ...]]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}
         self._times: dict[tuple[object, ...], ModelTimes] = {}
         self._replays: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -290,7 +290,7 @@ class ReplayTimer:
             )
         return found
 
-    def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, int]:
+    def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, tuple[int, ...]]:
         mesh = spec.mesh
         experts = (mesh.ep, mesh.etp) if spec.model.features.mtp is not None else ()  # of prediction depths
         key = (
@@ -351,11 +351,12 @@ class ReplayTimer:
         times = self.times(spec)
         lengths = replayed([times] * len(spans), spans, spec.num_copies)
         orders = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
-        key = (*orders, lengths, times.boundary_ns)
+        hop_ns = times.widest_ns([stop for _, stop in spans[:-1]])
+        key = (*orders, lengths, hop_ns)
         found = self._replays.get(key)
         if found is None:
             linked = linked_orders(*orders)
-            found = kept(self._replays)[key] = linked.makespan(lengths, p2p=times.boundary_ns), linked.hidden(lengths)
+            found = kept(self._replays)[key] = linked.makespan(lengths, p2p=hop_ns), linked.hidden(lengths)
         makespan, hidden = found
         return schedule.steps_per_update * makespan, schedule.steps_per_update * hidden
 

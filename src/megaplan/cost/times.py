@@ -41,7 +41,7 @@ from megaplan.cost.towers import tower_works
 from megaplan.cost.transfers import (
     Transfers,
     block_transfers,
-    boundary_ns,
+    boundary_times,
     layer_transfers,
     rows_ns,
     tower_transfers,
@@ -83,8 +83,8 @@ def model_times(spec: Spec, inventory: Inventory, rates: Rates | None = None) ->
     return ModelTimes(tuple(layers), *end_times(spec, rates), rates.issue_ns)
 
 
-def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | None = None) -> tuple[LayerTime, LayerTime, int]:
-    """Times added to the first and to the last slot, and nanoseconds of a boundary between ranks; options as for `layer_time`."""
+def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | None = None) -> tuple[LayerTime, LayerTime, tuple[int, ...]]:
+    """Times added to the first and to the last slot, and nanoseconds of boundaries between ranks; options as for `layer_time`."""
     recipe = spec.precision.recipe
     timer = _Timer(spec, rates, spec.precision.params, fused=fused, scales_head=recipe is not None and recipe.head, seen=seen)
     ends = end_works(timer.load, spec)
@@ -99,7 +99,7 @@ def end_times(spec: Spec, rates: Rates, *, fused: bool = False, seen: Seen | Non
     first = timer.time((*ends.embedding, *ends.side_embeddings)) + _waiting(looked_up)
     if spec.model.towers is not None:
         first = sum(_tower_times(spec, spec.model.towers, rates, fused=fused, seen=seen), start=first)
-    return first, last, boundary_ns(rates, spec, timer.load)
+    return first, last, boundary_times(rates, spec)
 
 
 def _tower_times(spec: Spec, towers: Towers, rates: Rates, *, fused: bool, seen: Seen | None) -> Iterator[LayerTime]:

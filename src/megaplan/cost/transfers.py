@@ -31,6 +31,7 @@ from megaplan.families.family import Exchanges
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Block
 from megaplan.spec.host import fabric_size
+from megaplan.spec.local import boundary, boundary_sizes, local_dims
 from megaplan.spec.models import Spec
 
 
@@ -130,19 +131,24 @@ def exchange_ns(rates: Rates, spec: Spec, group: RankGroup, sent_bytes: int) -> 
     return rates.latency_ns + max(rates.node_ns(intra), rates.network_ns(inter))
 
 
-def boundary_ns(rates: Rates, spec: Spec, load: Workload, *, tensors: int | None = None, leaves: bool = False) -> int:
-    """One microbatch's boundary from a pipeline rank to the next; over the network as soon as one such link leaves a node.
+def boundary_times(rates: Rates, spec: Spec, *, leaves: bool = False) -> tuple[int, ...]:
+    """`boundary_ns` before each layer, with the values that it carries; of equal times only one, without a pipeline 0."""
+    if spec.mesh.pp == 1:
+        return (0,)
+    dims = local_dims(spec)
+    sizes = boundary_sizes(spec, dims) if spec.model.payload else [boundary(spec, dims, 0).bytes]
+    found = [boundary_ns(rates, spec, size, leaves=leaves) for size in sizes]
+    return tuple(found if min(found) < max(found) else found[:1])
 
-    It has so many tensors of a block's output; without a number those of the widest boundary, as schedules have one time for all.
+
+def boundary_ns(rates: Rates, spec: Spec, sent_bytes: int, *, leaves: bool = False) -> int:
+    """One microbatch's boundary from a pipeline rank to the next; over the network as soon as one such link leaves a node.
 
     Neighbouring pipeline ranks are world size / pp ranks apart, and all of them together span the job: they leave a node if the job does,
     or if `leaves` says so.
     """
-    if spec.mesh.pp == 1:
-        return 0
-    tensors = tensors or spec.model.tensors_before(spec.model.num_layers)
-    sent = load.num_tokens // load.tp * spec.model.boundary_width * load.itemsize * tensors
-    return rates.latency_ns + (rates.network_ns(sent) if leaves or spec.mesh.world_size > spec.device.per_node else rates.node_ns(sent))
+    leaves = leaves or spec.mesh.world_size > spec.device.per_node
+    return rates.latency_ns + (rates.network_ns(sent_bytes) if leaves else rates.node_ns(sent_bytes))
 
 
 def layer_transfers(rates: Rates, spec: Spec, load: Workload, block: Block) -> Transfers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from megaplan.schedules import Course, Leg, Legs, SlotTimes
@@ -87,15 +87,26 @@ class ModelTimes:
         layers: One per layer, in model order.
         first: Added to the first slot: token and side embeddings, a stated encoder with its projection.
         last: Added to the last slot: final norm, head and loss, and every MTP depth.
-        boundary_ns: One microbatch's residual stream, sent from one pipeline rank to the next over the slowest of these links; 0 at pp 1.
+        boundaries_ns: One microbatch's stream, sent from one pipeline rank to the next over the slowest of these links, with the values
+            that the boundary before each layer from the second on carries; one number if all are equal, 0 at pp 1.
         issue_ns: Host time of a launch; 0 where launches are not counted.
     """
 
     layers: tuple[LayerTime, ...]
     first: LayerTime
     last: LayerTime
-    boundary_ns: int = 0
+    boundaries_ns: tuple[int, ...] = (0,)
     issue_ns: int = 0
+
+    @property
+    def boundary_ns(self) -> int:
+        """Time of the narrowest boundary."""
+        return min(self.boundaries_ns)
+
+    def widest_ns(self, cuts: Iterable[int]) -> int:
+        """Time of the widest of these boundaries: the one that schedules have for all."""
+        times = self.boundaries_ns
+        return times[0] if len(times) == 1 else max([times[cut - 1] for cut in cuts])
 
     @property
     def in_turns(self) -> bool:
@@ -121,7 +132,7 @@ def fastest(times: Sequence[ModelTimes]) -> ModelTimes:
     if len(set(map(id, times))) == 1:
         return times[0]
     layers = tuple(map(_least, zip(*(each.layers for each in times), strict=True)))
-    return ModelTimes(layers, _least([each.first for each in times]), _least([each.last for each in times]), times[0].boundary_ns)
+    return ModelTimes(layers, _least([each.first for each in times]), _least([each.last for each in times]), times[0].boundaries_ns)
 
 
 def _least(times: Sequence[LayerTime]) -> LayerTime:

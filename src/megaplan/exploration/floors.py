@@ -17,11 +17,12 @@ from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_bytes
-from megaplan.hosts.megarun.sizes import local_dims, storage_sizes
+from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.partition.layer_bytes import BlockNeeds, stored_needs
 from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, rank_states
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 
 
@@ -139,7 +140,7 @@ class Floors(AnyFloors):
         found = self._kept.get(key)
         if found is None:
             dims = local_dims(spec, is_last_cp_rank=False)
-            ledger = block_bytes(_plain(spec, block.family, policy), dims, name, block)
+            ledger = block_bytes(_plain(spec, block.family, policy), dims, name, block, start=len(self._inventory.layers))
             found = self._kept[key] = ledger.saved_bytes + (boundary_bytes(dims) if ledger.keeps_input else 0)
         return found
 

@@ -4,8 +4,8 @@ Layers are in groups. The results of a group's layers are summed, and that sum i
 reads the values of all groups before its own and, if it is not the first of its group, the sum of its group so far. For each token the
 weights are a softmax over the values. With groups of one layer, a layer reads the result of every earlier layer.
 
-The value of an earlier group belongs to the block that made it, or to a receive buffer: a block keeps a reference. A stage sends all
-values that later layers read, one after another in one tensor. `megakernels.attend_depth` is the operation.
+The value of an earlier group belongs to the layer after it, which keeps it as its input, or to a receive buffer: a block keeps a reference.
+Values are a payload (`megaplan.blocks.payload`). `megakernels.attend_depth` is the operation.
 
 Source: arXiv:2603.15031.
 """
@@ -13,11 +13,13 @@ Source: arXiv:2603.15031.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from megakernels.facts import Work
 from megakernels.ops.depth_attention.facts import scratch_bytes
-from megaplan.blocks.ops import EARLIER, INPUT, OUTPUT, BlockProgram, Dims, Op, cut
+from megaplan.blocks.ops import EARLIER, INPUT, OUTPUT, BlockProgram, Dims, Op
+from megaplan.blocks.payload import Payload
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Works
 from megaplan.columns import Column
@@ -25,7 +27,8 @@ from megaplan.inventory.makers import replicated
 from megaplan.inventory.tensors import Group, Init, ParamTensor
 from megaplan.scalars import PositiveInt, Section
 
-ATTEND, PACK, UNPACK = "attend depth", "pack values", "unpack values"
+ATTEND = "attend depth"
+VALUE = "value of a group"
 ATTENDED, SCORES, RSTD, SUMS, GRADIENT_SUMS = "attended", "depth_scores", "depth_rstd", "depth_sums", "depth_gradient_sums"
 QUERY, SCALE = "depth.query", "depth.scale"
 
@@ -55,6 +58,20 @@ class AttentionResiduals(Section):
         """The values that a layer reads by its global index; the last norm has the number of layers as its index."""
         group, place = divmod(layer, self.group_layers)
         return DepthReads(group + (place > 0), place == 0)
+
+    def payload(self, num_layers: int) -> tuple[Payload, ...]:
+        """The values, by the first layer of the group that follows each one: its input, which all later layers and the last norm read."""
+        return _payload(self.group_layers, num_layers)
+
+
+@lru_cache(maxsize=64)
+def _payload(group_layers: int, num_layers: int) -> tuple[Payload, ...]:
+    sources = range(0, num_layers, group_layers)
+    return tuple([Payload(INPUT, VALUE, each, range(each + 1, num_layers + 1), _residual, "input") for each in sources])
+
+
+def _residual(dims: Dims) -> tuple[int, ...]:
+    return dims.residual
 
 
 def depth_tensors(hidden_size: int) -> tuple[ParamTensor, ...]:
@@ -99,16 +116,6 @@ def depth_shapes(reads: DepthReads, dims: Dims) -> Shapes:
         **storages(dims.dtype, Column.ACTIVATIONS, {ATTENDED: dims.residual, **earlier}),
         **storages(dims.stat_dtype, Column.WORKSPACE, {name: (size,) for name, size in scratch.items()}),
     }
-
-
-def pack_op() -> Op:
-    """The end of a stage: its last sum behind the earlier values. Gradients are views of the tensor that is received."""
-    return Op(PACK, (INPUT,), (OUTPUT,), grads=())
-
-
-def unpack_op() -> Op:
-    """The start of a stage: views of the tensor that is received, whose gradients are joined."""
-    return cut(UNPACK, INPUT, (OUTPUT,))
 
 
 def depth_works(reads: DepthReads, hidden_size: int, itemsize: int) -> Works:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from megaplan.blocks.formula import Formula
 from megaplan.blocks.ops import BlockProgram, Dims
+from megaplan.blocks.payload import Payload
 from megaplan.blocks.storages import Shapes
 from megaplan.blocks.work import Workload, Works
 from megaplan.dtypes import DType
@@ -111,6 +112,7 @@ class Family:
         variant: (section, layer, place among the layers of its letter) to the properties that decide its tensors and work; layers of one
             variant share a `Block`.
         operations: (section, layer) to the properties that decide only its operations.
+        payload: (section) to the values that its layers pass on to later layers; None for none.
         rules: (check, section) to the diagnostics of its rules.
         sharded: (section, hidden size) to the counts that `mesh.tp` must divide, by name.
         exchanges: (section, hidden size, variant) to the data that it moves between ranks.
@@ -141,6 +143,7 @@ class Family:
     full_refused: str | None = None
     variant: Callable[[Any, int, int], Hashable] = lambda _section, _layer, _place: None
     operations: Callable[[Any, int], Hashable] = lambda _section, _layer: None
+    payload: Callable[[Any], tuple[Payload, ...]] | None = None
     rules: Callable[[CheckedSpec, Any], Iterator[Diagnostic]] = lambda _checked, _section: iter(())
     sharded: Callable[[Any, int], Mapping[str, int]] = lambda _section, _hidden: {}
     exchanging: Callable[[Workload, Any], BlockProgram] | None = None

@@ -61,6 +61,7 @@ class HostKind(NamedTuple):
         schedules: Schedules that searches and advice try; empty for all.
         trained: megarun trains it: formulas of columns and padding come from its budget, its step is a replayed schedule, adapters are
             priced.
+        carries_values: Stages pass on values that later layers read (`Family.payload`); without, no cut separates these layers.
         saves_working_copy: A checkpoint holds the parameters in precision.params in addition to the masters.
         own_layers: The layers are not the families' operations: positions, norms and prediction modules are its own.
         vocab_with_tp: Embedding and head are sharded over the vocabulary if mesh.tp is above 1.
@@ -95,6 +96,7 @@ class HostKind(NamedTuple):
     topic: Later | None = None
     schedules: tuple[str, ...] = ()
     trained: bool = False
+    carries_values: bool = False
     saves_working_copy: bool = False
     own_layers: bool = False
     vocab_with_tp: bool = False

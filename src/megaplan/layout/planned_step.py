@@ -20,4 +20,6 @@ def planned_step(spec: Spec, inventory: Inventory, spans: Spans) -> Timeline:
     """
     mesh, schedule, times = spec.mesh, spec.schedule, slot_times(spec, inventory)
     orders = actions(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
-    return replay(orders, replayed(times, spans, spec.num_copies), p2p=times[0].boundary_ns, copies=spec.num_copies)
+    return replay(
+        orders, replayed(times, spans, spec.num_copies), p2p=times[0].widest_ns([stop for _, stop in spans[:-1]]), copies=spec.num_copies
+    )

@@ -19,7 +19,6 @@ from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import (
     RankGroup,
     Transfers,
-    boundary_ns,
     context_transfers,
     row_transfers,
     tensor_transfers,
@@ -30,6 +29,7 @@ from megaplan.layout.build import Spans
 from megaplan.layout.step_time import step_to_time
 from megaplan.schedules import placement, slot_owner
 from megaplan.spec.host import device_of
+from megaplan.spec.local import boundary, local_dims
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import depth_blocks
 
@@ -141,10 +141,10 @@ def _of_activations(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
         layout = placement(spec.schedule.kind)
         owners = [slot_owner(layout, slot, pp)[0] for slot in range(len(spans))]
         hops = zip(pairwise(owners), spans, strict=False)
-        tensors = sum([spec.model.tensors_before(stop) for (before, after), (_, stop) in hops if before != after])
-        moved = boundary_ns(sent, spec, load, tensors=1) + boundary_ns(left, spec, load, tensors=1)
+        dims = local_dims(spec)
+        moved = sum([boundary(spec, dims, stop).bytes for (before, after), (_, stop) in hops if before != after])
         crosses = mesh.world_size > spec.device.per_node
-        yield _row(spec, "pp", "activations and their gradients", RankGroup(pp, 1), 2 * count * tensors * moved // pp, leaves=crosses)
+        yield _row(spec, "pp", "activations and their gradients", RankGroup(pp, 1), 2 * count * moved // pp, leaves=crosses)
 
 
 def _of_data_ranks(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[AxisTraffic]:

@@ -2,7 +2,7 @@
 
 A *routing region* is a maximal run of neighbouring E blocks, a *state region* one of neighbouring R blocks. A cut inside such a run warns;
 a cut at its end, or next to a single E or R, does not: dispatch and combine stay within one block, and a recurrence scans over time within
-one block, so no state crosses a boundary and the residual stream is all that is sent (R-14).
+one block, so none of their state crosses a boundary. What does is the residual stream and a declared payload (R-14).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
+from megaplan.spec.local import Inseparable, inseparable
 from megaplan.spec.models import Spec
 
 
@@ -26,7 +27,7 @@ class Constraints(NamedTuple):
         together: Half-open layer spans that no cut may separate.
         shared: Layers that read the input of the layer before them: a cut must not be directly before one.
         joined: Layers inside a transformer block of the host: a cut must not be directly before one.
-        choices: Half-open spans of layers that attend to one choice of keys, which no cut may separate.
+        values: Layers that read what one of them made, where the host's stages do not pass it on.
     """
 
     forbid: tuple[int, ...] = ()
@@ -34,12 +35,12 @@ class Constraints(NamedTuple):
     together: tuple[tuple[int, int], ...] = ()
     shared: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
-    choices: tuple[tuple[int, int], ...] = ()
+    values: tuple[Inseparable, ...] = ()
 
     def allowed_cuts(self, num_layers: int) -> tuple[int, ...]:
         """Allowed cuts, ascending."""
         barred = {*self.forbid, *self.shared, *self.joined}
-        for start, stop in (*self.together, *self.choices):
+        for start, stop in (*self.together, *((span.start, span.stop) for span in self.values)):
             barred.update(range(start + 1, stop))
         return tuple(cut for cut in range(1, num_layers) if cut not in barred)
 
@@ -50,7 +51,7 @@ class Constraints(NamedTuple):
             f"cut {c} parts layers [{start}, {stop}) of split.together" for start, stop in self.together for c in cuts if start < c < stop
         ]
         broken += [f"cut {cut} parts layer {cut} of model.parallel_layers from the layer before" for cut in cuts if cut in self.shared]
-        broken += [f"cut {cut} parts {_sharing(span)}" for span in self.choices for cut in cuts if span[0] < cut < span[1]]
+        broken += [f"cut {cut} parts {span.text}" for span in self.values for cut in cuts if span.has_inside(cut)]
         broken += [f"cut {cut} is inside a transformer block of the host" for cut in cuts if cut in self.joined]
         return broken + [f"cut {cut} of split.pin is missing" for cut in self.pin if cut not in cuts]
 
@@ -83,9 +84,9 @@ class Constraints(NamedTuple):
             yield _problem("MP328", f"cut {cut} of split.pin parts layer {cut} of model.parallel_layers", "split.pin")
         if cut in self.joined:
             yield _problem("MP328", f"cut {cut} of split.pin is inside a transformer block of the host", "split.pin")
-        for start, stop in self.choices:
-            if start < cut < stop:
-                yield _problem("MP328", f"cut {cut} of split.pin parts {_sharing((start, stop))}", "split.pin")
+        for span in self.values:
+            if span.has_inside(cut):
+                yield _problem("MP328", f"cut {cut} of split.pin parts {span.text}", "split.pin")
         for start, stop in self.together:
             if start < cut < stop:
                 yield _problem("MP329", f"cut {cut} of split.pin is inside [{start}, {stop}) of split.together", "split.pin")
@@ -95,7 +96,7 @@ class Constraints(NamedTuple):
         if pinned > needed:
             return [_problem("MP330", f"split.pin has {pinned} cuts, and {num_slots} slots have {needed} boundaries", "split.pin")]
         if allowed < needed:
-            more = ", and choices of keys that layers share," * bool(self.choices) + ", and the host's blocks," * bool(self.joined)
+            more = ", and layers that read what one of them made," * bool(self.values) + ", and the host's blocks," * bool(self.joined)
             rules = f"split.forbid and split.together{more}"
             detail = f"{num_slots} slots need {needed} cuts; {num_layers} layers with {rules} allow {allowed}"
             return [_problem("MP330", detail, "split")]
@@ -103,14 +104,10 @@ class Constraints(NamedTuple):
 
 
 def constraints_of(spec: Spec) -> Constraints:
-    """The constraints of a spec: its `split` section, layers that share an input or a choice, and the host's blocks."""
+    """The constraints of a spec: its `split` section, layers that share an input or a value, and the host's blocks."""
     split = spec.split
     joined = tuple(cut for cut in range(1, spec.model.num_layers) if cut % spec.host.block_layers)
-    return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers, joined, spec.model.choices)
-
-
-def _sharing(span: tuple[int, int]) -> str:
-    return f"layer {span[1] - 1} of model.attention.indexer.shared_layers from layer {span[0]}, whose choice of keys it reads"
+    return Constraints(split.forbid, split.pin, split.together, spec.model.parallel_layers, joined, inseparable(spec))
 
 
 def _problem(code: str, detail: str, key: str) -> Diagnostic:

@@ -15,7 +15,7 @@ from megaplan.budget.stored import reads_other_input
 from megaplan.cost.values import StoredBytes
 from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_bytes, block_variants
-from megaplan.hosts.megarun.sizes import local_dims, storage_sizes
+from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.towers import stream_bytes, tower_sizes
 from megaplan.inventory.tensors import Block, Inventory, Outside, layer_names
@@ -23,6 +23,7 @@ from megaplan.layout.ranks import Layout
 from megaplan.partition.limits import SpanSum, Weight, layer_weight
 from megaplan.schedules.in_flight import shared_buffers
 from megaplan.schedules.states import FORWARD, REDUCED, UNTOUCHED, RankState, non_dominated, rank_states
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _needs(
         static = stored.static_bytes + rounds * (storage.resident_slack_bytes + (0 if offloads else storage.state_slack_bytes))
         if not runs:
             return BlockNeeds(static, 0, pipelined * stored.gradient_bytes, pipelined * stored.gathered_bytes)
-        ledger = block_bytes(spec, dims, name, block)
+        ledger = block_bytes(spec, dims, name, block, start=len(inventory.layers))
         other = reads_other_input(name, has_mtp=has_mtp, normed=normed, merges=merges)
         kept_input = stream_bytes(spec, dims, name) if ledger.keeps_input and not other else 0
         saved = ledger.saved_bytes + rounds * ledger.saved_slack_bytes + kept_input

@@ -44,7 +44,7 @@ class StepTimes:
     def __init__(self, times: Sequence[ModelTimes], linked: LinkedOrders, paths: Sequence[RankPath], copies: int = 1) -> None:
         """`times` are those of each slot's device; `copies` those of the model that the linked orders run."""
         self._times, self._in_turns, self._copies = times, times[0].in_turns, copies
-        self._boundary_ns, self._num_layers = times[0].boundary_ns, len(times[0].layers)
+        self._num_layers = len(times[0].layers)
         self._before = [before_slots(times, part) for part in parts_of(times[0])]
         self._linked, self._checks = linked, 0
         self._chains = [(path.transfers, _terms(path)) for path in paths]
@@ -68,7 +68,7 @@ class StepTimes:
     def of(self, cuts: tuple[int, ...]) -> int:
         """Length of the step in nanoseconds."""
         if cuts not in self._known:
-            self._known[cuts] = self._linked.makespan(self._times_of(cuts), p2p=self._boundary_ns)
+            self._known[cuts] = self._linked.makespan(self._times_of(cuts), p2p=self._times[0].widest_ns(cuts))
         return self._known[cuts]
 
     def _times_of(self, cuts: tuple[int, ...]) -> SlotTimes:
@@ -79,11 +79,11 @@ class StepTimes:
 
     def is_at_least(self, cuts: Sequence[int], length_ns: int) -> bool:
         """True if one path alone takes that long, which is cheaper to check than a replay. The path that succeeded last is tried first."""
-        parts, chains = self._slot_times(cuts), self._chains
+        parts, chains, hop_ns = self._slot_times(cuts), self._chains, self._times[0].widest_ns(cuts)
         self._checks += len(cuts)
         for index, (transfers, terms) in enumerate(chains):
             self._checks += 1
-            if transfers * self._boundary_ns + sum([often * parts[part][slot] for part, slot, often in terms]) >= length_ns:
+            if transfers * hop_ns + sum([often * parts[part][slot] for part, slot, often in terms]) >= length_ns:
                 chains.insert(0, chains.pop(index))
                 return True
         return False

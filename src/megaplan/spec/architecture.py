@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from megaplan.blocks.payload import Payload
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.attention_residuals import AttentionResiduals
 from megaplan.families.dense.section import Mlp
@@ -14,6 +15,7 @@ from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaA
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
+from megaplan.families.registry import families_of
 from megaplan.families.residual import NormPlacement, ResidualPath, StreamNorm
 from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.families.streams import Streams
@@ -257,14 +259,12 @@ class Model(OptionsSection):
         """Streams of the residual path."""
         return 1 if self.streams is None else self.streams.count
 
-    def tensors_before(self, layer: int) -> int:
-        """Tensors of a block's output that a stage which begins with a layer receives: with attention residuals all that it reads."""
-        return 1 if self.attention_residuals is None else self.attention_residuals.reads(layer).earlier + 1
-
     @property
-    def boundary_width(self) -> int:
-        """Numbers of a token that a block passes on to the next, and a stage in each tensor to the next stage."""
-        return self.hidden_size * self.num_streams
+    def payload(self) -> tuple[Payload, ...]:
+        """Values that layers pass on to later layers in addition to the stream, by the layers that do."""
+        found = [value for family, section in families_of(self) if family.payload is not None for value in family.payload(section)]
+        found += () if self.attention_residuals is None else self.attention_residuals.payload(self.num_layers)
+        return tuple(sorted(found, key=lambda value: (value.source, value.name)))
 
     def path_of(self, layer: int) -> ResidualPath:
         """Residual path of one layer; `layer` is its global index."""
@@ -290,14 +290,6 @@ class Model(OptionsSection):
         gated = () if self.norm_gate is None else self.norm_gate.layers
         embedded = () if self.features.layer_embeddings is None else self.features.layer_embeddings.layers
         return frozenset((*embedded, *self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers, *self.unnormed_layers, *gated))
-
-    @property
-    def choices(self) -> tuple[tuple[int, int], ...]:
-        """Half-open spans of layers, by global indices, that attend to one choice of keys or one layer's keys; no cut may be inside."""
-        if isinstance(self.attention, GroupedQueryAttention):
-            return tuple((shared.source, shared.layers[-1] + 1) for shared in self.attention.shared_keys if shared.layers)
-        indexer = self.attention.indexer if isinstance(self.attention, LatentAttention) else None
-        return () if indexer is None else tuple((group[0], group[-1] + 1) for group in indexer.groups)
 
     def sharing(self, layer: int) -> tuple[int, ...]:
         """Layers behind a layer that read the norm that it reads, by global indices."""

@@ -182,6 +182,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
         "model.attention.values_from_keys",
         "model.attention.window_rotary_dim",
         "model.attention.indexer.shared_layers",
+        "model.attention.shared_keys",
         "model.attention.output_bias",
         "model.attention.qk_norm_width",
         "model.attention.rope_scaling",

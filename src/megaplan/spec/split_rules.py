@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import rising
 from megaplan.spec.context import Checked
+from megaplan.spec.local import inseparable
 from megaplan.spec.pattern import Span, has_boundaries
 from megaplan.wording import plural, series, show
 
@@ -126,15 +127,15 @@ def _conflicts(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP329", detail, "split.pin", f"pin {start} or {stop} instead, or remove the span")
     if both or parted or slots > num_layers:
         return
-    model = checked.spec.model
-    inside.update(cut for start, stop in model.choices for cut in range(start + 1, stop))
-    barred = len(inside.union(split.forbid, model.parallel_layers).intersection(range(1, num_layers)))
+    joined = inseparable(checked.spec)
+    inside.update(cut for span in joined for cut in range(span.start + 1, span.stop))
+    barred = len(inside.union(split.forbid, checked.spec.model.parallel_layers).intersection(range(1, num_layers)))
     allowed, needed = num_layers - 1 - barred, slots - 1
     if len(split.pin) > needed:
         detail = f"split.pin has {plural(len(split.pin), 'cut')}, and {plural(slots, 'slot')} have {needed} between them"
         yield checked.error("MP330", detail, "split.pin", f"pin at most {needed}")
     elif allowed < needed:
-        where = "inside split.together or a choice of keys that layers share" if model.choices else "inside split.together"
+        where = "inside split.together or layers that read what one of them made" if joined else "inside split.together"
         free = f"{num_layers - 1} cuts − {barred} forbidden or {where} = {allowed}"
         detail = f"{free}, and {plural(slots, 'slot')} need {needed}"
         yield checked.error("MP330", detail, "split.forbid" if split.forbid else "split.together", "forbid fewer cuts, or use fewer slots")
@@ -153,12 +154,8 @@ def _constraints_of_spans(checked: Checked) -> Iterator[Diagnostic]:
     faults += [f"split.pin has {cut}, and no span starts there" for cut in split.pin if cut not in cuts]
     shared = sorted(cuts & set(checked.spec.model.parallel_layers))
     faults += [f"cut {cut} parts layer {cut} of model.parallel_layers from the layer before, whose input it reads" for cut in shared]
-    faults += [
-        f"cut {cut} parts layer {stop - 1} of attention.indexer.shared_layers from layer {start}, whose choice of keys it reads"
-        for cut in sorted(cuts)
-        for start, stop in checked.spec.model.choices
-        if start < cut < stop
-    ]
+    joined = inseparable(checked.spec)
+    faults += [f"cut {cut} parts {span.text}" for cut in sorted(cuts) for span in joined if span.has_inside(cut)]
     if faults:
         detail = "\n".join(faults[:8])
         yield checked.error(

@@ -55,23 +55,31 @@ class GroupedQueryAttention(Block):
         self.rotates = layer not in config.nope_layers
         self.norm = RMSNorm(hidden_size, eps)
         self.q_proj = linear(hidden_size, query, config.bias)
-        self.k_proj = linear(hidden_size, key_value, config.bias)
+        self.reads_keys = any(layer in shared.layers for shared in config.shared_keys)
+        self.k_proj = None if self.reads_keys else linear(hidden_size, key_value, config.bias)
         self.norms_values, self.eps = config.value_norm, eps
-        self.v_proj = None if config.values_from_keys else linear(hidden_size, groups * config.value_width, config.bias)
+        own_values = not self.reads_keys and not config.values_from_keys
+        self.v_proj = linear(hidden_size, groups * config.value_width, config.bias) if own_values else None
         self.gate_proj = linear(hidden_size, heads * config.gate_values) if config.gate else None
         self.o_proj = RowLinear(made, hidden_size, config.output_bias, tp)
         self.norms_rows = config.qk_norm_width == "all_heads"
         widths = (query, key_value) if self.norms_rows else (config.head_dim, config.head_dim)
         self.gate_bias = nn.Parameter(torch.empty(heads)) if config.gate_bias else None
         self.sinks = nn.Parameter(torch.empty(heads)) if config.sinks else None
-        norm = RMSNorm if config.qk_norm_scale else PlainNorm
-        self.q_norm, self.k_norm = (norm(width, eps) if config.qk_norm else None for width in widths)
+        self.q_norm, self.k_norm = _norms(config, widths, eps, keys=not self.reads_keys)
         self.o_norm = RMSNorm(made, eps) if config.output_norm else None
 
-    def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor:
-        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+    def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed.
+
+        With `sends_values` keys [B, T, Hkv, D] and values [B, T, Hkv, Dv], too, rotated as other layers read them.
+        """
         normed = self.norm(x)
         gates = () if self.gate_proj is None else (self.gate_proj,)
+        if self.k_proj is None:
+            q, *gate = self.tp.project(normed, self.q_proj, *gates)
+            q, (k, v) = self.queries(q, rotary), rotary.given
+            return self.add(x, self.core(q, k, v, starts, rotary.relations, *gate))
         values = () if self.v_proj is None else (self.v_proj,)
         q, k, *gate = self.tp.project(normed, self.q_proj, self.k_proj, *values, *gates)
         v = gate.pop(0) if values else k
@@ -86,7 +94,14 @@ class GroupedQueryAttention(Block):
         if self.rotates:
             cos, sin = rotary.of(self.window)
             q, k = rope(q, cos, sin), rope(k, cos, sin)
-        return self.add(x, self.core(q, k, v, starts, rotary.relations, *gate))
+        made = self.add(x, self.core(q, k, v, starts, rotary.relations, *gate))
+        return (made, (k, v)) if self.sends_values else made
+
+    def queries(self, flat: Tensor, rotary: Rotary) -> Tensor:
+        """Projected queries [B, T, Hq · D] of a layer that reads another one's keys -> heads [B, T, Hq, D], normed and rotated."""
+        q = torch.unflatten(flat, -1, (-1, self.head_dim))
+        q = q if self.q_norm is None else self.q_norm(q)
+        return rope(q, *rotary.of(self.window)) if self.rotates else q
 
     def core(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None = None, relations: Relations | None = None, gate: Tensor | None = None
@@ -105,6 +120,15 @@ class GroupedQueryAttention(Block):
     def normed(self, heads: Tensor) -> Tensor:
         """Outputs of the rank's heads [B, T, Hq · Dv], normed over all heads if the block has a norm of them."""
         return heads if self.o_norm is None else row_rms_norm(self.tp, heads, self.o_norm.weight, self.o_norm.eps)
+
+
+def _norms(
+    config: spec.GroupedQueryAttention, widths: tuple[int, int], eps: float, *, keys: bool
+) -> tuple[RMSNorm | PlainNorm | None, RMSNorm | PlainNorm | None]:
+    """Norms of queries and, with `keys`, of keys, of these widths; None for none."""
+    norm = RMSNorm if config.qk_norm_scale else PlainNorm
+    query = norm(widths[0], eps) if config.qk_norm else None
+    return query, norm(widths[1], eps) if config.qk_norm and keys else None
 
 
 class LatentAttention(Block):
@@ -150,15 +174,14 @@ class LatentAttention(Block):
         self.indexer: Indexer | None = None
         if config.indexer is not None and layer in config.indexer.layers and config.q_lora_rank is not None:
             self.indexer = Indexer(config.indexer, config.q_lora_rank, hidden_size, index_loss_factor, tp)
-            self.sends_choice = any(layer == group[0] for group in config.indexer.groups)
-        self.takes_choice = config.indexer is not None and layer in config.indexer.shared_layers
-        late = cp.gathers_latents and self.indexer is None and not self.takes_choice
+        self.reads_choice = config.indexer is not None and layer in config.indexer.shared_layers
+        late = cp.gathers_latents and self.indexer is None and not self.reads_choice
         self.late = LatentCore(tp, cp, self.nope_dim, self.scale, self.window) if late else None
 
-    def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, rotary: Rotary, starts: Tensor | None = None) -> Tensor | tuple[Tensor, tuple[Tensor]]:
         """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed.
 
-        With `sends_choice` the chosen keys too, int32 [B, T, words].
+        With `sends_values` the chosen keys too, int32 [B, T, words].
         """
         table = rotary if self.rotates else unrotated(rotary)
         normed, heads = self.norm(x), (self.num_heads, -1)
@@ -180,9 +203,9 @@ class LatentAttention(Block):
         k, v = mla_kv(kv, self.tp.gather(k_rope), table.cos, table.sin, self.nope_dim)
         del kv  # not saved for backward
         if self.indexer is None:
-            return self.add(x, self.core(q, k, v, starts, rotary.relations, rotary.choice, *gate))
+            return self.add(x, self.core(q, k, v, starts, rotary.relations, rotary.given[0] if self.reads_choice else None, *gate))
         made, choice = self.indexed_core(q, k, v, *self.indexer.project(query_latent, normed), table.cos, table.sin, starts, *gate)
-        return self.add(x, made) if choice is None else (self.add(x, made), choice)
+        return self.add(x, made) if choice is None else (self.add(x, made), (choice,))
 
     def _rotated(self, k_rope: Tensor, table: Rotary) -> Tensor:
         """Own tokens' rotary keys [B, t, R] -> those of the rank's positions [B, T / cp, R], rotated."""
@@ -230,7 +253,7 @@ class LatentAttention(Block):
         if self.indexer is None:
             raise RuntimeError("a layer without an indexer attends to all keys")
         choice = IndexerSettings(self.scale, self.indexer.top_k, self.indexer.loss_factor * self.indexer.loss_scale, self.eps, self.window)
-        attend = context_indexed_attention_choice if self.sends_choice else context_indexed_attention
+        attend = context_indexed_attention_choice if self.sends_values else context_indexed_attention
         norm = self.indexer.k_norm
         # avoid locals that extend lifetimes: what attention makes is taken out of the list
         made = [*attend(self.cp, choice, starts, q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin)]

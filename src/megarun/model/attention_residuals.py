@@ -19,14 +19,3 @@ class DepthAttention(nn.Module):
     def forward(self, values: tuple[Tensor, ...]) -> Tensor:
         """The input and earlier values, [B, t, h] each -> what is read, [B, t, h]."""
         return attend_depth(values, self.query, self.scale, self.eps)
-
-
-def unpack_values(received: Tensor, count: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Tensor that a stage has sent, [count · B, t, h] -> the first layer's input and the earlier values, views [B, t, h] each."""
-    first, *earlier = received.chunk(count)
-    return first, tuple(earlier)
-
-
-def pack_values(x: Tensor, earlier: tuple[Tensor, ...]) -> Tensor:
-    """The values that a stage sends, [B, t, h] each -> one tensor [n · B, t, h]."""
-    return torch.cat((x, *earlier))

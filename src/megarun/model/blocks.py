@@ -63,6 +63,10 @@ def build_block(
     module.share_norm(reads=layer in model.parallel_layers, passes_on=layer + 1 in model.parallel_layers)
     module.multiplier = getattr(section, "output_multiplier", 1.0)
     module.compute_in(letter, whole.precision)
+    payload = [value for value in model.payload if value.kept != "input"]
+    module.sends_values = any(value.source == layer for value in payload)
+    if any(layer in value.readers and value.has_gradient for value in payload):
+        module.read_values()
     return module
 
 

@@ -17,6 +17,7 @@ from megaplan.inventory.towers import STATED
 from megaplan.spec.models import Precision
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.attention_residuals import DepthAttention
+from megarun.model.payload import read_together
 from megarun.model.streams import StreamConnections
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
@@ -105,15 +106,14 @@ class Block(nn.Module):
         starts_sum: True if the result is added to nothing.
         multiplier: Factor of what it adds.
         letter: Letter of its family in the pattern; empty in a prediction depth.
-        sends_choice: True if it returns the keys that it chose too, for later layers.
-        takes_choice: True if it reads those of an earlier layer.
+        sends_values: True if it returns values for later layers too.
     """
 
     norm: nn.Module
     post_norm: nn.Module | None
     streams: StreamConnections | None
     depth: DepthAttention | None
-    sends_choice = takes_choice = False
+    sends_values = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,6 +160,16 @@ class Block(nn.Module):
         if own is not stream:
             self.forward = partial(self._with_casts, self.forward, own, stream)
 
+    def read_values(self) -> None:
+        """Return the gradients of values of earlier layers with its input's, when all its operations have run backward."""
+        self.forward = partial(self._reading, self.forward)
+
+    def _reading(self, inner: Callable[..., Any], x: Tensor | tuple[Tensor, ...], shared: Any, *rest: Any) -> Any:
+        own = x if isinstance(x, tuple) else (x,)
+        read = read_together(*own, *shared.given)
+        x = read[: len(own)] if isinstance(x, tuple) else read[0]
+        return inner(x, shared._replace(given=read[len(own) :]), *rest)
+
     def _on_streams(self, inner: Callable[..., Any], streams: StreamConnections, x: Tensor, *rest: Any) -> Any:
         return inner(streams(x), *rest)
 
@@ -171,9 +181,9 @@ class Block(nn.Module):
             self._sum = None
 
     def _with_casts(self, inner: Callable[..., Any], own: torch.dtype, stream: torch.dtype, x: Tensor, *rest: Any) -> Any:
-        if self.sends_choice:
-            out, choice = inner(x.to(own), *rest)
-            return out.to(stream), choice
+        if self.sends_values:
+            out, values = inner(x.to(own), *rest)
+            return out.to(stream), values
         return inner(x.to(own), *rest).to(stream)
 
     def _note(self, _norm: nn.Module, _inputs: tuple[Tensor, ...], normed: Tensor) -> None:
@@ -188,7 +198,7 @@ class Block(nn.Module):
         normed, self._normed = self._normed, None
         if normed is None:
             raise RuntimeError("a block that hands its normed input on has not normed it")
-        return ((out[0], normed), out[1]) if self.sends_choice else (out, normed)
+        return ((out[0], normed), out[1]) if self.sends_values else (out, normed)
 
 
 def used_dtype(module: nn.Module, precision: Precision) -> torch.dtype:

@@ -21,7 +21,8 @@ class Rotary(NamedTuple):
         window_cos: Cosines for layers with a window, if these have another base.
         window_sin: Sines for layers with a window, if these have another base.
         relations: A relation bias.
-        choice: Keys that an earlier layer chose, for a layer that shares the choice: int32 [B, T, words].
+        given: Values of earlier layers, for a layer that reads them (`megaplan.blocks.payload`): its keys and values, or the keys that
+            another one chose, int32 [B, T, words].
     """
 
     cos: Tensor
@@ -29,7 +30,7 @@ class Rotary(NamedTuple):
     window_cos: Tensor | None = None
     window_sin: Tensor | None = None
     relations: Relations | None = None
-    choice: Tensor | None = None
+    given: tuple[Tensor, ...] = ()
 
     def of(self, window: int | None) -> tuple[Tensor, Tensor]:
         """The table of a layer with this window."""

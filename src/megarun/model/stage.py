@@ -12,16 +12,19 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as linear_op
 
 from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megarun.ledger import taken_values
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Slot
 from megaplan.spec import models as spec
-from megarun.model.attention_residuals import DepthAttention, pack_values, unpack_values
+from megaplan.spec.local import boundary, local_dims
+from megarun.model.attention_residuals import DepthAttention
 from megarun.model.blocks import build_block, build_depth, build_relation_bias, build_sides
 from megarun.model.cap import capped
 from megarun.model.indexer import index_loss_factor
 from megarun.model.moe import ExpertBlock
 from megarun.model.mtp import Ends
 from megarun.model.norm import center_norms, linear, stream_norm
+from megarun.model.payload import Values, carried, pack_values, unpack_values, values_of
 from megarun.model.rotary import Rotary, rotary_table, rotary_width, window_rotary_width
 from megarun.model.router_losses import loss_factors
 from megarun.model.streams import StreamConnections
@@ -97,7 +100,8 @@ class Stage(nn.Module):
         if self.predicts:
             self.final_norm = final_norm(model)
         self.num_streams, self.reads_depth = model.num_streams, model.attention_residuals is not None
-        self.span, self.num_received = (slot.start, slot.stop), model.tensors_before(slot.start)
+        self.span = slot.start, slot.stop
+        self._place_values(config, layers)
         if "head" in slot.blocks:
             self.head = linear(model.hidden_size, num_words)
         mtp = model.features.mtp if self.predicts else None
@@ -115,6 +119,13 @@ class Stage(nn.Module):
         self.multiplier, self.logits_cap, self.norms_words = model.embedding_multiplier, model.logits_cap, model.embedding_norm
         if model.zero_centered_norm:
             center_norms(self)
+
+    def _place_values(self, config: spec.Spec, layers: Sequence[int]) -> None:
+        """Note the values of each layer, the layers that keep an earlier one's, and the stage's boundaries."""
+        (start, stop), dims, payload = self.span, local_dims(config), config.model.payload
+        self.values_of = {str(layer): values_of(payload, layer) for layer in layers}
+        self.received, self.sent = boundary(config, dims, start), boundary(config, dims, stop)
+        self.taking = frozenset(layer for layer in layers if taken_values(config, layer, start))
 
     def add_rotary(self, device: torch.device) -> None:
         """Create the rotary tables on `device` if the stage has attention: fp32 buffers, not in checkpoints; an encoder's first."""
@@ -209,23 +220,41 @@ class Stage(nn.Module):
                 raise ValueError("a relation bias needs classes; megarun.training.prepare should refuse a file without")
             x, relations = self.relation_bias(x, classes)
             shared = rotary._replace(relations=relations)
-        # in this frame: a caller's name for the stream would hold what the first block need not keep
-        choice: Tensor | None = None
-        earlier: tuple[Tensor, ...] = ()
-        if self.reads_depth and not self.embeds:
-            x, earlier = unpack_values(x, self.num_received)
-        for block in self.layers.values():  # only layers that read a choice of keys get it: recompute keeps every argument
-            takes = shared is not None and block.takes_choice
-            given, value = shared._replace(choice=choice) if shared is not None and takes else shared, (x,) if block.starts_sum else ()
-            x = block((x, *earlier) if self.reads_depth else x, given, starts)
-            if block.sends_choice:
-                x, choice = x
-            earlier = (*earlier, *value)
+        values: Values = {}
+        if self.received.values and not self.embeds:
+            x, values = unpack_values(x, self.received)
+        stream = [x]
+        del x  # a name for the stream would hold what the first block need not keep
+        x = self.run_layers(stream, shared, starts, values)
         if not self.predicts:
-            return pack_values(x, earlier) if self.reads_depth else x
-        if self.reads_depth:
-            x = self.final_norm.get_submodule("depth")((x, *earlier))
+            return pack_values(x, [values[key] for key in carried(self.sent)], self.sent) if values else x
         return self.predict(x, labels, following, (following_before, following_structure, following_platform), rotary, starts)
+
+    def run_layers(self, stream: list[Tensor], shared: Rotary | None, starts: Tensor | None, values: Values) -> Tensor:
+        """The stream, in a list that is emptied -> what the last layer makes of it, or what the last norm reads.
+
+        Args:
+            stream: The residual stream.
+            shared: Values that attention layers share.
+            starts: Document starts of packed rows.
+            values: Values of layers before; then those that layers behind read.
+        """
+        x = stream.pop()
+        for layer, block in self.layers.items():  # only layers that read a value get it: recompute keeps every argument
+            own = self.values_of[layer]
+            given, inputs = tuple([values[key] for key in own.given]), [x] if own.inputs else []
+            rotary = shared._replace(given=given) if shared is not None and given else shared
+            x = block((x, *[values[key] for key in own.earlier]) if self.reads_depth else x, rotary, starts)
+            made: tuple[Tensor, ...] = ()
+            if own.made:
+                x, made = x
+            values.update(zip((*own.inputs, *own.made), (*inputs, *made), strict=True))
+            for key in own.ended:
+                del values[key]
+            del given, inputs, rotary, made
+        if self.reads_depth and self.predicts:
+            x = self.final_norm.get_submodule("depth")((x, *values.values()))
+        return x
 
     def predict(
         self,

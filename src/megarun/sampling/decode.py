@@ -87,12 +87,8 @@ class Decoder:
         ids = torch.tensor([self._tokens[begin:]], device=device)
         x = stage.embed(ids, self._before(begin, device), None, None)
         rotary = None if stage.rotary is None else _rows(stage.rotary, begin, len(self._tokens))
-        choice: Tensor | None = None
-        for block in self._blocks:
-            x = block(x, rotary._replace(choice=choice) if rotary is not None and block.takes_choice else rotary, None)
-            if block.sends_choice:
-                x, choice = x
-        found = stage.predict(x[:, -1:] if isinstance(x, Tensor) else x, None, (), ((), (), ()), rotary, None)
+        x = stage.run_layers([x], rotary, None, {})
+        found = stage.predict(x[:, -1:], None, (), ((), (), ()), rotary, None)
         if not isinstance(found, Tensor):
             raise RuntimeError("without labels a stage returns logits")
         return found[0, -1]

@@ -62,8 +62,8 @@ class FirstForward:
                 self._takers.setdefault(record, "embedding")
         if self._running is not None and self._places.path(module).startswith("layers.") and _is_block(self._places.path(module)):
             self._hand_over(inputs[0])  # embeddings that the stage has scaled are in no module's output
-            if isinstance(module, Block) and module.takes_choice:
-                for record in self._owners.live.records(inputs[1].choice):
+            if isinstance(module, Block) and int(self._places.path(module).rpartition(".")[2]) in self._running.taking:
+                for record in self._owners.live.records(inputs[1].given):
                     self._takers.setdefault(record, self._places.path(module))
         if module in self._waiting and isinstance(module, Stage):
             self._waiting.discard(module)
@@ -79,6 +79,8 @@ class FirstForward:
         last = "embedding.norm" if self._running.norms_words else "embedding"  # which makes an embedding's output
         ends = path == last if path.startswith("embedding") else _is_block(path)
         if isinstance(module, BatchLoss) or (ends and not in_depth):
+            self._hand_over(output)
+        if module is self._running and not self._running.predicts:  # which packs values behind the stream
             self._hand_over(output)
         if module is self._running and self._running.predicts:  # a loss that is passed to the criterion, alone or after the logits
             losses = output[1:] if isinstance(output, tuple) else output if self._running.joins_loss else ()
@@ -112,21 +114,21 @@ class FirstForward:
             self.kept.append(Kept(block, row_of(self._owners.column(record), record, record.nbytes), tuple(savers)))
 
 
-def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[str], kept: Iterable[Kept]) -> list[Difference]:
+def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[tuple[str, int]], kept: Iterable[Kept]) -> list[Difference]:
     """Storages that the runtime keeps and the ledger does not list, or vice versa, by name.
 
     Args:
         spec: Spec of the job.
         inventory: Inventory of the job.
-        blocks: Names of the blocks that ran.
+        blocks: Names of the blocks that ran, with the first layer of their stage.
         kept: Storages that they left alive.
     """
     outside = dict(inventory.outside)
     found: list[Difference] = []
-    for name, count in Counter(blocks).items():  # two stages of a rank may have copies of a block
+    for (name, start), count in Counter(blocks).items():  # two stages of a rank may have copies of a block
         tied = name == HEAD and inventory.tied
         block = outside["embedding"] if tied else inventory.block(name)
-        listed = () if _is_away(spec, name, block.family) else block_ledger(spec, name, block).saved * count
+        listed = () if _is_away(spec, name, block.family) else block_ledger(spec, name, block, start).saved * count
         found += _compare_block(name, listed, [item for item in kept if item.block == name])
     return found
 
@@ -143,7 +145,7 @@ def block_of(place: str) -> str:
         return images
     if parts[0] in ("layers", "mtp"):
         return ".".join(parts[:2])
-    if parts[0] in (*SIDES, Outside.EMBEDDING, Outside.RELATION_BIAS):
+    if parts[0] in (*SIDES, Outside.EMBEDDING, Outside.RELATION_BIAS, Outside.FINAL_NORM):
         return parts[0]
     return place if _is_block(place) else HEAD
 

@@ -152,13 +152,15 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
             trainer.start_step()
             trainer.step(step, empty_batch(job, trainer))
             owners.label_resident(trainer)
-        found = account(mesh.rank, job, owners, tuple(first.kept), tuple(name for stage in stages for name in blocks_of(stage)))
+        found = account(
+            mesh.rank, job, owners, tuple(first.kept), tuple((name, stage.span[0]) for stage in stages for name in blocks_of(stage))
+        )
         host = trainer.optimizers.host
         of_state = 0 if host is None else host.num_bytes
         return replace(found, host_bytes=of_state + sum(map(host_bytes, stages)))
 
 
-def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks: tuple[str, ...]) -> RankTrace:
+def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks: tuple[tuple[str, int], ...]) -> RankTrace:
     """Cells and rows of every phase's peak, with the current labels of each storage; call it between two steps.
 
     Args:
@@ -166,7 +168,7 @@ def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks:
         job: Traced job.
         owners: Labels of its storages.
         kept: Storages that its first forwards left alive.
-        blocks: Names of the inventory blocks that it ran.
+        blocks: Names of the inventory blocks that it ran, with the first layer of their stage.
     """
     cells: Cells = {phase: dict.fromkeys(Column, 0) for phase in Phase}
     rows: dict[Phase, tuple[Row, ...]] = {}

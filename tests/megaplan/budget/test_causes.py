@@ -16,11 +16,12 @@ from megaplan.columns import Column, Phase
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.hosts.megarun.products import ROUTERS
-from megaplan.hosts.megarun.sizes import Cast, Uneven, last_peak, local_dims, storage_sizes
+from megaplan.hosts.megarun.sizes import Cast, Uneven, last_peak, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules.states import FORWARDED, UNTOUCHED
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 
 DENSE = {"model.pattern": "D", "model.num_layers": 2}
@@ -50,7 +51,7 @@ def test_gpipe_still_names_its_last_output_when_it_reduces(dense: Callable[..., 
 def test_a_tied_embedding_on_one_rank_has_two_gradients_and_their_sum(
     kernels: str, copies: int, dense: Callable[..., Spec], budget_of: Callable[..., Budget]
 ) -> None:
-    """A head's gradient is a transposed view, so that the sum is a third tensor; head and loss in one operation hand on none."""
+    """A head's gradient is a transposed view, so that the sum is a third tensor; head and loss in one operation pass on none."""
     large = {"model.hidden_size": 1024, "model.vocab_size": 65536, "model.tie_embeddings": True, "mesh.pp": 1, "mesh.dp_shard": 8}
     small = {"batch.micro_batch_size": 1, "batch.seq_length": 64, "schedule.num_microbatches": 1, "model.mlp": {"ffn_hidden_size": 64}}
     spec = dense({**large, **small, "host.kernels": kernels})

@@ -10,11 +10,11 @@ from megaplan.columns import Column, Phase
 from megaplan.cost.model import model_costs
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.ledger import block_ledger
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.adapters import A_SUFFIX, adaptable
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Group, Inventory
 from megaplan.layout.build import build_layout
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 
 BASE: dict[str, Any] = {

@@ -10,7 +10,8 @@ import pytest
 import megaplan
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import rates_of
-from megaplan.cost.transfers import RankGroup, Transfers, boundary_ns, exchange_ns, gather_ns, layer_transfers, sum_ns
+from megaplan.cost.times import model_times
+from megaplan.cost.transfers import RankGroup, Transfers, boundary_times, exchange_ns, gather_ns, layer_transfers, sum_ns
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 
@@ -127,9 +128,21 @@ def test_alone_nothing_is_waited_for(make_spec):
 def test_a_boundary_is_one_microbatch_s_stream(make_spec, per_node):
     """Over the network once the job leaves a node; a tensor rank sends its share of the tokens."""
     spec = make_spec("DD", mesh={"pp": 2, "tp": 2}, schedule={"num_microbatches": 2}, device={"per_node": per_node})
-    rates, load = rates_of(spec), rank_workload(spec, spec.precision.params)
-    sent = TOKENS // 2 * 4096 * ITEM
-    assert boundary_ns(rates, spec, load) == rates.latency_ns + (rates.node_ns(sent) if per_node == 8 else rates.network_ns(sent))
+    rates, sent = rates_of(spec), TOKENS // 2 * 4096 * ITEM
+    assert boundary_times(rates, spec) == (rates.latency_ns + (rates.node_ns(sent) if per_node == 8 else rates.network_ns(sent)),)
+
+
+def test_a_boundary_carries_the_values_that_layers_behind_read(make_spec):
+    """A tensor rank's heads of all tokens, in addition to its share of the stream; the widest of a layout's boundaries is that of all."""
+    heads = {"kind": "gqa", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    attention = heads | {"shared_keys": [{"source": 1, "layers": [3]}]}
+    spec = make_spec("AAAAA", mesh={"pp": 2, "tp": 2}, schedule={"num_microbatches": 2}, model={"attention": attention})
+    rates, stream = rates_of(spec), TOKENS // 2 * 4096 * ITEM
+    narrow, wide = (rates.latency_ns + rates.node_ns(sent) for sent in (stream, stream + TOKENS * 2 * 8 // 2 * 128 * ITEM))
+    assert boundary_times(rates, spec) == (narrow, wide, wide, narrow)
+    times = model_times(spec, build_inventory(spec))
+    assert [times.widest_ns(cuts) for cuts in ((1,), (1, 4), (1, 2), (3, 4))] == [narrow, narrow, wide, wide]
+    assert times.boundary_ns == narrow
 
 
 @pytest.mark.parametrize(("ep", "etp"), [(1, 2), (2, 1), (2, 2), (4, 2)])

@@ -9,12 +9,12 @@ from megaplan.columns import Column, Phase
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megarun.embedding import boundary_bytes
 from megaplan.hosts.megarun.ledger import block_ledger
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules import shared_buffers
 from megaplan.spec.load import spec_from_document
+from megaplan.spec.local import boundary, local_dims
 from megaplan.spec.models import Spec
 from megaplan.spec.not_built_yet import megarun_refuses
 
@@ -115,7 +115,7 @@ def test_a_block_with_attention_residuals_keeps_its_input_and_numbers_of_each_va
     assert names(inventory, layer)[-2:] == ["depth.query", "depth.scale"]
     assert block_ledger(spec, f"layers.{layer}", inventory.layers[layer]).output.bytes == STREAM
     assert inventory.parameters == made(num_layers=4)[1].parameters + 5 * 2 * H
-    assert spec.model.tensors_before(layer) == earlier + 1
+    assert boundary(spec, local_dims(spec), layer).bytes == (earlier + 1) * STREAM
 
 
 def test_a_stage_receives_the_values_that_its_layers_read() -> None:

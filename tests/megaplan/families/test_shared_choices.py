@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE
+from megaplan.blocks.ops import CHOICE, given
 from megaplan.budget.serving import serving_budget
 from megaplan.cost.blocks import layer_works, rank_workload
 from megaplan.families.attention.variants import attention_place
@@ -16,6 +16,7 @@ from megaplan.spec.models import LatentAttention, Spec
 B, T = 2, 300
 WORDS = 12
 """A block has words of 32 bits for 300 keys, 128 keys at a time."""
+GIVEN_CHOICE = given(CHOICE)
 INDEXER = {"num_heads": 3, "head_dim": 8, "top_k": 5}
 
 
@@ -57,7 +58,7 @@ def test_the_first_sharing_layer_keeps_the_choice(policy: str) -> None:
     spec = made([0], [2, 4], recompute={"blocks": {"A": policy}})
     assert CHOICE not in kept(spec, 0)
     assert kept(spec, 2)[GIVEN_CHOICE] == 4 * B * T * WORDS
-    assert kept(spec, 4)[GIVEN_CHOICE] == 0
+    assert GIVEN_CHOICE not in kept(spec, 4)
     assert GIVEN_CHOICE not in kept(spec, 6)
     assert {name: size for name, size in kept(spec, 2).items() if name != GIVEN_CHOICE} == kept(spec, 6)
 
@@ -79,14 +80,15 @@ def test_a_served_sequence_has_index_keys_of_choosing_layers_alone() -> None:
 
 
 def test_roles() -> None:
-    """Two groups, and a layer that shares with none before it in its group."""
+    """Two groups, and a layer that shares with none before it."""
     attention = made([0, 4], [2, 6]).model.attention
     assert isinstance(attention, LatentAttention)
-    assert [attention_place(attention, layer).role for layer in (0, 2, 4, 6, 8)] == ["source", "first", "source", "first", "alone"]
+    assert [attention_place(attention, layer).role for layer in (0, 2, 4, 6, 8)] == ["source", "reader", "source", "reader", "alone"]
     longer = made([0], [2, 4]).model
     assert isinstance(longer.attention, LatentAttention)
-    assert [attention_place(longer.attention, layer).role for layer in (0, 2, 4, 6)] == ["source", "first", "later", "alone"]
-    assert longer.choices == ((0, 5),)
+    assert [attention_place(longer.attention, layer).role for layer in (0, 2, 4, 6)] == ["source", "reader", "reader", "alone"]
+    (value,) = longer.payload
+    assert (value.source, value.readers) == (0, (2, 4))
 
 
 def test_without_sharing_layers_the_key_is_not_written() -> None:

@@ -9,7 +9,7 @@ from megaplan.blocks.storages import storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.halves import splittable, splittable_part
-from megaplan.hosts.megarun.parts import BlockReplay, summarize_with_received_grad, weigh
+from megaplan.hosts.megarun.parts import Arriving, BlockReplay, summarize_with_arriving, weigh
 from megaplan.hosts.megarun.program import Backward, LiveSet, Replay, replay
 
 SHAPES = storages(
@@ -25,7 +25,7 @@ def most(points: tuple[LiveSet, ...], name: str) -> int:
 
 
 def projections(count: int, *, plain: bool = False) -> tuple[Op, ...]:
-    """A norm, `count` products of its output, and what reads them all; plain: operations that hand on no views."""
+    """A norm, `count` products of its output, and what reads them all; plain: operations that pass on no views."""
     names = [f"p{index}" for index in range(count)]
     made = [
         Op(name, ("normed",), (name,), keeps=("normed",), params=(name,)) if plain else linear(name, "normed", name, name) for name in names
@@ -93,7 +93,7 @@ def test_what_is_added_to_an_arrived_gradient_is_another_storage() -> None:
     """A receive buffer is there to the end; from another block of the slot the same gradient is added to in place."""
     ops = (linear("up", "x", "wide", "up"), norm("norm", "wide", "normed", "rstd", "norm"), add("residual", ("x", "normed"), "out"))
     block = weigh(BlockReplay(replay(ops), SHAPES), {"up": 8, "norm": 8}, in_place=True)
-    arrived = summarize_with_received_grad(block, splittable=False)
+    arrived = summarize_with_arriving(block, Arriving(output=True), splittable=False)
     assert [point.gradients for point in block.part.replay.backward][-1] == ("out",)
     assert [point.gradients for point in arrived.part.replay.backward][-1] == ("out", "out")
     assert [most(each.part.replay.backward, "out") for each in (block, arrived)] == [1, 2]

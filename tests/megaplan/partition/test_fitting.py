@@ -11,7 +11,6 @@ import pytest
 from megaplan.budget.peaks import build_budget
 from megaplan.errors import Severity
 from megaplan.hosts.megarun.embedding import boundary_bytes
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import Spans, build_layout, cuts_of, spans_of
 from megaplan.partition import fitting, weigh
@@ -20,6 +19,7 @@ from megaplan.partition.memory import Memory
 from megaplan.partition.stack import stack_of
 from megaplan.partition.values import Cuts, stack_costs
 from megaplan.spec.load import load_spec
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes
 

@@ -64,7 +64,7 @@ def test_no_cuts_are_below_the_bound(kind: str) -> None:
     for _ in range(20):
         num_layers, p2p = random.randint(5, 8), random.choice((0, 3))
         devices = [
-            ModelTimes(tuple(one(20, factor) for _ in range(num_layers)), one(10, factor), one(40, factor), p2p)
+            ModelTimes(tuple(one(20, factor) for _ in range(num_layers)), one(10, factor), one(40, factor), (p2p,))
             for factor in random.sample((1, 2, 3), 2)
         ]
         slots = [devices[slot % 2] for slot in range(pp * vpp)]

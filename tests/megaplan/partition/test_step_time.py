@@ -47,7 +47,7 @@ def times_of(random: Random, num_layers: int, p2p: int, *, turns: bool = False) 
         return LayerTime(forward, backward - weight, weight, forward_legs=legs[0], backward_legs=legs[1])
 
     layers = tuple(exchanging() if turns and random.random() < 0.6 else one(20) for _ in range(num_layers))
-    return ModelTimes(layers, one(10), one(40), p2p)
+    return ModelTimes(layers, one(10), one(40), (p2p,))
 
 
 @pytest.mark.requirement("R-29")

@@ -165,7 +165,8 @@ def step_ns(spec: Spec, exact: Exact) -> int:
     lengths = SlotTimes(*(tuple(getattr(slot, part) for slot in slots) for part in ("forward_ns", "input_ns", "weight_ns")))
     if spec.interleaves_pairs:
         lengths = lengths._replace(courses=tuple(courses(slot, times.issue_ns) for slot in slots))
-    step = replay(actions(spec.schedule.kind, mesh.pp, mesh.vpp, count), lengths, p2p=times.boundary_ns, copies=spec.num_copies).makespan
+    hop_ns = times.widest_ns([stop for _, stop in exact.spans[:-1]])
+    step = replay(actions(spec.schedule.kind, mesh.pp, mesh.vpp, count), lengths, p2p=hop_ns, copies=spec.num_copies).makespan
     slots = slots[: mesh.num_slots]
     data = data_times(spec, rates_of(spec), local_elements(inventory, mesh.tp, mesh.ep, mesh.etp))
     total, forward = sum(slot.total_ns for slot in slots), sum(slot.forward_ns for slot in slots)

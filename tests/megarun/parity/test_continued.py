@@ -33,6 +33,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "delta": {"model.pattern": "GA"},
     "kda": {"model.pattern": "GD", "model.linear_attention": KDA},
     "short": {"model.pattern": "CA"},
+    "keys": {"model.pattern": "AD", "model.attention": {**GQA, "shared_keys": [{"source": 0, "layers": [2, 4]}]}},
+    "depth": {"model.pattern": "AD", "model.attention_residuals": {"group_layers": 3}},
     "capacity": {"model.pattern": "AE", "model.moe.capacity_factor": 1.5},
     "ngram": {"model.pattern": "AM", "model.features": {"ngram": {"num_tables": 2, "num_rows": 31, "dim": 4}}},
     "stages": {"model.pattern": "AM|DR", "model.num_layers": 4, "mesh": {"pp": 2, "tp": 2}, "model.tie_embeddings": True, **MANUAL},

@@ -20,6 +20,7 @@ from packed_cells import PACKED_CELLS
 from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
+from payload_cells import PAYLOAD_CELLS
 from slice_cells import SLICE_CELLS
 from stream_cells import DEPTH_CELLS, STREAM_CELLS
 from tower_cells import TOWER_CELLS
@@ -35,6 +36,7 @@ ALL_CELLS = (
     *LINEAR_CELLS,
     *BLOCK_CELLS,
     *CHOICE_CELLS,
+    *PAYLOAD_CELLS,
     *LORA_CELLS,
     *LOW_PRECISION_CELLS,
     *COPIED_CELLS,
@@ -57,6 +59,7 @@ def _marked(cell: Cell) -> object:
 @pytest.mark.requirement("R-9")
 @pytest.mark.requirement("R-10")
 @pytest.mark.requirement("R-13")
+@pytest.mark.requirement("R-14")
 @pytest.mark.requirement("R-15")
 @pytest.mark.requirement("R-26")
 @pytest.mark.requirement("R-55")

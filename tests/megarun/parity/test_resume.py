@@ -26,6 +26,8 @@ BIASED = MODEL | {"model.moe.score": "sigmoid", "model.moe.expert_bias": True, "
 ADAPTED = GENTLE | TIED | pattern("AED", 6) | {"lora": {"rank": 3, "alpha": 6.0, "families": ["A", "D", "shared.up_proj"]}}
 IN_FOUR_BITS = {"lora": {**ADAPTED["lora"], "base": "nf4", "base_block": 4}}
 VALUED = GENTLE | pattern("AED") | {"model.attention_residuals": {"group_layers": 2}}
+SHARED = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "shared_keys": [{"source": 0, "layers": [3, 6]}]}
+LENT = GENTLE | pattern("AED", attention=SHARED)
 CONNECTED = GENTLE | pattern("AED") | {"model.streams": {"count": 3}}
 SEEN = GENTLE | DENSE | images() | TWO
 LOW = GENTLE | pattern("AD", 4) | {"model.hidden_size": 64, "model.mlp.ffn_hidden_size": 272}
@@ -87,6 +89,9 @@ PLANS = {
     "streams-pp4": Cell("streams-pp4", {"pp": 4}, spec=CONNECTED),
     "streams-zbv-pp2-tp2": Cell("streams-zbv-pp2-tp2", V2 | T2, "zbv", CONNECTED),
     "streams-cp2-dp2": Cell("streams-cp2-dp2", C2 | {"dp_shard": 2}, spec=CONNECTED | RESHARD),
+    "keys-pp4": Cell("keys-pp4", {"pp": 4}, spec=LENT),
+    "keys-zbv-pp2-tp2": Cell("keys-zbv-pp2-tp2", V2 | T2, "zbv", LENT),
+    "keys-dp2": Cell("keys-dp2", {"dp_shard": 2}, spec=LENT | RESHARD),
     "depth-pp4": Cell("depth-pp4", {"pp": 4}, spec=VALUED),
     "depth-zbv-pp2-tp2": Cell("depth-zbv-pp2-tp2", V2 | T2, "zbv", VALUED),
     "towers-one": Cell("towers-one", {}, spec=SEEN),
@@ -116,6 +121,7 @@ PAIRS = [
     ("towers-one", "towers-tp2"), ("towers-tp2", "towers-split-tp2-dp2"), ("towers-split-tp2-dp2", "towers-cp2-pp2"),
     ("towers-cp2-pp2", "towers-split-tp2-dp2"), ("towers-split-tp2-dp2", "towers-one"),
     ("streams-pp4", "streams-zbv-pp2-tp2"), ("streams-zbv-pp2-tp2", "streams-cp2-dp2"), ("streams-cp2-dp2", "streams-pp4"),
+    ("keys-pp4", "keys-zbv-pp2-tp2"), ("keys-zbv-pp2-tp2", "keys-dp2"), ("keys-dp2", "keys-pp4"),
     ("depth-pp4", "depth-zbv-pp2-tp2"), ("depth-zbv-pp2-tp2", "depth-pp4"),
     ("few-dp2", "few-dp3"),
     ("few-dp3", "few-dp3"), ("few-dp3", "few-pp2-dp4"), ("few-pp2-dp4", "few-dp3-ep2-tp2"), ("few-dp3-ep2-tp2", "few-dp2"),

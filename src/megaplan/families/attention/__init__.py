@@ -5,6 +5,7 @@ from __future__ import annotations
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import attention_exchanges, attention_work
 from megaplan.families.attention.formulas import FORMULAS
+from megaplan.families.attention.handed import attention_payload
 from megaplan.families.attention.program import attention_program, attention_selective
 from megaplan.families.attention.rules import attention_rules
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
@@ -61,6 +62,7 @@ ATTENTION = Family(
     selective=attention_selective,
     variant=variant_of,
     operations=attention_place,
+    payload=attention_payload,
     rules=attention_rules,
     sharded=_sharded,
     exchanges=attention_exchanges,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from megaplan.blocks.ops import CHOICE, GIVEN_CHOICE, Dims, Op, add, linear, norm, partial_gradient
+from megaplan.blocks.ops import CHOICE, Dims, Op, add, given, linear, norm, partial_gradient
 from megaplan.blocks.storages import INSIDE, INSIDE_BACKWARD, Shapes, storages
 from megaplan.columns import Column
 from megaplan.families.attention.compressed import CHOSEN, COMPRESSED, O_DOWN
@@ -79,7 +79,7 @@ def core_ops(
     index, norm = (INDEX, ("indexer.k_norm.weight", "indexer.k_norm.bias")) if indexed else ((), ())
     made = ("attention", "lse", "indexer.threshold", "indexer.lse") if indexed else ("attention", "lse")
     chosen = _chosen(key)
-    given, handed = (GIVEN_CHOICE,) if role == "first" else (), (CHOICE,) if role == "source" else ()
+    choice, handed = (given(CHOICE),) if role == "reader" else (), (CHOICE,) if role == "source" else ()
     part = (RELATIONS,) if key.relations else ()
     ops = [*_before_core(context, key, gathered)]
     keys = (*gathered, "key_scores") if key.key_bias else gathered
@@ -95,9 +95,9 @@ def core_ops(
         *ops,
         Op(
             "attention",
-            ("q", *reads, *given, *chosen, *(table or ())),
+            ("q", *reads, *choice, *chosen, *(table or ())),
             (*made, *handed, INSIDE) if kernels and (indexed or key.sinks) else (*made, *handed),
-            keeps=("q", "k", "v", *keys[2:], *given, *chosen, *index, *(table or ()), *made),
+            keeps=("q", "k", "v", *keys[2:], *choice, *chosen, *index, *(table or ()), *made),
             params=(*norm, "sinks") if key.sinks else norm,
             grads=("q", *reads, *chosen[: key.compressed]),
             fetches=(*(name for name in reads if name.endswith("_gathered")), *((INSIDE_BACKWARD,) if kernels else ()), *part),

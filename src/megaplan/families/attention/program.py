@@ -5,8 +5,8 @@ projections run on the rank's own tokens; its narrow latents are gathered instea
 gathered for the core and kept as the rank's own part. The indexer's inputs get no gradient from it; the core keeps the indexer's outputs
 for all tokens, and two fp32 numbers per token, never a T × T score. Scratch of the core's kernels is workspace.
 
-A choice that other layers share is a bit per query and key. The first of these layers keeps it until its own backward: the layers after
-it have read it by then, and the layer that chose runs its backward without it. Between the two the stage holds it.
+A choice that other layers share is a bit per query and key; the layer that chose runs its backward without it. Layers that read another
+one's keys and values have none of their own: their backward makes gradients of them that leave the block.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from megakernels.ops.indexed_attention.facts import num_words
 from megaplan.blocks.ops import (
     CHOICE,
-    GIVEN_CHOICE,
-    TAKE_CHOICE,
     BlockProgram,
     Dims,
     Op,
     Projection,
     cut,
+    given,
     linear,
     norm,
     partial_gradient,
@@ -47,6 +45,7 @@ from megaplan.families.attention.core import (
     output_ops,
     statistics_of,
 )
+from megaplan.families.attention.handed import choice_shape
 from megaplan.families.attention.indexer import block_ops, block_storages, indexer_ops, indexer_storages
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.attention.variants import AttentionPlace, AttentionVariant, Role
@@ -75,7 +74,7 @@ def attention_program(
     attention = variant.section(attention)
     if dims.gathers_latents and isinstance(attention, LatentAttention) and not variant.chooses:
         return _expanding_program(dims, attention, variant, place, parameters)
-    role: Role = "first" if place.role == "later" else place.role  # later ones differ only in the owner of the choice
+    role = place.role
     if variant.indexed and isinstance(attention, LatentAttention):
         inside = indexed_inside(dims, attention, parameters, returns_choice=role == "source")
     else:
@@ -84,15 +83,14 @@ def attention_program(
     key = attention_key(attention)._replace(relations=dims.relations > 0, keys=variant.keys, blocks=variant.blocks)
     tensors = {**attention_storages(dims, attention), **inside_storages(dims, inside)}
     if variant.keys == "given":
-        tensors |= storages(dims.dtype, Column.ACTIVATIONS, {"k": (0,), "v": (0,)})
+        tensors |= {given(name): tensors[name] for name in ("k", "v")}
     if isinstance(attention, GroupedQueryAttention):
         own = None if variant.compressor is None else attention.compressors[variant.compressor]
         key = key._replace(compressed=own is not None, chooses=own is not None and own.top_k is not None)
         tensors |= more_storages(dims, attention, own)
         tensors |= block_storages(dims, attention.block_indexer) if variant.blocks and attention.block_indexer is not None else {}
     if role != "alone":
-        words = 0 if place.role == "later" else num_words(dims.tokens * dims.cp)
-        tensors |= storages(DType.INT32, Column.ACTIVATIONS, {CHOICE if role == "source" else GIVEN_CHOICE: dims.wide(words)})
+        tensors |= storages(DType.INT32, Column.ACTIVATIONS, {CHOICE if role == "source" else given(CHOICE): choice_shape(dims)})
     if key.relations:
         tensors |= _relations(dims, attention, parameters)
     return _program(key, *core), residual(tensors)
@@ -124,7 +122,9 @@ def attention_ops(
 ) -> tuple[tuple[Op, ...], frozenset[str]]:
     """Program and retained locals of an A block; `kernels` is true if Triton's kernels run the core."""
     if key.kind == "gqa":
-        return grouped_ops(key, rotates, sharded, context, kernels), HELD
+        ops = grouped_ops(key, rotates, sharded, context, kernels)
+        names = {name: given(name) for name in ("k", "v")} if key.keys == "given" else {}
+        return tuple(op.renamed(names) for op in ops), HELD
     return latent_ops(key, rotates, indexed, sharded, context, kernels, role), LATENT_HELD
 
 
@@ -157,30 +157,26 @@ def grouped_ops(key: AttentionKey, rotates: bool, sharded: bool, context: bool, 
         linears.append(Projection("gate_proj", "gate", "gate_proj.weight"))
     ops = [norm("norm", "x", "normed", "rstd", "norm.weight"), *project("normed", "gathered", *linears, sharded=sharded)]
     ops += () if query is None else query_ops(query.makes, query.bias, sharded=sharded)
-    given = key.keys == "given"
-    if given:
-        ops.insert(0, Op("take keys", (), ("k", "v")))
+    reads = key.keys == "given"
     if qk_norm:
         after = ("q_normed", "k_normed") if rotates else ("q", "k")
-        ops += _head_norms(key, {"q": (q, after[0])} | ({} if given else {"k": (k, after[1])}))
+        ops += _head_norms(key, {"q": (q, after[0])} | ({} if reads else {"k": (k, after[1])}))
         q, k = after
-    ops += () if given else _values(key)
+    ops += () if reads else _values(key)
     if rotates:
         # q and k are rebound together, so the unrotated q lives until k is rotated
-        ops += [Op("rope q", (q,), ("q",)), *(() if given else (Op("rope k", (k, q), ("k",), grads=(k,)),))]
+        ops += [Op("rope q", (q,), ("q",)), *(() if reads else (Op("rope k", (k, q), ("k",), grads=(k,)),))]
     return (*ops, *_before_core(key), *core_ops(sharded, context, None, kernels, key))
 
 
 def _before_core(key: AttentionKey) -> Iterator[Op]:
-    """Views of keys that are values, choices of keys, and a source's gradient of them."""
+    """Views of keys that are values, and choices of keys."""
     if key.values == "same" and key.keys != "given":
         yield reshape("values", "k", "v")
     if key.blocks:
         yield from block_ops()
     if key.compressed:
         yield from compress_ops(chooses=key.chooses)
-    if key.keys == "source":  # readers add to the gradient before the layer's own backward
-        yield Op("give keys", ("k", "v"), ("keys_gradient",), keeps=("keys_gradient",), grads=())
 
 
 def _values(key: AttentionKey) -> tuple[Op, ...]:
@@ -206,7 +202,6 @@ def grouped_storages(dims: Dims, attention: GroupedQueryAttention) -> Shapes:
     shapes |= {name: wide(key, width) for name in ("k", "k_proj", "k_normed")}
     shapes |= {"attention": wide(query, value), "v": wide(key, value), "v_proj": wide(key, value), "v_ones": (value,)}
     shapes |= {"q_ones": (width,), "k_ones": (width,), "attention_normed": wide(query, value)}
-    shapes |= {"keys_gradient": wide(key, width + value)}
     shapes |= {"key_scores": wide(key)} if attention.key_bias else {}
     shapes |= gate_shapes(dims, attention, query, value)
     whole = attention.qk_norm_width == "all_heads"
@@ -238,8 +233,6 @@ def latent_ops(
     ]
     if indexed:
         ops += indexer_ops(sharded)
-    if role == "first":
-        ops.insert(0, Op(TAKE_CHOICE, (), (GIVEN_CHOICE,)))
     return (*ops, *core_ops(sharded, context, table if indexed else None, kernels, key, role))
 
 

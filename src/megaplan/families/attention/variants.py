@@ -66,8 +66,8 @@ def _key_role(attention: GroupedQueryAttention, layer: int) -> KeyRole:
     return "source" if any(layer == shared.source for shared in attention.shared_keys) else "own"
 
 
-Role = Literal["alone", "source", "first", "later"]
-"""Role of a layer in a choice of keys: source of the choice, or the first or a later reader of it."""
+Role = Literal["alone", "source", "reader"]
+"""Role of a layer in a choice of keys."""
 
 
 class AttentionPlace(NamedTuple):
@@ -91,6 +91,6 @@ def attention_place(attention: GroupedQueryAttention | LatentAttention, layer: i
 @lru_cache(maxsize=64)
 def _roles(groups: tuple[tuple[int, ...], ...]) -> dict[int, Role]:
     found: dict[int, Role] = {}
-    for source, first, *later in groups:
-        found |= {source: "source", first: "first", **dict.fromkeys(later, "later")}
+    for source, *readers in groups:
+        found |= {source: "source", **dict.fromkeys(readers, "reader")}
     return found

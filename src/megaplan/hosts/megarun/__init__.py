@@ -44,6 +44,7 @@ HOST = HostKind(
     sums=Later("megaplan.partition.layer_bytes:necessary_limits"),
     floors=Later("megaplan.exploration.floors:Floors"),
     trained=True,
+    carries_values=True,
     graphs=("microbatch", "step", "none"),
     dispatchers=("alltoall", "allgather"),
     more_reserved=lambda _: MORE_RESERVED,

@@ -8,11 +8,12 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, add, linear
+from megaplan.blocks.payload import Boundary, pack_op, unpack_op
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families import layer_embeddings
-from megaplan.families.attention_residuals import DepthReads, attend_op, depth_shapes, pack_op, unpack_op
+from megaplan.families.attention_residuals import DepthReads, attend_op, depth_shapes
 from megaplan.families.layer_embeddings import LayerEmbeddings
 from megaplan.families.registry import families_of
 from megaplan.families.residual import StreamNorm, norm_op
@@ -286,11 +287,12 @@ def _head_layer_ops(layer: HeadLayer, kind: StreamNorm, made: str) -> tuple[Op, 
     )
 
 
-def boundary_part(dims: Dims, values: int, *, packs: bool) -> BlockReplay:
-    """The end of a stage that sends several values, or with `packs` false the start of one that receives them."""
-    one, all_values = dims.residual, (values * dims.batch, *dims.residual[1:])
-    ends = (one, all_values) if packs else (all_values, one)
-    tensors = storages(dims.dtype, Column.ACTIVATIONS, dict(zip((INPUT, OUTPUT), ends, strict=True)))
+def boundary_part(sent: Boundary, *, packs: bool) -> BlockReplay:
+    """The end of a stage that sends values behind the stream, or with `packs` false the start of one that receives them."""
+    dtype = sent.stream.dtype
+    one, everything = sent.stream.shape, (sent.bytes // dtype.bytes,)
+    ends = (one, everything) if packs else (everything, one)
+    tensors = storages(dtype, Column.ACTIVATIONS, dict(zip((INPUT, OUTPUT), ends, strict=True)))
     return BlockReplay(_boundary_replay(packs), tensors)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from megaplan.columns import Column
-from megaplan.hosts.megarun.ledger import block_ledger, block_variants
+from megaplan.hosts.megarun.ledger import block_ledger, block_variants, taken_values
 from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.ranks import Layout, Slot
@@ -26,17 +26,19 @@ def explained(
     inventory: Inventory,
     slots: Iterable[Slot],
     variants: Mapping[str, Hashable],
-    ledger_of: Callable[[Spec, str, Block], BlockLedger],
+    ledger_of: Callable[[Spec, str, Block, int], BlockLedger],
 ) -> Explained:
     """Blocks of some slots, including copies that only share a storage. `variants` has each block's variant by name."""
-    found: dict[Hashable, list[str]] = {}
-    for name in (name for slot in slots for name in slot.blocks):
-        found.setdefault(variants[name], []).append(name)
+    found: dict[Hashable, tuple[int, list[str]]] = {}
+    for slot in slots:
+        for name in slot.blocks:
+            taken = taken_values(spec, int(name.removeprefix("layers.")), slot.start) if name.startswith("layers.") else ()
+            found.setdefault((variants[name], taken), (slot.start, []))[1].append(name)
     held, kept = [], []
-    for name, *others in found.values():
+    for start, (name, *others) in found.values():
         block = inventory.block(name)
         title = f"{name}{f' and {len(others)} more like it' if others else ''}, {block.family}"
-        tensors = sorted(ledger_of(spec, name, block).saved, key=lambda tensor: (-tensor.bytes, tensor.name))
+        tensors = sorted(ledger_of(spec, name, block, start).saved, key=lambda tensor: (-tensor.bytes, tensor.name))
         held.append((title, block))
         kept.append((title, sum(tensor.bytes for tensor in tensors), list(map(_cells, tensors))))
     return Explained(held, HEADS, kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from megaplan.blocks.ops import EARLIER, INPUT, SHARED, Op, again
+from megaplan.blocks.ops import INPUT, Op, again
 
 REDUCE_SCATTER = "reduce_scatter"
 AGAIN = "recompute"  # the region's second run, among the keepers of a storage
@@ -87,9 +87,11 @@ class Graph(NamedTuple):
 
 
 def roots_of(ops: tuple[Op, ...]) -> dict[str, str]:
-    """The storage of every name: for a view, the storage that it is a part of."""
-    roots = {INPUT: INPUT, SHARED: SHARED, EARLIER: EARLIER}
+    """The storage of every name: for a view, the storage that it is a part of; what no operation makes belongs to other blocks."""
+    roots: dict[str, str] = {}
     for op in ops:
+        for name in op.reads:
+            roots.setdefault(name, name)
         for name in op.makes:
             roots[name] = roots[op.reads[0]] if op.is_view else name
     return roots

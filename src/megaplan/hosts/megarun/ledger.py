@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from math import prod
 
-from megaplan.blocks.ops import BlockProgram, Dims
+from megaplan.blocks.ops import TAKE, BlockProgram, Dims, Op, given
+from megaplan.blocks.payload import Payload
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
@@ -21,7 +24,7 @@ from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
 from megaplan.hosts.megarun.scaled_experts import keeps_copy
-from megaplan.hosts.megarun.sizes import gradient_dtype, local_dims
+from megaplan.hosts.megarun.sizes import gradient_dtype
 from megaplan.hosts.megarun.towers import merged_part, tower_part, tower_sizes
 from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
@@ -29,18 +32,20 @@ from megaplan.inventory.towers import STATED
 from megaplan.low_precision import TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host import device_of
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import SIDES, Spec
 from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.pattern import parse_pattern
 
 
-def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
+def block_ledger(spec: Spec, block_name: str, block: Block, start: int = 0) -> BlockLedger:
     """Kept and temporary tensors of one block per microbatch, on a rank that holds it.
 
     Args:
         spec: A checked spec.
         block_name: Name in the inventory: `layers.7`, `embedding`, `head`, `mtp.0` …; `head` also names a tied head.
         block: The inventory's block of that name (for a tied head, `embedding`'s).
+        start: First layer of its stage.
 
     Returns:
         The ledger, by storage. `embedding`'s and the features' output is the residual stream, `final_norm`'s the head's input, `head`'s
@@ -51,14 +56,14 @@ def block_ledger(spec: Spec, block_name: str, block: Block) -> BlockLedger:
     """
     dims, in_place = local_dims(spec), accumulates_in_place(spec, block)
     gradients = parameter_gradients(spec, dims, block_name, block)
-    return ledger(block_bytes(spec, dims, block_name, block), gradients, in_place=in_place)
+    return ledger(block_bytes(spec, dims, block_name, block, start=start), gradients, in_place=in_place)
 
 
-def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block) -> BlockBytes:
-    """The sums of a block's ledger; `dims` are the spec's, computed once for all its blocks."""
+def block_bytes(spec: Spec, dims: Dims, block_name: str, block: Block, *, start: int = 0) -> BlockBytes:
+    """The sums of a block's ledger; `dims` are the spec's, computed once for all its blocks. Its stage begins with layer `start`."""
     dtype, mesh = gradient_dtype(spec, block), spec.mesh
     dims = dims._replace(dtype=dtype) if block_name.startswith("layers.") else dims
-    size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype)
+    size, part = dtype.bytes, _part(spec, dims, block_name, block, dtype, start)
     if spec.lora is not None and not block_name.startswith("layers.") and block.family not in STATED:
         part = frozen_part(part, embeds=block_name in ENDS)
     if spec.schedule.kind in SPLIT_BACKWARD and block_name.startswith("layers."):
@@ -111,7 +116,7 @@ def named_variants(spec: Spec, inventory: Inventory) -> dict[BlockVariant, list[
 def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
     last, model, recipe = len(inventory.layers) - 1, spec.model, spec.precision.recipe
     given = {family.letter: (family.operations, section, spec.recompute.of(family.letter)) for family, section in families_of(model)}
-    made: dict[str, BlockVariant] = {}
+    read, made = {value.readers[0] for value in model.payload}, dict[str, BlockVariant]()
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         operations, section, policy = given[block.family]
         own = str(policy) if index != last else "none"  # R-67
@@ -120,6 +125,8 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
             own = f"{own}, before {[(id(other), spec.policy(each, other.family)) for each, other in behind]}"
         if recipe is not None and recipe.covers(block.family, index, len(inventory.layers)):
             own = f"{own} in low precision"
+        if index in read and (taken := taken_values(spec, index, 0)):
+            own = f"{own}, takes {taken}"
         made[name] = id(block), operations(section, index), own
     for name, block in inventory.outside:
         if block.family is Outside.TOWERS:  # which no operation of the stack reads
@@ -161,9 +168,9 @@ def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[st
     return shapes
 
 
-def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType) -> BlockReplay:
+def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType, start: int) -> BlockReplay:
     if name.startswith("layers."):
-        return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters)
+        return _layer_part(spec, dims, int(name.removeprefix("layers.")), block, parameters, start)
     model, features, vocab_parallel, images = spec.model, spec.model.features, spec.mesh.vocab_parallel, tower_sizes(spec)
     if images is not None and block.family in STATED:
         return tower_part(spec, images, dims, name, parameters)
@@ -226,8 +233,10 @@ def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters
     return program, shapes
 
 
-def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> BlockReplay:
+def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType, start: int) -> BlockReplay:
     program, tensors = _family_program(spec, dims, index, block, parameters)
+    if taken := taken_values(spec, index, start):
+        program = _taking(program, taken)
     recipe = _recipe_of(spec, index, block.family)
     policy = spec.policy(index, block.family)
     if recipe is not None:
@@ -250,6 +259,24 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     if spec.precision.activations is not dims.dtype:
         program, tensors = cast_program(program), cast_shapes(tensors, spec.precision.activations)
     return BlockReplay(replay_of(program, policy), tensors)
+
+
+def taken_values(spec: Spec, index: int, start: int) -> tuple[str, ...]:
+    """Values, by their names, that a layer keeps for an earlier layer of its stage, which begins with layer `start`.
+
+    It is their first reader, whose backward is the last, and the earlier layer does not keep them.
+    """
+    return tuple([value.name for value in spec.model.payload if value.readers[0] == index and value.source >= start and drops(spec, value)])
+
+
+def drops(spec: Spec, value: Payload) -> bool:
+    """True if the layer that hands a value on does not keep it for its own backward."""
+    return value.kept == "no" or (value.kept == "result" and spec.policy(value.source, value.letter) == "full")
+
+
+@cache
+def _taking(program: BlockProgram, names: tuple[str, ...]) -> BlockProgram:
+    return replace(program, ops=(Op(TAKE, (), tuple(map(given, names))), *program.ops))
 
 
 def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> SharedNorm | None:

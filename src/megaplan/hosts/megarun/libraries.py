@@ -5,8 +5,8 @@ from __future__ import annotations
 from megakernels.libraries import FLASH4, LIBRARIES, LibraryName
 from megaplan.families.attention.composition import PART, library_refusal
 from megaplan.families.attention.variants import variant_of
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.inventory.tensors import Inventory
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 from megaplan.wording import plural
 

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from megaplan.blocks.ops import INPUT, OUTPUT, TAKE_CHOICE, BlockProgram, Flow
+from megaplan.blocks.ops import INPUT, OUTPUT, TAKE, BlockProgram, Flow
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
 from megaplan.families.residual import CAST_IN, PASS_ON
@@ -44,7 +44,7 @@ def replay_of(program: BlockProgram, policy: str) -> Replay:
     """The replay of a block under a recompute policy."""
     names, region = frozenset(op.name for op in program.ops), frozenset[str]()
     if policy != "none":
-        region = names & program.reruns if policy == "selective" else names - {PASS_ON, TAKE_CHOICE}
+        region = names & program.reruns if policy == "selective" else names - {PASS_ON, TAKE}
     cached = program.caches if policy == "selective" else frozenset[str]()
     return replay(program.ops, program.held, region, cached=cached, after=program.after - region)
 
@@ -151,9 +151,34 @@ def weigh(part: BlockReplay, gradients: dict[str, int], *, in_place: bool) -> Bl
     )
 
 
+class Arriving(NamedTuple):
+    """Gradients that are there when a block's backward begins, beside its output's own.
+
+    Attributes:
+        output: True if the gradient of its output is in a receive buffer.
+        values: Storages that later blocks read too: their gradients are sums of those that these made, or in a receive buffer.
+        received: True if the latter.
+    """
+
+    output: bool = False
+    values: tuple[str, ...] = ()
+    received: bool = False
+
+
+NOTHING_ARRIVES = Arriving()
+
+
 @cache
-def _arrived(run: Replay, *, splittable: bool) -> Replay:
-    return with_backward(run, run.program._replace(arriving={**run.program.arriving, CALLER: OUTPUT}), splittable=splittable)[0]
+def _arrived(run: Replay, arriving: Arriving, *, splittable: bool) -> Replay:
+    """The same block; a receive buffer holds a gradient to the end, so that what is added to it makes a new storage."""
+    found = dict(run.program.arriving)
+    if arriving.output:
+        found[CALLER] = OUTPUT
+    for name in (run.program.graph.roots[name] for name in arriving.values):
+        found[name] = name
+        if arriving.received:
+            found[f"{CALLER} of {name}"] = name
+    return with_backward(run, run.program._replace(arriving=found), splittable=splittable)[0]
 
 
 def _adds_at_its_end(part: BlockReplay) -> bool:
@@ -171,15 +196,11 @@ def _adds_at_its_end(part: BlockReplay) -> bool:
     return first.flow is Flow.COMPUTE and not first.late and tensors[first.makes[0]][0] >= tensors[OUTPUT][0]
 
 
-def summarize_with_received_grad(block: BlockBytes, *, splittable: bool) -> BlockBytes:
-    """A block's sums if the gradient of its output came from another slot.
-
-    It is in a receive buffer to the end, so that what is added to it makes a new storage. `splittable` as for the block, which is the
-    answer itself where that is no larger.
-    """
-    if _adds_at_its_end(block.part):
+def summarize_with_arriving(block: BlockBytes, arriving: Arriving, *, splittable: bool) -> BlockBytes:
+    """A block's sums with these gradients. `splittable` as for the block, which is the answer itself where that is no larger."""
+    if not arriving.values and (not arriving.output or _adds_at_its_end(block.part)):
         return block
-    run = _arrived(block.part.replay, splittable=splittable)
+    run = _arrived(block.part.replay, arriving, splittable=splittable)
     return weigh(BlockReplay(run, block.part.tensors), block.gradients, in_place=block.in_place)
 
 

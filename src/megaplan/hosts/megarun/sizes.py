@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from megakernels.libraries import FLASH4
 from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES
 from megakernels.ops.packed_weight.facts import Packing
-from megaplan.blocks.ops import Dims
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Block, Group, MatrixRound
 from megaplan.spec.models import Spec
@@ -217,33 +215,6 @@ def together(groups: Iterable[GroupBytes]) -> GroupBytes:
     last = next((group for group in reversed(listed) if group.made_bytes), NOTHING)
     *sums, _, _ = [sum(sizes) for sizes in zip(*listed, strict=True)] or NOTHING
     return GroupBytes._make((*sums, last.last_made_bytes, last.last_unsharded_bytes))
-
-
-def local_dims(spec: Spec, *, is_last_cp_rank: bool = True) -> Dims:
-    """The local sizes of a checked spec (cp and tp divide the sequence), for the last rank of a CP group or another."""
-    mesh, batch = spec.mesh, spec.batch
-    tokens, relation = batch.seq_length // mesh.cp, spec.model.features.relation_bias
-    return Dims(
-        batch=batch.micro_batch_size,
-        tokens=tokens,
-        residual_tokens=tokens // mesh.tp,
-        hidden=spec.model.hidden_size,
-        tp=mesh.tp,
-        cp=mesh.cp,
-        dtype=spec.precision.activations,
-        packed=spec.data.packing == "documents",
-        is_last_cp_rank=is_last_cp_rank,
-        ep=mesh.ep,
-        etp=mesh.etp,
-        kernels=spec.host.uses_triton,
-        gathers=spec.host.uses_triton,
-        frozen=spec.lora is not None,
-        relations=0 if relation is None else relation.num_relations,
-        flash4=spec.host.uses(FLASH4),
-        gathers_latents=mesh.gathers_latents,
-        streams=spec.model.num_streams,
-        gathers_tokens=spec.host.gathers_tokens,
-    )
 
 
 def gradient_dtype(spec: Spec, block: Block) -> DType:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from megaplan.families.attention.variants import AttentionVariant
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.megatron.ledger import Operator, evaluate
 from megaplan.hosts.megatron.pattern import EMBEDDING, ENDS, IN_SIXTEEN_BIT, LETTERS, LOSS, MTP, SIXTEEN_BIT, VARIED, count, plain
 from megaplan.hosts.megatron.setting import Setting
@@ -15,6 +14,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout
 from megaplan.low_precision import Recipe
 from megaplan.spec.host import device_of
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import depth_blocks
 

@@ -14,4 +14,5 @@ from megaplan.spec.models import Spec
 def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> Explained:
     """The blocks of a pipeline rank of the layout."""
     blocks = transformer_blocks(inventory)
-    return explained(spec, blocks, map(in_blocks, layout.of_rank(pp_rank)), block_variants(spec, blocks), block_ledger)
+    slots, variants = map(in_blocks, layout.of_rank(pp_rank)), block_variants(spec, blocks)
+    return explained(spec, blocks, slots, variants, lambda *block: block_ledger(*block[:3]))

@@ -11,7 +11,6 @@ from megaplan.families.attention.section import GroupedQueryAttention, LatentAtt
 from megaplan.hosts.megarun.embedding import embedding_part, final_norm_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, weigh
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.torchtitan.ends import loss_part
 from megaplan.hosts.torchtitan.experts import ExpertKey
 from megaplan.hosts.torchtitan.program import BlockKey, block_replay, block_shapes
@@ -19,6 +18,7 @@ from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Inventory, Outside, Owner, layer_names
 from megaplan.scalars import RecomputePolicy
 from megaplan.schedules.registry import SPLIT_BACKWARD
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaplan.hosts.megarun.sizes import local_dims
+from megaplan.spec.local import boundary, local_dims
 from megaplan.spec.models import Spec
 
 
@@ -11,10 +11,10 @@ def residual_shape(spec: Spec) -> tuple[int, int, int]:
     return local_dims(spec).boundary
 
 
-def boundary_shape(spec: Spec, layer: int) -> tuple[int, int, int]:
-    """Input of a stage that begins with a layer: a block's output, or several, one after another along the rows."""
-    rows, tokens, width = residual_shape(spec)
-    return rows * spec.model.tensors_before(layer), tokens, width
+def boundary_shape(spec: Spec, layer: int) -> tuple[int, ...]:
+    """Input of a stage that begins with a layer: a block's output, or with values of earlier layers behind it [elements]."""
+    sent = boundary(spec, local_dims(spec), layer)
+    return (sent.bytes // sent.stream.dtype.bytes,) if sent.values else sent.stream.shape
 
 
 def token_shape(spec: Spec) -> tuple[int, int]:

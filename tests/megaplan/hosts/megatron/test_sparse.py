@@ -74,6 +74,16 @@ def test_a_layer_that_reads_anothers_choice_has_no_indexer() -> None:
     assert MegatronRun(spec, run.inventory).operator_letter(2) == own
 
 
+def test_no_cut_parts_a_reader_from_the_layer_that_chose() -> None:
+    """Megatron-Core's stages pass on the stream alone."""
+    cut = "mesh.pp=2", "split.mode=manual", "split.reason=x", "split.spans=[[0, 8], [8, 16]]"
+    text = r"MP331[\s\S]*cut 8 parts layer 10 from layer 4, whose choice of keys it reads and the host's stages do not pass on"
+    with pytest.raises(MegaplanError, match=text):
+        spec_of(*GLM52, *cut)
+    spec = spec_of(*GLM52, "mesh.pp=2", "split.mode=weighted")
+    assert choose_cuts(spec, build_inventory(spec)).spans[0][1] not in range(5, 11)
+
+
 @pytest.mark.parametrize(
     ("layers", "shared", "expected"),
     [

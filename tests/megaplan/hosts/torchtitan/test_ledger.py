@@ -5,12 +5,12 @@ import pytest
 from megaplan.blocks.ops import OUTPUT
 from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
-from megaplan.hosts.megarun.sizes import local_dims
 from megaplan.hosts.torchtitan.blocks import in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ledger import block_bytes, block_ledger, policy_of
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.load import load_spec_text
+from megaplan.spec.local import local_dims
 
 SPEC = """
 format: megaplan.spec/1

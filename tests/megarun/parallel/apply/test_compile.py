@@ -21,8 +21,14 @@ pytestmark = pytest.mark.runtime
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"recompute.default": "selective"}, {"model.streams": {"count": 3}}, {"model.attention_residuals": {"group_layers": 2}}],
-    ids=["", "selective", "streams", "depth"],
+    [
+        {},
+        {"recompute.default": "selective"},
+        {"model.streams": {"count": 3}},
+        {"model.attention_residuals": {"group_layers": 2}},
+        {"model.num_layers": 6, "model.attention.shared_keys": [{"source": 0, "layers": [5]}]},
+    ],
+    ids=["", "selective", "streams", "depth", "keys"],
 )
 def test_compiled_blocks_train_as_eager_ones(settings: dict[str, Any], spec_with: Any, worker: Any, one_process: Any) -> None:
     """Losses and norms of three steps, to the rounding of fused operations."""

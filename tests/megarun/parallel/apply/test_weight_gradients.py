@@ -10,7 +10,7 @@ from torch import nn
 
 from megaplan.hosts.megarun.halves import weigh_halves
 from megaplan.hosts.megarun.ledger import block_bytes
-from megaplan.hosts.megarun.sizes import local_dims
+from megaplan.spec.local import local_dims
 from megaplan.spec.models import Spec
 from megarun.engine.trainer import Trainer
 from megarun.job.job import Job

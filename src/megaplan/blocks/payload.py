@@ -1,0 +1,105 @@
+"""Payload: a value of a layer that later layers read in addition to the residual stream.
+
+A family states its payload in one place (`Family.payload`). A stage holds such a value until its last reader has run. A boundary between
+the two carries it with the stream, in one tensor, and its gradient in the same way back; each value begins at a multiple of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Literal, NamedTuple
+
+from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, cut
+from megaplan.dtypes import DType
+
+PACK, UNPACK = "pack values", "unpack values"
+ALIGNMENT_BYTES = 16
+"""Alignment of a value in a packed tensor: kernels read views of it like storages of their own."""
+
+
+class Payload(NamedTuple):
+    """A value of one layer that later layers read.
+
+    Attributes:
+        name: Storage of its layer's program; its readers read `given(name)`.
+        title: Name of the value in texts.
+        source: Global index of the layer that passes it on.
+        readers: Global indices of the layers that read it, rising; the number of layers for the last norm.
+        shape: Function from a rank's sizes to the shape of one microbatch's value.
+        kept: The value as its own layer's backward needs it: the layer's input, a result that it keeps unless it runs again as a whole, or
+            a result that it does not keep.
+        dtype: Dtype; None for that of its letter's activations.
+        letter: Letter of the layer that passes it on; empty for the stream's dtype.
+        has_gradient: False if no gradient flows back, as from a choice of keys.
+    """
+
+    name: str
+    title: str
+    source: int
+    readers: Sequence[int]
+    shape: Callable[[Dims], tuple[int, ...]]
+    kept: Literal["input", "result", "no"] = "result"
+    dtype: DType | None = None
+    letter: str = ""
+    has_gradient: bool = True
+
+    def crosses(self, cut: int) -> bool:
+        """True if a stage that begins with layer `cut` receives it."""
+        return self.source < cut <= self.readers[-1]
+
+
+class Part(NamedTuple):
+    """A part of what crosses a boundary: the stream, or a value.
+
+    Attributes:
+        value: The value; None for the stream.
+        shape: Shape on a rank.
+        dtype: Dtype.
+    """
+
+    value: Payload | None
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.shape) * self.dtype.bytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in a packed tensor."""
+        return -(-self.own_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+class Boundary(NamedTuple):
+    """Tensors that one microbatch sends from a stage to the next.
+
+    Attributes:
+        stream: The residual stream, all its streams.
+        values: Values of earlier layers that later layers read, by the layers that hand them on.
+    """
+
+    stream: Part
+    values: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The stream, and the values behind it."""
+        return self.stream, *self.values
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one microbatch, activations or gradients."""
+        return sum([part.bytes for part in self.parts]) if self.values else self.stream.own_bytes
+
+
+def pack_op() -> Op:
+    """The end of a stage that sends values behind the stream. Gradients are views of the tensor that is received."""
+    return Op(PACK, (INPUT,), (OUTPUT,), grads=())
+
+
+def unpack_op() -> Op:
+    """The start of a stage that receives values: views of the tensor that is received, whose gradients are joined."""
+    return cut(UNPACK, INPUT, (OUTPUT,))
