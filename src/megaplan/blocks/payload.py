@@ -7,15 +7,12 @@ the two carries it with the stream, in one tensor, and its gradient in the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Literal, NamedTuple
 
 from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, cut
 from megaplan.dtypes import DType
 
 PACK, UNPACK = "pack values", "unpack values"
-ALIGNMENT_BYTES = 16
-"""Alignment of a value in a packed tensor: kernels read views of it like storages of their own."""
 
 
 class Payload(NamedTuple):
@@ -47,52 +44,6 @@ class Payload(NamedTuple):
     def crosses(self, cut: int) -> bool:
         """True if a stage that begins with layer `cut` receives it."""
         return self.source < cut <= self.readers[-1]
-
-
-class Part(NamedTuple):
-    """A part of what crosses a boundary: the stream, or a value.
-
-    Attributes:
-        value: The value; None for the stream.
-        shape: Shape on a rank.
-        dtype: Dtype.
-    """
-
-    value: Payload | None
-    shape: tuple[int, ...]
-    dtype: DType
-
-    @property
-    def own_bytes(self) -> int:
-        """Bytes of its elements."""
-        return prod(self.shape) * self.dtype.bytes
-
-    @property
-    def bytes(self) -> int:
-        """Bytes in a packed tensor."""
-        return -(-self.own_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-class Boundary(NamedTuple):
-    """Tensors that one microbatch sends from a stage to the next.
-
-    Attributes:
-        stream: The residual stream, all its streams.
-        values: Values of earlier layers that later layers read, by the layers that hand them on.
-    """
-
-    stream: Part
-    values: tuple[Part, ...] = ()
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The stream, and the values behind it."""
-        return self.stream, *self.values
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of one microbatch, activations or gradients."""
-        return sum([part.bytes for part in self.parts]) if self.values else self.stream.own_bytes
 
 
 def pack_op() -> Op:

@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT, SHARED
 from megaplan.blocks.payload import PACK, UNPACK
-from megaplan.budget.handed import Handed
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.tape import NOTHING_AHEAD, Ahead, Point
-from megaplan.budget.unit import Peak, Unit
+from megaplan.budget.unit import Handed, Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
-from megaplan.hosts.megarun.depths import depth_sums
+from megaplan.hosts.megarun.head import depth_sums
 from megaplan.hosts.megarun.offload import aligned
 from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
 from megaplan.hosts.megarun.storage import BlockStorage
@@ -97,9 +96,9 @@ class Chunk:
             offloaded: See the class; none if empty.
         """
         self.names, self.units, self.policy, self.has_mtp, self.root = stored.names, tuple(units), policy, stored.has_mtp, stored.root
-        self.input_bytes = 0 if "embedding" in self.names or not policy.pipelined else handed.received.bytes
+        self.input_bytes = 0 if "embedding" in self.names or not policy.pipelined else handed.received_bytes
         # the stage output, held until backward, and its received gradient
-        self.output_bytes = 0 if stored.is_last or not policy.pipelined else handed.sent.bytes
+        self.output_bytes = 0 if stored.is_last or not policy.pipelined else handed.sent_bytes
         self.packs = self.names[-1] == PACK
         self.offloaded = tuple(offloaded) or (False,) * len(units)
         self.before, self.on_host = _kept_before(units, self.offloaded)
@@ -130,7 +129,7 @@ class Chunk:
         ends = self.units[self.head].block.part.tensors if held else {}
         self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss instead
         self.received_from = self._received_from()
-        self.backward_extra = self._backward_extra(handed.received_bytes(len(units)))
+        self.backward_extra = self._backward_extra(handed.in_buffer_bytes(len(units)))
         self.waiting_from = [0] * len(units)  # if W runs later, bytes that units from each one on leave to it
 
     @cached_property

@@ -7,14 +7,12 @@ from copy import copy
 from typing import NamedTuple
 
 from megaplan.blocks.ops import Dims
-from megaplan.blocks.payload import PACK, UNPACK, Boundary, Part
+from megaplan.blocks.payload import PACK, UNPACK
 from megaplan.budget.chunk import Chunk, ChunkPolicy
-from megaplan.budget.handed import Handed, handed_values
 from megaplan.budget.rank import EqualRanks
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
-from megaplan.budget.unit import Unit, make_unit
-from megaplan.hosts.megarun.depths import shared_names
+from megaplan.budget.unit import Handed, Unit, handed_values, make_unit
 from megaplan.hosts.megarun.embedding import (
     boundary_bytes,
     boundary_part,
@@ -27,6 +25,7 @@ from megaplan.hosts.megarun.embedding import (
     rotary_scratch_bytes,
     step_sum_bytes,
 )
+from megaplan.hosts.megarun.head import shared_names
 from megaplan.hosts.megarun.ledger import block_bytes, drops, named_variants, taken_values
 from megaplan.hosts.megarun.listed import LAST_OWN
 from megaplan.hosts.megarun.parts import NOTHING_ARRIVES, Arriving, BlockBytes, summarize_with_arriving, weigh
@@ -39,7 +38,7 @@ from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.ranks import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host import device_of
-from megaplan.spec.local import boundary, local_dims, payload_parts
+from megaplan.spec.local import Boundary, Part, boundary, local_dims, payload_parts
 from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 from megaplan.tuples import new
@@ -246,14 +245,14 @@ class Evaluation:
     def _make(self, slot: Slot) -> SlotParts:
         policy, stored = self.policy, self.stored.slot(slot, self.layout.bounds(slot))
         arrived = self._arrived(stored.names) if policy.pipelined and not stored.is_last else frozenset()
-        named, handed = self._handed(slot, stored)
+        named, handed, boundaries = self._handed(slot, stored)
         begins = int(named.names[0] == UNPACK)
         units = [
             self._in_stage(name, slot.start).unit(owned, policy, handed.arriving(index + begins, output=name in arrived))
             for index, (name, owned) in enumerate(zip(stored.names, stored.owned, strict=True))
         ]
-        units = [*([self._boundary(handed.received, packs=False)] if begins else ()), *units]
-        units += [self._boundary(handed.sent, packs=True)] if named.names[-1] == PACK else ()
+        units = [*([self._boundary(boundaries[0], packs=False)] if begins else ()), *units]
+        units += [self._boundary(boundaries[1], packs=True)] if named.names[-1] == PACK else ()
         if policy.splits_backward:
             sends, receives = (self._on_the_same_rank(slot, step) for step in (1, -1))
             chunk: Chunk = SplitBackwardChunk(named, units, policy, handed, sends_locally=sends, receives_locally=receives)
@@ -281,12 +280,11 @@ class Evaluation:
         numbers = [int(name.removeprefix("layers.")) if name.startswith("layers.") else -1 for name in names]
         return tuple([index >= 0 and spec.offloads(index, layers[index].family) for index in numbers])
 
-    def _handed(self, slot: Slot, stored: SlotStorage) -> tuple[SlotStorage, Handed]:
-        """The values of a slot, and the names of its units with those that cut what it receives and join what it sends."""
-        names, stream = stored.names, Boundary(Part(None, self.dims.boundary, self.spec.precision.activations))
+    def _handed(self, slot: Slot, stored: SlotStorage) -> tuple[SlotStorage, Handed, tuple[Boundary, ...]]:
+        """A slot with the names of the units that cut what it receives and join what it sends, its values, and both boundaries if any."""
         if not self._values:
-            return stored, Handed(stream, stream)
-        received, sent = (boundary(self.spec, self.dims, cut) for cut in (slot.start, slot.stop))
+            return stored, Handed(self.boundary_bytes, self.boundary_bytes), ()
+        names, (received, sent) = stored.names, tuple([boundary(self.spec, self.dims, cut) for cut in (slot.start, slot.stop)])
         if self.policy.pipelined:
             names = (UNPACK, *names) if received.values and "embedding" not in names else names
             names = (*names, PACK) if sent.values and not stored.is_last else names
@@ -294,7 +292,7 @@ class Evaluation:
         if stored.is_last:
             places[self.spec.model.num_layers] = names.index("final_norm")
         values = handed_values(self._values, places, (slot.start, slot.stop), ends=stored.is_last)
-        return stored._replace(names=names), Handed(received, sent, values)
+        return stored._replace(names=names), Handed(received.bytes, sent.bytes, values), (received, sent)
 
     def _boundary(self, sent: Boundary, *, packs: bool) -> Unit:
         return make_unit(weigh(boundary_part(sent, packs=packs), {}, in_place=True), None, False, self.boundary_bytes if packs else 0)

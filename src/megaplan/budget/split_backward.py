@@ -18,9 +18,8 @@ from megaplan.blocks.ops import OUTPUT
 from megaplan.blocks.payload import UNPACK
 from megaplan.budget.actions import accumulating_backward_peak
 from megaplan.budget.chunk import Chunk, ChunkPolicy
-from megaplan.budget.handed import Handed
 from megaplan.budget.stored import SlotStorage
-from megaplan.budget.unit import Peak, SplitUnit, Unit
+from megaplan.budget.unit import Handed, Peak, SplitUnit, Unit
 from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
 from megaplan.hosts.allocator import slack_bytes

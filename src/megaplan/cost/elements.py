@@ -10,8 +10,8 @@ from megakernels.ops.packed_weight.facts import Packing
 from megaplan.cost.beside import Matrices
 from megaplan.inventory.adapters import packable, packed_tensor
 from megaplan.inventory.tensors import Group, Inventory, Owner, layer_names
+from megaplan.spec.local import packed_gather
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import packed_gather
 
 
 class LocalElements(NamedTuple):

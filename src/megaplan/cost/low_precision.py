@@ -16,8 +16,8 @@ from megaplan.cost.blocks import HEAD, LOGITS_AGAIN
 from megaplan.dtypes import DType
 from megaplan.low_precision import PER_TENSOR
 from megaplan.spec.host import device_of
+from megaplan.spec.local import packed_gather
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import packed_gather
 
 ATTENTION = "attention"
 """The part of attention's kernels."""

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from megaplan.blocks.payload import Boundary, Part, Payload
+from megaplan.blocks.payload import Payload
+from megaplan.spec.local import Boundary, Part
 from megarun.dtypes import TORCH_DTYPES
 
 Key = tuple[int, str]

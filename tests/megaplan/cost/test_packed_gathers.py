@@ -9,8 +9,8 @@ from megaplan.cost.beside import gather_parts
 from megaplan.cost.data import held_of
 from megaplan.cost.elements import local_elements, with_packed
 from megaplan.inventory.build import build_inventory
+from megaplan.spec.local import packed_gather
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import packed_gather
 
 MESHES = ({"dp_shard": 4}, {"dp_shard": 4, "tp": 2}, {"dp_shard": 4, "ep": 2, "pp": 2})
 

@@ -16,8 +16,8 @@ from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.step_time import planned_time
 from megaplan.low_precision import GENERATIONS, Recipe, RecipeName, history_bytes
+from megaplan.spec.local import packed_gather
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import packed_gather
 
 B, T, H, HEADS, KV, D, F = 2, 128, 256, 4, 2, 64, 512
 ROWS, ELEMENTS = B * T, B * T * H

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from megaplan.blocks.payload import Boundary, Part, Payload
+from megaplan.blocks.payload import Payload
 from megaplan.dtypes import DType
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.spec.load import spec_from_document
+from megaplan.spec.local import Boundary, Part
 from megarun.engine.build import build_stage, materialise
 from megarun.engine.initialise import initialise
 from megarun.model.payload import pack_values, unpack_values

@@ -8,8 +8,8 @@ from parity_cells import BF16, RECOMPUTED, RESHARD, T2, Cell, pattern
 from parity_world import Worlds
 from torch.utils._pytree import tree_flatten
 
+from megaplan.spec.local import packed_gather
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import packed_gather
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 WIDE = {"model.hidden_size": 64, "model.mlp.ffn_hidden_size": 128}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from trace_checks import compare_distinct_ranks
 
-from megaplan.spec.packed_gather import packed_gather
+from megaplan.spec.local import packed_gather
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
 BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import attention_exchanges, attention_work
 from megaplan.families.attention.formulas import FORMULAS
-from megaplan.families.attention.handed import attention_payload
 from megaplan.families.attention.program import attention_program, attention_selective
 from megaplan.families.attention.rules import attention_rules
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.attention.tensors import attention_tensors
-from megaplan.families.attention.variants import AttentionVariant, attention_place, variant_of
+from megaplan.families.attention.variants import AttentionVariant, attention_payload, attention_place, variant_of
 from megaplan.families.family import Family, ServingState
 
 KEYS_AND_VALUES = frozenset(f"{name}_proj.{kind}" for name in "kv" for kind in ("weight", "bias"))

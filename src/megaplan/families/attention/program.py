@@ -45,10 +45,9 @@ from megaplan.families.attention.core import (
     output_ops,
     statistics_of,
 )
-from megaplan.families.attention.handed import choice_shape
 from megaplan.families.attention.indexer import block_ops, block_storages, indexer_ops, indexer_storages
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
-from megaplan.families.attention.variants import AttentionPlace, AttentionVariant, Role
+from megaplan.families.attention.variants import AttentionPlace, AttentionVariant, Role, choice_shape
 from megaplan.families.family import Selective
 
 SELECTIVE = Selective("core", frozenset({"attention"}))

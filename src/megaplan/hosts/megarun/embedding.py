@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, add, linear
-from megaplan.blocks.payload import Boundary, pack_op, unpack_op
+from megaplan.blocks.payload import pack_op, unpack_op
 from megaplan.blocks.storages import Shapes, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
@@ -22,6 +22,7 @@ from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.hosts.megarun.towers import FP64_BYTES, tower_input_bytes
 from megaplan.inventory.tensors import Outside
+from megaplan.spec.local import Boundary
 from megaplan.spec.models import Features, HeadLayer, LatentAttention, Model, Ngram, Spec
 from megaplan.spec.pattern import depth_families
 from megaplan.spec.step_graphs import NUMBERS, replays_graphs, replays_update

@@ -10,8 +10,8 @@ from megaplan.hosts.megarun.ledger import block_ledger, block_variants, taken_va
 from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.ranks import Layout, Slot
+from megaplan.spec.local import multiplies, packed_gather
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import multiplies, packed_gather
 
 HEADS = ("tensor", "shape", "dtype", "bytes", "column")
 

@@ -1,4 +1,4 @@
-"""Saved tensors of head and loss.
+"""Saved tensors of head and loss, and of the depths of multi-token prediction, which have them too.
 
 Without `vocab_parallel` the head is replicated: under SP each TP rank computes the logits of its own tokens. With it, every rank computes
 its slice of the vocabulary for all tokens.
@@ -7,23 +7,34 @@ With `host.kernels: triton` head and loss are one operation, whose logits never 
 and their log-sum-exp, and its scratch is a slice of logits, in backward with a sum in fp32.
 
 With `precision.recipe.head` its products are in the recipe's bits, of rows that it keeps as they are and quantises again in backward.
+
+A depth has norms of hidden and of the next token's embedding, concatenated and projected, its blocks, an output norm, the shared head and
+its own loss. The next depth reads the hidden state before the output norm, with `normed_input` the one after it. With `side_embeddings` the
+embedding has the model's side embeddings added, as on the first stage. A block is its family's program under the block's name, without
+recompute; tensors referenced by its forward are freed when it returns, before the depth's.
+
+Source: DeepSeek-V3, arXiv:2412.19437, equations 21 to 25.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
 from megakernels.ops.linear_cross_entropy.facts import ScaledHead, slice_columns
-from megaplan.blocks.ops import OUTPUT, Dims, Op, Projection, partial_gradient, project
-from megaplan.blocks.storages import Shapes, storages
+from megaplan.blocks.ops import INPUT, OUTPUT, BlockProgram, Dims, Flow, Op, Projection, add, linear, norm, partial_gradient, project
+from megaplan.blocks.storages import Shapes, Stored, residual, storages
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
+from megaplan.hosts.megarun.embedding import side_ops, side_storages, stream_out
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
 from megaplan.hosts.megarun.scaled import head_products, head_scratch, scaling_of
+from megaplan.inventory.features import side_block
 from megaplan.low_precision import TRAINED, RecipeName
-from megaplan.spec.models import Spec
+from megaplan.spec.models import SIDES, Model, Spec
+from megaplan.spec.pattern import depth_blocks
 
 JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
 """fp32 numbers per row that join slices of a sharded vocabulary: a slice's log-sum-exp, its label's logit, sums over slices, the loss."""
@@ -155,3 +166,231 @@ def _head_replay(sharded: bool, pipelined: bool, joined: bool, bias: bool, cappe
         starts=True,
         pinned="logits" if pipelined and not joined else None,
     )
+
+
+SUM, PART = " sum", " part"
+"""Parts of a gradient that several depths make: the waiting sum, and the part that one depth adds."""
+SHARED = frozenset({"embedding", *SIDES, "head"})
+"""Blocks whose gradients a depth passes on in addition to its own; their names begin with the block's."""
+Programs = tuple[tuple[str, BlockProgram], ...]
+"""A depth's blocks by name, in order."""
+
+
+def mtp_part(
+    dims: Dims, model: Model, depth: int, shared: DType, *, vocab_parallel: bool, joined: bool, low: LowHead | None = None
+) -> BlockReplay:
+    """An MTP depth; `out` is the input of the next depth.
+
+    The head and the token embedding are the model's. Autograd sums their gradients before it passes them on: the sum over the head and
+    later depths waits while a depth runs backward, and becomes the parameter's with the first depth, whose backward is the last.
+
+    Args:
+        dims: Local sizes.
+        model: The spec's.
+        depth: Index of the depth, from 0.
+        shared: Dtype of the gradients of the embedding and the head.
+        vocab_parallel: True if both are sharded over the vocabulary.
+        joined: True if head and loss are one operation.
+        low: The head's products in a recipe's bits; None if in 16 or more.
+    """
+    mtp = model.features.mtp
+    if mtp is None:
+        raise ValueError("MTP needs a section features.mtp; check_rules reports this")
+    sharded = vocab_parallel and dims.tp > 1
+    shapes = {"embedding": dims.residual, "joined": (*dims.residual[:2], 2 * dims.hidden)}
+    shapes |= dict.fromkeys(("hidden_normed", "embedding_normed", "projected", "hidden", "normed"), dims.residual)
+    statistics = dict.fromkeys(("hidden_rstd", "embedding_rstd", "output_rstd"), dims.residual[:2])
+    looked_up = (dims.batch, dims.tokens if sharded else dims.residual_tokens)
+    weight = (model.vocab_size // dims.tp if sharded else model.vocab_size, dims.hidden)
+    tensors = {
+        **storages(dims.dtype, Column.ACTIVATIONS, shapes),
+        **storages(dims.stat_dtype, Column.ACTIVATIONS, statistics),
+        **storages(DType.INT64, Column.ACTIVATIONS, {"ids": looked_up, "embedding_rows": looked_up}),
+        **storages(dims.dtype, Column.COMMUNICATION, {"embedding_partial": dims.gathered}),
+        **storages(
+            shared, Column.GRADIENTS, dict.fromkeys(("head_sum", "head_part", "head_new", "embedding_sum", "embedding_part"), weight)
+        ),
+        **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, joined=joined, made="loss", low=low),
+    }
+    programs: list[tuple[str, BlockProgram]] = []
+    own = dims._replace(relations=0)  # the bias is that of the model's layers
+    for name, family, section, variant, operations in depth_blocks(model):
+        program, of_block = family.program(own, section, variant, operations, shared)
+        tensors |= _prefixed(of_block, f"{name}.")
+        programs.append((name, program))
+    sides = model.features.sides_ahead
+    for name in sides:
+        tensors |= _prefixed(side_storages(dims, model.features, name) | stream_out(dims), f"{name}.")
+        gradients = side_shapes(model, name)
+        tensors |= storages(shared, Column.GRADIENTS, {f"{each}{end}": gradients[each] for each in gradients for end in (SUM, PART)})
+    head = HeadForm(sharded, joined, low is not None)
+    run = _mtp_replay(tuple(programs), head, model.tie_embeddings, depth == 0, depth + 1 == mtp.depth, sides, mtp.normed_input)
+    return BlockReplay(run, residual(tensors | stream_out(dims)))
+
+
+class HeadForm(NamedTuple):
+    """The form of the head.
+
+    Attributes:
+        sharded: True if it is sharded over the vocabulary.
+        joined: True if head and loss are one operation.
+        low: True if it multiplies in a recipe's bits.
+    """
+
+    sharded: bool
+    joined: bool
+    low: bool
+
+
+def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Gradients of shared parameters that a depth passes on, by name: those of the first depth, whose backward is the last."""
+    if name != "mtp.0":
+        return {}
+    shapes = dict.fromkeys(("embedding.weight",) if model.tie_embeddings else ("embedding.weight", "head.weight"), weight)
+    for side in model.features.sides_ahead:
+        shapes |= side_shapes(model, side)
+    return shapes
+
+
+def shared_names(gradients: Iterable[str]) -> tuple[str, ...]:
+    """Names of a depth's gradients for parameters of other blocks."""
+    return tuple([name for name in gradients if name.partition(".")[0] in SHARED])
+
+
+def depth_sums(part: BlockReplay) -> int:
+    """Bytes of the sums of shared parameters' gradients that wait before a depth's backward."""
+    return sum([part.tensors[name][0] for name in part.replay.program.arriving.values() if name not in ("loss", OUTPUT)])
+
+
+def side_shapes(model: Model, name: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of a side embedding's parameters by full name; they are not sharded by rank."""
+    return {f"{name}.{tensor.name}": tensor.shape for tensor in side_block(model.features, name, model.hidden_size).tensors}
+
+
+@cache
+def _mtp_replay(
+    programs: Programs, head: HeadForm, tied: bool, first: bool, last: bool, sides: tuple[str, ...], reads_normed: bool
+) -> Replay:
+    (params, parts, ends), waiting = _embedding_gradients(first, last, tied)
+    added, embedded, sums = _sides_of_depth(sides, first)
+    hidden, normed = ("hidden", OUTPUT) if reads_normed else (OUTPUT, "normed")
+    if not last:
+        waiting, ends = (*waiting, *sums), (*ends, *sums) if first else ends
+    ops = (
+        Op("ids", (), ("ids",), grads=()),
+        norm("hidden_norm", "x", "hidden_normed", "hidden_rstd", "hidden_norm.weight"),
+        *_embedding_ops(head.sharded, params, parts, ends),
+        *added,
+        norm("embedding_norm", embedded, "embedding_normed", "embedding_rstd", "embedding_norm.weight"),
+        add("join", ("hidden_normed", "embedding_normed"), "joined"),  # gradients are views of the whole's
+        linear("proj", "joined", "projected", "proj.weight"),
+        *_blocks_ops(programs, hidden),
+        norm("output_norm", hidden, normed, "output_rstd", "output_norm.weight"),
+        *_head_ops(head, normed, ends=first and not tied, begins=last and not any(head)),
+    )
+    arrives = waiting if last else (*waiting, OUTPUT)
+    return replay(ops, arrives="loss", starts=True, waiting=arrives)
+
+
+def _blocks_ops(programs: Programs, hidden: str) -> tuple[Op, ...]:
+    """The blocks' operations in order, from the projection's output to the depth's hidden state, `hidden`."""
+    stream, ops = "projected", list[Op]()
+    for name, program in programs:
+        made = {each for op in program.ops for each in op.makes}
+        returns = program.ops[-1]._replace(holds=(*program.ops[-1].holds, *[each for each in sorted(program.held) if each in made]))
+        out = hidden if name == programs[-1][0] else f"{name}.{OUTPUT}"
+        ops += [_renamed(op, f"{name}.", {INPUT: stream, OUTPUT: out}) for op in (*program.ops[:-1], returns)]
+        stream = out
+    return tuple(ops)
+
+
+SharedGradient = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""Part of a shared parameter's gradient in a backward: parameters, storages in addition to a sum, sums that end here."""
+
+
+def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[SharedGradient, tuple[str, ...]]:
+    """A depth's gradients of the embedding, and the unfinished sums of shared gradients when its backward begins.
+
+    A tied head is one parameter with the embedding: the head's backward has begun the sum, the first depth's embedding ends it.
+    """
+    sums = ("head_sum",) if tied or last else ("head_sum", "embedding_sum")
+    if not first:
+        return ((), ("embedding_part",), ()), sums
+    return (("embedding.weight",), (), ("head_sum",) if tied else sums[1:]), sums
+
+
+def _sides_of_depth(names: tuple[str, ...], first: bool) -> tuple[tuple[Op, ...], str, tuple[str, ...]]:
+    """Side embeddings added to a depth's token embedding: operations, results, and sums of their parameters' gradients.
+
+    The first depth, whose backward is the last, passes the gradients on; the others make parts of them.
+    """
+    made: list[Op] = []
+    sums: list[str] = []
+    stream = "embedding"
+    for name in names:
+        prefix = f"{name}."
+        for op in side_ops(name):
+            each = _renamed(op, prefix, {INPUT: stream, OUTPUT: f"{prefix}{OUTPUT}"})
+            sums += [f"{param}{SUM}" for param in each.params]
+            if not first:
+                each = each._replace(params=(), fetches=(*each.fetches, *(f"{param}{PART}" for param in each.params)))
+            made.append(each)
+        stream = f"{prefix}{OUTPUT}"
+    return tuple(made), stream, tuple(sums)
+
+
+def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[str, ...], ends: tuple[str, ...]) -> tuple[Op, ...]:
+    # before the operation, so that its backward follows: the sum to which the operation's gradient was added last
+    ended = (Op("embedding gradient", (INPUT,), ends, grads=(), flow=Flow.VIEW),) if ends else ()
+    if not vocab_parallel:
+        return *ended, Op("embedding", ("ids",), ("embedding",), keeps=("ids",), params=params, grads=(), fetches=parts)
+    rows = ("embedding_rows", "embedding_partial")
+    lookup = Op("embedding", ("ids",), rows, keeps=("ids",), params=params, grads=(), fetches=("embedding_rows", *parts))
+    return *ended, lookup, Op("reduce_scatter", ("embedding_partial",), ("embedding",))
+
+
+def _head_ops(head: HeadForm, normed: str, *, ends: bool, begins: bool) -> tuple[Op, ...]:
+    """The head and its loss; in backward its part of the head's gradient is added to the waiting sum.
+
+    Args:
+        head: Form of the head.
+        normed: Input of the head.
+        ends: True if the sum becomes the parameter's gradient then.
+        begins: True if the waiting sum is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
+    """
+    ops = head_ops(head.sharded, head.joined, normed, "head.weight", made="loss", low=head.low)
+    # the part outlives it; over a sharded vocabulary the gathering's too, in the same autograd function
+    of_head = [index for index, op in enumerate(ops) if op.params or op.name == "gather"]
+    ops = tuple(
+        op._replace(params=(), fetches=(*op.fetches, "head_part"), late=()) if index in of_head else op for index, op in enumerate(ops)
+    )
+    if not (ends or begins):
+        return ops
+    params, new = (("head.weight",), ()) if ends else ((), ("head_new",))
+    summed = Op("head gradient", (INPUT,), ("head_sum",) if ends else (), params=params, grads=(), fetches=new, flow=Flow.VIEW)
+    return summed._replace(fetches=(*new, "head_part")) if begins else summed, *ops
+
+
+def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:
+    def names(old: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(rename.get(name, f"{prefix}{name}") for name in old)
+
+    return op._replace(
+        name=f"{prefix}{op.name}",
+        reads=names(op.reads),
+        makes=names(op.makes),
+        keeps=names(op.keeps),
+        params=tuple(f"{prefix}{name}" for name in op.params),
+        grads=None if op.grads is None else names(op.grads),
+        fetches=names(op.fetches),
+        sums=names(op.sums),
+        holds=names(op.holds),
+        late=(),  # a depth's backward is not split under any schedule
+        late_fetches=names(op.late_fetches),
+        call="",
+        before=tuple((names(made), are_there) for made, are_there in op.before),
+    )
+
+
+def _prefixed(tensors: Mapping[str, Stored], prefix: str) -> Shapes:
+    return {f"{prefix}{name}": stored for name, stored in tensors.items() if name != INPUT}

@@ -15,10 +15,9 @@ from megaplan.families.attention.composition import sizes_of_layer
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.families.residual import SharedNorm, cast_program, cast_shapes, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
-from megaplan.hosts.megarun.depths import depth_shapes, mtp_part
 from megaplan.hosts.megarun.embedding import boundary_bytes, embedding_part, final_norm_part, relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
-from megaplan.hosts.megarun.head import head_part, low_head
+from megaplan.hosts.megarun.head import depth_shapes, head_part, low_head, mtp_part
 from megaplan.hosts.megarun.low_attention import attends, attention_in_eight_bits
 from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
@@ -32,9 +31,8 @@ from megaplan.inventory.towers import STATED
 from megaplan.low_precision import TRAINED, Recipe
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host import device_of
-from megaplan.spec.local import local_dims
+from megaplan.spec.local import local_dims, packed_gather
 from megaplan.spec.models import SIDES, Spec
-from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.pattern import parse_pattern
 
 

@@ -9,8 +9,8 @@ from megakernels.ops.newton_schulz.facts import REFERENCE_BYTES
 from megakernels.ops.packed_weight.facts import Packing
 from megaplan.dtypes import DType
 from megaplan.inventory.tensors import Block, Group, MatrixRound
+from megaplan.spec.local import PackedGather, packed_gather
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import PackedGather, packed_gather
 
 
 class Uneven(NamedTuple):

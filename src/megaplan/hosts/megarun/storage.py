@@ -27,7 +27,7 @@ from megaplan.hosts.megarun.sizes import NOTHING, Cast, GroupBytes, MatrixScratc
 from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block, matrix_round
 from megaplan.inventory.towers import STATED
 from megaplan.spec.layout import keepers_of
-from megaplan.spec.packed_gather import PackedShards
+from megaplan.spec.local import PackedShards
 from megaplan.tuples import new
 
 UNPACKED = PackedShards()

@@ -1,4 +1,4 @@
-"""`precision.recipe.param_gather`: FSDP2 gathers packed weights (`megaplan.spec.packed_gather`), made of each rank's shard.
+"""`precision.recipe.param_gather`: FSDP2 gathers packed weights (`megaplan.spec.local`), made of each rank's shard.
 
 What FSDP2 calls the unsharded parameter has the weight's shape and no elements of its own: products read the packed rows that it carries.
 torch's extension of the all-gather (`fsdp_pre_all_gather`) would not do: its inputs must have a padded shard's shape where shards are
@@ -25,8 +25,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedSt
 
 from megakernels.ops.fp8_linear.packing.facts import OWN_LARGEST, TWO_FORMS, num_largest, packed_columns, squares
 from megakernels.ops.fp8_linear.weights import pack_weight, square_maxima
+from megaplan.spec.local import packed_gather
 from megaplan.spec.models import Spec
-from megaplan.spec.packed_gather import packed_gather
 from megaplan.spec.pattern import parse_pattern
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.moe import ExpertBank, banks_of
