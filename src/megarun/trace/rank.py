@@ -157,7 +157,7 @@ def trace_process(job: Job, mesh: RankMesh, *, workspace_bytes: int = 0, with_va
         )
         host = trainer.optimizers.host
         of_state = 0 if host is None else host.num_bytes
-        return replace(found, host_bytes=of_state + sum(map(host_bytes, stages)))
+        return replace(found, host_bytes=of_state + host_bytes(stages))
 
 
 def account(rank: int, job: Job, owners: Owners, kept: tuple[Kept, ...], blocks: tuple[tuple[str, int], ...]) -> RankTrace:

@@ -14,7 +14,7 @@ Source: torch.distributed.fsdp frees gathered parameters by emptying storages in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -36,25 +36,28 @@ from megarun.parallel.apply.gradients import groups_of
 _POOL = "pool of kept tensors"
 
 
-def offload_stage(stage: Stage, spec: Spec, inventory: Inventory, device: torch.device) -> None:
-    """Make a stage's layers keep their tensors in host memory, as the spec says."""
+def offload_stages(stages: Sequence[Stage], spec: Spec, inventory: Inventory, device: torch.device) -> None:
+    """Make layers of a rank's stages keep their tensors in host memory, as the spec says; all stages share it."""
+    if spec.host.activation_offload:
+        pool = HostPool(device)
+        for stage in stages:
+            vars(stage)[_POOL] = pool
+            _offload(stage, spec, inventory, pool)
+
+
+def _offload(stage: Stage, spec: Spec, inventory: Inventory, pool: HostPool) -> None:
     layers = {int(name): module for name, module in stage.layers.items()}
     kept = [spec.offloads(index, inventory.layers[index].family) for index in layers]
-    if not any(kept):
-        return
-    pool, last = HostPool(device), len(layers) - 1
-    passing = _Passing()
+    last, passing = len(layers) - 1, _Passing()
     for place, (module, offloads) in enumerate(zip(layers.values(), kept, strict=True)):
         make = partial(KeptTensors, pool, keeps_input=place == 0 and not stage.embeds) if offloads else None
         at_ends = place == 0, place == last and not stage.predicts
         module.forward = partial(_run, module.forward, module, passing, make, at_ends)
-    vars(stage)[_POOL] = pool
 
 
-def host_bytes(stage: Stage) -> int:
-    """Host memory that a stage has taken for kept tensors."""
-    pool: HostPool | None = vars(stage).get(_POOL)
-    return 0 if pool is None else pool.num_bytes
+def host_bytes(stages: Sequence[Stage]) -> int:
+    """Host memory that a rank's stages have taken for kept tensors."""
+    return sum(pool.num_bytes for pool in {vars(stage)[_POOL] for stage in stages if _POOL in vars(stage)})
 
 
 class HostPool:
