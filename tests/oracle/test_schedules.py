@@ -37,7 +37,7 @@ def test_every_schedule_is_held_against_the_oracle() -> None:
         "zbv": 14,
         "dualpipev": 8,
     }
-    assert {entry["kind"] for entry in ENTRIES} == set(KINDS) - {"dualpipe"}  # torch does not have it: test_dualpipe
+    assert {entry["kind"] for entry in ENTRIES} == set(KINDS) - {"dualpipe", "paired_1f1b"}  # which torch does not have
 
 
 @pytest.mark.requirement("R-26")

@@ -170,14 +170,12 @@ def _policies(spec: Spec) -> Iterator[Edit]:
 
 
 def _state(spec: Spec) -> Iterator[Edit]:
-    """Optimizer state on fewer devices, or in host memory; kept activations there."""
+    """Optimizer state on fewer devices, or in host memory."""
     host = spec.host.kind
     if "distributed_optimizer" in host.keys and not spec.host.distributed_optimizer:
         yield Edit("optimizer", (("host.distributed_optimizer", True),))
     if host.trained and spec.host.optimizer_offload != 1 and spec.host.graphs != "step":
         yield Edit("state", (("host.optimizer_offload", 1.0),))
-    if host.trained and not spec.host.activation_offload:
-        yield Edit("kept", (("host.activation_offload", tuple(letter for letter in FAMILIES if letter in _letters(spec))),))
 
 
 def _recompute(spec: Spec) -> Iterator[Edit]:

@@ -8,7 +8,7 @@ of a receive buffer, to which autograd adds nothing in place: the last reader's 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple
@@ -218,6 +218,9 @@ class HandedValue(NamedTuple):
         return self.last_reader if self.readers or self.waits else self.source
 
 
+_NOTHING, _OUTPUT = (Arriving(output, (), False) for output in (False, True))
+
+
 class Handed(NamedTuple):
     """The values of a chunk.
 
@@ -233,12 +236,16 @@ class Handed(NamedTuple):
 
     def arriving(self, index: int, *, output: bool) -> Arriving:
         """Gradients that are there when a unit's backward begins."""
+        if not self.values:
+            return _OUTPUT if output else _NOTHING
         waiting = [each for each in self.values if each.source == index and each.waits and (each.readers or each.packed)]
         received = any(not each.readers for each in waiting)
         return Arriving(output, tuple([each.value.name for each in waiting]), received)
 
     def held_bytes(self, num_units: int) -> list[tuple[int, int]]:
         """Bytes that the stage holds as each unit's forward begins, and while it runs: without those that it takes."""
+        if not self.values:
+            return [(0, 0)] * num_units
         spans = [(*each.held_from(num_units), each.part.own_bytes) for each in self.values]
         taken = [(stop, stop, -size) for each, (_, stop, size) in zip(self.values, spans, strict=True) if each.readers]
         begins = _sums(num_units, spans)
@@ -258,8 +265,10 @@ class Handed(NamedTuple):
         return _sums(num_units, [(each.source, each.source, each.part.own_bytes) for each in own])
 
 
-def _sums(num_units: int, spans: Iterable[tuple[int, int, int]]) -> list[int]:
+def _sums(num_units: int, spans: Sequence[tuple[int, int, int]]) -> list[int]:
     """Sums by unit of sizes, each from a first to a last unit; those before the first unit are left out."""
+    if not spans:
+        return [0] * num_units
     steps = [0] * (num_units + 1)
     for first, last, size in spans:
         if 0 <= first <= last:

@@ -58,7 +58,7 @@ def test_megatron_fsdp_is_refused_where_its_buffers_are_not_priced(override: str
     key, _, value = override.partition("=")
     said = f"{key} = {value}" if not value.startswith("{") else key
     assert [said in item.detail for item in found] == [True]
-    assert found[0].hints[0] == "reshard_after_forward: false"
+    assert found[0].hints[0] == "--set sharding.reshard_after_forward=false"
 
 
 def test_recurrent_layers_are_refused() -> None:
