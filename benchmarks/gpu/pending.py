@@ -104,6 +104,12 @@ LINES = (
         "",
         "a spec of `benchmarks/gpu/specs` with `host.optimizer_offload: 1.0`",
     ),
+    Line(
+        "Activations in host memory: copies behind the layers that run, values bitwise those without them (they are in tests on a CPU),"
+        " bytes, and the step's time",
+        "",
+        "a spec of `benchmarks/gpu/specs` with `host.activation_offload`",
+    ),
 )
 
 

@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megaplan.cost.blocks import rank_workload
 from megaplan.cost.model import model_costs
 from megaplan.cost.rates import SECOND_NS
-from megaplan.cost.transfers import boundary_ns
+from megaplan.cost.transfers import boundary_times
 from megaplan.schedules import SlotTimes, actions, replay
 from megarun.job.job import Job
 from rooflines.price import Prices
@@ -203,7 +202,7 @@ def _floor(job: Job, prices: Prices, ranks: Mapping[int, RankWork]) -> Floor:
         schedule = spec.schedule
         orders = actions(schedule.kind, spec.mesh.pp, spec.mesh.vpp, schedule.num_microbatches)
         times = _slot_times({key: value for rank in ranks.values() for key, value in rank.repeated.items()}, len(job.layout.slots))
-        p2p = boundary_ns(prices.rates, spec, rank_workload(spec, spec.precision.params))
+        p2p = max(boundary_times(prices.rates, spec))
         timeline = replay(orders, times, p2p=p2p)
         bubbles = {rank: timeline.bubbles[rank] * schedule.steps_per_update / SECOND_NS for rank in ranks}
     exposed = {rank: max(0.0, work.overlapped - work.seconds) for rank, work in ranks.items()}

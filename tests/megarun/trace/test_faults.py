@@ -108,8 +108,8 @@ def test_a_buffer_not_released(differences: Any, monkeypatch: pytest.MonkeyPatch
 def test_a_ledger_entry_too_many(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = kept.block_ledger
 
-    def padded(spec: Any, name: str, block: Any) -> BlockLedger:
-        found = ledger(spec, name, block)
+    def padded(spec: Any, name: str, block: Any, *rest: Any) -> BlockLedger:
+        found = ledger(spec, name, block, *rest)
         if name != "layers.1":
             return found
         phantom = LedgerTensor("phantom", (2, 24, 64), DType.BF16, Column.ACTIVATIONS, "kept by out_proj")
@@ -125,8 +125,8 @@ def test_a_ledger_entry_of_the_wrong_size(differences: Any, monkeypatch: pytest.
     """Both sides are reported: the entry without a storage, and the storage without an entry."""
     ledger = kept.block_ledger
 
-    def halved(spec: Any, name: str, block: Any) -> BlockLedger:
-        found = ledger(spec, name, block)
+    def halved(spec: Any, name: str, block: Any, *rest: Any) -> BlockLedger:
+        found = ledger(spec, name, block, *rest)
         saved = [
             LedgerTensor(t.name, (t.shape[0] // 2, *t.shape[1:]), t.dtype, t.column, t.why, t.basis, t.keepers) if t.name == "states" else t
             for t in found.saved
