@@ -1,4 +1,4 @@
-"""Cells of the parity matrix with two copies of the model, in which microbatches run in opposite directions: `schedule.kind: dualpipe`."""
+"""Cells of the parity matrix of schedules that torch does not have: `dualpipe`, with two copies of the model, and `paired_1f1b`."""
 
 from feature_cells import MTP_TOO, NGRAM, RELATIONS, SIDES
 from lora_cells import LORA
@@ -21,6 +21,7 @@ from parity_cells import (
     T2V,
     TIED,
     UNEVEN,
+    V2,
     Cell,
     pattern,
 )
@@ -52,4 +53,10 @@ MIRRORED_CELLS = [
     Cell("dualpipe-pp2-kernels", P2, "dualpipe", DENSE | KERNELS),
     Cell("dualpipe-pp2-lora", P2, "dualpipe", pattern("AD", 4) | LORA),
     Cell("dualpipe-pp2-towers", P2, "dualpipe", pattern("AD", 4) | images() | TWO_IMAGES, by_course=True),
+    Cell("paired-pp2", P2, "paired_1f1b", ci=True),
+    Cell("paired-pp4-uneven", P4, "paired_1f1b", num_microbatches=6, spans=UNEVEN),
+    Cell("paired-pp2-vpp2-two-steps", V2, "paired_1f1b", num_microbatches=8, updates_after=2),
+    Cell("paired-pp2-cp2", P2 | C2, "paired_1f1b", DENSE),
+    Cell("paired-pp2-vpp2-tp2-experts-tied", V2 | T2, "paired_1f1b", EXPERTS | TIED),
+    Cell("paired-pp2-mtp-packed", P2, "paired_1f1b", DENSE | MTP_TOO | PACKED, by_course=True),
 ]
