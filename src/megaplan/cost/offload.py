@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from megaplan.cost.rates import Rates
 from megaplan.cost.values import LayerTime
@@ -19,20 +20,31 @@ from megaplan.spec.models import Spec
 
 
 def with_copies(spec: Spec, inventory: Inventory, rates: Rates, times: Sequence[LayerTime]) -> list[LayerTime]:
-    """Times of layers, each with what its copies take longer than the layer after it."""
-    found, copied, kept_bytes = list(times), dict[tuple[int, str, bool], int](), spec.host.kind.layer_kept
-    if kept_bytes is None:
-        return found
-    for index, block in enumerate(inventory.layers):
-        if not spec.offloads(index, block.family):
-            continue
+    """Times of layers, each with what its copies take longer than the layer after it; `times` are those without copies."""
+    copies = _copies_ns(spec, inventory, rates)
+    found = []
+    for copy_ns, (own, after) in zip(copies, pairwise(times), strict=True):
+        forward, backward = max(0, copy_ns - after.forward_ns), max(0, copy_ns - after.backward_ns)
+        found.append(replace(own, forward_ns=own.forward_ns + forward, input_ns=own.input_ns + backward) if copy_ns else own)
+    return [*found, times[-1]]
+
+
+def waits_of(times: Sequence[LayerTime], plain: Sequence[LayerTime]) -> LayerTime:
+    """The time that all layers take longer with copies than without."""
+    pairs = list(zip(times, plain, strict=True))
+    return LayerTime(
+        forward_ns=sum([own.forward_ns - bare.forward_ns for own, bare in pairs]),
+        input_ns=sum([own.input_ns - bare.input_ns for own, bare in pairs]),
+    )
+
+
+def _copies_ns(spec: Spec, inventory: Inventory, rates: Rates) -> list[int]:
+    """Time of each layer's copy, of all but the last, which is never offloaded; 0 for layers that keep their tensors on the device."""
+    kept_bytes, made = spec.host.kind.layer_kept, dict[tuple[int, str, bool], int]()
+    found = []
+    for index, block in enumerate(inventory.layers[:-1]):
         key = id(block), spec.policy(index, block.family), spec.multiplies_in_eight_bits(index, block.family)
-        if key not in copied:
-            copied[key] = rates.host_ns(kept_bytes(spec, f"layers.{index}", block))
-        own, after = found[index], times[index + 1]
-        found[index] = replace(
-            own,
-            forward_ns=own.forward_ns + max(0, copied[key] - after.forward_ns),
-            input_ns=own.input_ns + max(0, copied[key] - after.input_ns - after.weight_ns),
-        )
+        if kept_bytes is not None and spec.offloads(index, block.family) and key not in made:
+            made[key] = rates.host_ns(kept_bytes(spec, f"layers.{index}", block))
+        found.append(made.get(key, 0))
     return found

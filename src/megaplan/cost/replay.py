@@ -12,17 +12,9 @@ from typing import NamedTuple, TypeVar
 from megakernels.facts import KindWork
 from megaplan.cost.beside import adamw_parts, clip_parts, gather_parts, muon_parts, reduce_parts, sum_parts
 from megaplan.cost.blocks import rank_workload
-from megaplan.cost.data import (
-    DataTimes,
-    copies_ns,
-    data_times,
-    exchanges,
-    exposed_ns,
-    held_of,
-    host_ns,
-    part_ns,
-)
+from megaplan.cost.data import DataTimes, copies_ns, data_times, exchanges, exposed_ns, held_of, host_ns, part_ns
 from megaplan.cost.elements import LocalElements, local_elements, with_packed
+from megaplan.cost.offload import waits_of, with_copies
 from megaplan.cost.rates import Note, Rates, Seen, rates_of
 from megaplan.cost.times import end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
@@ -137,18 +129,32 @@ class ReplayTimer:
         mesh = spec.mesh
         policies = tuple([policy_of(spec, block.family) for block, _, _ in self.makes])
         degrees = mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.vocab_parallel
-        return policies, degrees, spec.batch.micro_batch_size, spec.host.kernels, _around(spec)
+        return policies, degrees, spec.batch.micro_batch_size, spec.host.kernels, spec.host.activation_offload, _around(spec)
 
     def _times_of(self, spec: Spec) -> ModelTimes:
-        layers, makes = self.inventory.layers, dict[tuple[int, str, bool], LayerTime]()
-        found = []
-        for index, block in enumerate(layers):
+        found = self._without_copies(spec)
+        if spec.host.activation_offload:
+            found = with_copies(spec, self.inventory, self.rates(spec), found)
+        return ModelTimes(tuple(found), *self._end(spec), self.rates(spec).issue_ns)
+
+    def _without_copies(self, spec: Spec) -> list[LayerTime]:
+        """Times of each layer without copies of kept tensors to host memory."""
+        makes, found = dict[tuple[int, str, bool], LayerTime](), list[LayerTime]()
+        for index, block in enumerate(self.inventory.layers):
             make = id(block), _layer_policy(spec, index, block.family), self.scaled[index]
             time = makes.get(make)
             if time is None:
                 time = makes[make] = self.layer(spec, block, make[1], scaled=make[2])
             found.append(time)
-        return ModelTimes(tuple(found), *self._end(spec), self.rates(spec).issue_ns)
+        return found
+
+    def _copied(self, spec: Spec) -> LayerTime:
+        """Times that layers wait for copies of kept tensors, of one microbatch on all ranks."""
+        return waits_of(self.times(spec).layers, self._without_copies(spec)) if spec.host.activation_offload else LayerTime()
+
+    def _running(self, spec: Spec) -> int:
+        """F and B of a microbatch without these waits."""
+        return self.sums(spec).total - self._copied(spec).total_ns
 
     def step_ns(self, spec: Spec, spans: SlotSpans) -> int:
         """The replay's makespan, and what data ranks and the optimizer add."""
@@ -168,8 +174,9 @@ class ReplayTimer:
         """
         count, pp, sums = spec.schedule.microbatches_per_update, spec.mesh.pp, self.sums(spec)
         once = spec.model_copy(update={"recompute": type(spec.recompute)()})
-        kept, fused = self.sums(once), ReplayTimer(self.inventory, once, self._change, fused=True).sums(once)
-        plain, recompute, exposed = (count * each // pp for each in (kept.total - fused.total, sums.total - kept.total, self._waits(spec)))
+        kept, fused = self._running(once), ReplayTimer(self.inventory, once, self._change, fused=True)._running(once)
+        waits = self._waits(spec) + self._copied(spec).total_ns
+        plain, recompute, exposed = (count * each // pp for each in (kept - fused, self._running(spec) - kept, waits))
         makespan, hidden = self._replayed(spec, sums, spans)
         busy, exposed = count * sums.total // pp - hidden // pp, exposed - hidden // pp
         found = {
@@ -256,11 +263,12 @@ class ReplayTimer:
             (self.layer(spec, block, policy, scaled=scaled), count)
             for (block, scaled, count), policy in zip(self.makes, policies, strict=True)
         ]
+        largest = max([first.total_ns + start.total_ns, last.total_ns + end.total_ns, *[time.total_ns for time, _ in each]])
+        each.append((self._copied(spec), 1))
         total = first.total_ns + last.total_ns + end.total_ns + sum([time.total_ns * count for time, count in each])
         computing = first.compute_ns + last.compute_ns + end.compute_ns + sum([time.compute_ns * count for time, count in each])
         forward = first.forward_ns + last.forward_ns + end.forward_ns + sum([time.forward_ns * count for time, count in each])
         weight = first.weight_ns + last.weight_ns + end.weight_ns + sum([time.weight_ns * count for time, count in each])
-        largest = max([first.total_ns + start.total_ns, last.total_ns + end.total_ns, *[time.total_ns for time, _ in each]])
         launches = first.forward_launches + last.forward_launches + end.forward_launches
         launches += sum([time.forward_launches * count for time, count in each])
         back = first.backward_launches + last.backward_launches + end.backward_launches

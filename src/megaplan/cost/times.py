@@ -36,6 +36,7 @@ from megakernels.ops.fp8_linear.facts import ScaledPasses
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.cost.blocks import end_works, layer_works, rank_workload
 from megaplan.cost.low_precision import EightBits, saved_by_attention, sharing
+from megaplan.cost.offload import with_copies
 from megaplan.cost.rates import FORWARD, INPUT, WEIGHT, Prices, Rates, Seen, rates_of
 from megaplan.cost.towers import tower_works
 from megaplan.cost.transfers import (
@@ -77,8 +78,6 @@ def model_times(spec: Spec, inventory: Inventory, rates: Rates | None = None) ->
             made[make] = layer_time(spec, rates, block, make[1], scaled=make[2])
         layers.append(made[make])
     if spec.host.activation_offload:
-        from megaplan.cost.offload import with_copies  # noqa: PLC0415
-
         layers = with_copies(spec, inventory, rates, layers)
     return ModelTimes(tuple(layers), *end_times(spec, rates), rates.issue_ns)
 
