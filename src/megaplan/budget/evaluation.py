@@ -213,8 +213,9 @@ class Evaluation:
         self.num_reductions = 1 if mesh.is_pipelined else spec.schedule.microbatches_per_update
         self._parts: dict[int, SlotParts] = {}
         self._given: dict[int, Evaluated] = {}
-        self._values = [(part, drops(spec, value)) for value, part in payload_parts(spec, self.dims)]
-        self._taking = frozenset(f"layers.{value.readers[0]}" for value in spec.model.payload if drops(spec, value))
+        values = [(value, part, drops(spec, value)) for value, part in payload_parts(spec, self.dims)]
+        self._values = [(part, dropped) for _, part, dropped in values]
+        self._taking = frozenset([f"layers.{value.readers[0]}" for value, _, dropped in values if dropped])
         self.equal_ranks: dict[frozenset[int], tuple[EqualRanks, ...]] = {}
 
     def of_layout(self, layout: Layout) -> Evaluation:

@@ -14,8 +14,8 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.tensors import Inventory
-from megaplan.spec.local import Inseparable, inseparable
 from megaplan.spec.models import Spec
+from megaplan.spec.split_rules import Inseparable, inseparable
 
 
 class Constraints(NamedTuple):

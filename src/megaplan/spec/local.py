@@ -39,7 +39,6 @@ from megaplan.families.registry import FAMILIES
 from megaplan.inventory.adapters import linear_of
 from megaplan.low_precision import PACKED
 from megaplan.spec.models import Spec
-from megaplan.wording import series
 
 ALIGNMENT_BYTES = 16
 """Alignment of a value in a packed tensor: kernels read views of it like storages of their own."""
@@ -137,39 +136,6 @@ def payload_parts(spec: Spec, dims: Dims) -> list[tuple[Payload, Part]]:
     """The model's values with their sizes on a rank."""
     of_value = ((value, value.dtype or spec.precision.of(value.letter).of_products) for value in spec.model.payload)
     return [(value, Part(value, value.shape(dims), dtype)) for value, dtype in of_value]
-
-
-class Inseparable(NamedTuple):
-    """Layers that no cut may separate, because the host's stages pass on the stream alone.
-
-    Attributes:
-        start: Layer that makes what the others read.
-        stop: Layer after the last reader.
-        what: Names of the values that they read.
-    """
-
-    start: int
-    stop: int
-    what: str
-
-    def has_inside(self, cut: int) -> bool:
-        """True if the cut separates a reader."""
-        return self.start < cut < self.stop
-
-    @property
-    def text(self) -> str:
-        """The layers, behind a verb such as `parts`."""
-        return f"layer {self.stop - 1} from layer {self.start}, whose {self.what} it reads and the host's stages do not pass on"
-
-
-def inseparable(spec: Spec) -> tuple[Inseparable, ...]:
-    """The layers of a spec's model that no cut may separate on its host."""
-    if spec.host.kind.carries_values:
-        return ()
-    spans: dict[tuple[int, int], list[str]] = {}
-    for value in spec.model.payload:
-        spans.setdefault((value.source, value.readers[-1] + 1), []).append(value.title)
-    return tuple([Inseparable(start, stop, series(titles, "and")) for (start, stop), titles in spans.items()])
 
 
 BANKS, BANK_DIMS = frozenset({"experts.gate_proj", "experts.up_proj", "experts.down_proj"}), 3

@@ -4,13 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import rising
 from megaplan.spec.context import Checked
-from megaplan.spec.local import inseparable
+from megaplan.spec.models import Spec
 from megaplan.spec.pattern import Span, has_boundaries
 from megaplan.wording import plural, series, show
+
+
+class Inseparable(NamedTuple):
+    """Layers that no cut may separate, because the host's stages pass on the stream alone.
+
+    Attributes:
+        start: Layer that makes what the others read.
+        stop: Layer after the last reader.
+        what: Names of the values that they read.
+    """
+
+    start: int
+    stop: int
+    what: str
+
+    def has_inside(self, cut: int) -> bool:
+        """True if the cut separates a reader."""
+        return self.start < cut < self.stop
+
+    @property
+    def text(self) -> str:
+        """The layers, behind a verb such as `parts`."""
+        return f"layer {self.stop - 1} from layer {self.start}, whose {self.what} it reads and the host's stages do not pass on"
+
+
+def inseparable(spec: Spec) -> tuple[Inseparable, ...]:
+    """The layers of a spec's model that no cut may separate on its host."""
+    if spec.host.kind.carries_values:
+        return ()
+    spans: dict[tuple[int, int], list[str]] = {}
+    for value in spec.model.payload:
+        spans.setdefault((value.source, value.readers[-1] + 1), []).append(value.title)
+    return tuple([Inseparable(start, stop, series(titles, "and")) for (start, stop), titles in spans.items()])
 
 
 def split_rules(checked: Checked) -> Iterator[Diagnostic]:

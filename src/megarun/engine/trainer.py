@@ -28,7 +28,7 @@ from megarun.parallel.apply.compile import compile_stage
 from megarun.parallel.apply.fsdp import shard_stage
 from megarun.parallel.apply.gradients import keep_gradient_dtype
 from megarun.parallel.apply.graphs import GraphedRunner, graphed
-from megarun.parallel.apply.offload import offload_stages
+from megarun.parallel.apply.offload import HostPool, offload_stage
 from megarun.parallel.apply.pipeline import build_runner
 from megarun.parallel.apply.recompute import recompute_stage
 from megarun.parallel.groups.context import context_parallel
@@ -71,10 +71,10 @@ def sharded_stages(job: Job, mesh: RankMesh, *, measured: bool = True, compiled:
     tp, ep = tensor_parallel(mesh), expert_parallel(job.spec, mesh, measured=measured)
     cp = context_parallel(mesh, gathers_latents=job.spec.mesh.gathers_latents)
     stages = tuple(build_stage(job.spec, job.inventory, slot, tp, ep, cp) for slot in job.slots(mesh.coordinate["pp"]))
+    pool = HostPool(mesh.device)
     for stage in stages:
         recompute_stage(stage, job.spec, job.inventory)
-    offload_stages(stages, job.spec, job.inventory, mesh.device)
-    for stage in stages:
+        offload_stage(stage, job.spec, job.inventory, pool)
         if compiled:
             compile_stage(stage)
         shard_stage(stage, job.spec, mesh)

@@ -6,14 +6,18 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
 import torch
 from torch.distributed import TCPStore
+from torch.utils._pytree import tree_flatten
 
 TIMEOUT_SECONDS = 240
+COMPARED = ("initial", "gradients", "losses", "auxiliary", "router_load", "norms", "parameters")
+"""Results of a training that `assert_bitwise` compares."""
 
 
 class CellFailedError(AssertionError):
@@ -113,3 +117,13 @@ def _answers(world: World) -> list[dict[str, Any]]:
                 raise CellFailedError(f"rank {rank} failed first: {record['error']}")
             records[rank] = record
     return [records[rank] for rank in range(len(ranks))]
+
+
+def assert_bitwise(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]], compared: Sequence[str] = COMPARED) -> None:
+    """Two trainings of one layout have equal results on every rank, bit by bit."""
+    for rank, (one, other) in enumerate(zip(found, expected, strict=True)):
+        for key in compared:
+            (mine, shape), (theirs, other_shape) = tree_flatten(one[key]), tree_flatten(other[key])
+            assert shape == other_shape
+            wrong = sum(not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(mine, theirs, strict=True))
+            assert wrong == 0, f"rank {rank}: {wrong} of {len(mine)} {key} differ"

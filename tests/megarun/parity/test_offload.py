@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 from parity_cells import ADAMW, BF16, BF16_GRADIENTS, GENTLE, T2, TIED, TWO_EXPERTS, Cell
-from parity_world import Worlds
+from parity_world import Worlds, assert_bitwise
 from test_resume import run, state
-from torch.utils._pytree import tree_flatten
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 ALL, PART = {"host.optimizer_offload": 1.0}, {"host.optimizer_offload": 0.4}
@@ -37,13 +36,9 @@ def moved(cell: Cell, offload: dict[str, Any]) -> Cell:
     ("cell", "offload"), [pytest.param(*each, id=each[0].name, marks=() if each[0].name in IN_CI else pytest.mark.slow) for each in CELLS]
 )
 def test_steps_are_bitwise_equal(cell: Cell, offload: dict[str, Any], worlds: Worlds) -> None:
-    kept = worlds.train(cell.case, cell.world_size)
-    for before, after in zip(kept, worlds.train(moved(cell, offload).case, cell.world_size), strict=True):
-        for key in SAME:
-            (values, structure), (found, other) = map(tree_flatten, (before[key], after[key]))
-            assert structure == other
-            assert all(torch.equal(torch.as_tensor(one), torch.as_tensor(two)) for one, two in zip(values, found, strict=True)), key
-        assert after["resident_bytes"] < before["resident_bytes"]
+    kept, away = (worlds.train(each.case, cell.world_size) for each in (cell, moved(cell, offload)))
+    assert_bitwise(away, kept, SAME)
+    assert all(after["resident_bytes"] < before["resident_bytes"] for before, after in zip(kept, away, strict=True))
 
 
 @pytest.mark.parametrize("matrix", ["muon", "adamw"])

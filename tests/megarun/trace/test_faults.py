@@ -95,13 +95,13 @@ def test_a_float32_copy_kept_alive(differences: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_buffer_not_released(differences: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    clip, kept_alive = megarun.engine.trainer.clip_gradients, []
+    clip, kept_alive = megarun.engine.trainer.clip_factor, []
 
-    def clip_and_keep(*arguments: Any) -> None:
+    def clip_and_keep(*arguments: Any) -> Any:
         kept_alive.append(torch.empty(1000))
-        clip(*arguments)
+        return clip(*arguments)
 
-    monkeypatch.setattr(megarun.engine.trainer, "clip_gradients", clip_and_keep)
+    monkeypatch.setattr(megarun.engine.trainer, "clip_factor", clip_and_keep)
     assert differences() == ["stage: 2 × scratch [1000] float32 by aten.empty.memory_format, is still alive after the step"]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -36,16 +36,11 @@ from megarun.parallel.apply.gradients import groups_of
 _POOL = "pool of kept tensors"
 
 
-def offload_stages(stages: Sequence[Stage], spec: Spec, inventory: Inventory, device: torch.device) -> None:
-    """Make layers of a rank's stages keep their tensors in host memory, as the spec says; all stages share it."""
-    if spec.host.activation_offload:
-        pool = HostPool(device)
-        for stage in stages:
-            vars(stage)[_POOL] = pool
-            _offload(stage, spec, inventory, pool)
-
-
-def _offload(stage: Stage, spec: Spec, inventory: Inventory, pool: HostPool) -> None:
+def offload_stage(stage: Stage, spec: Spec, inventory: Inventory, pool: HostPool) -> None:
+    """Make layers of a stage keep their tensors in host memory, as the spec says; the stages of a rank share the pool."""
+    if not spec.host.activation_offload:
+        return
+    vars(stage)[_POOL] = pool
     layers = {int(name): module for name, module in stage.layers.items()}
     kept = [spec.offloads(index, inventory.layers[index].family) for index in layers]
     last, passing = len(layers) - 1, _Passing()
@@ -65,14 +60,17 @@ class HostPool:
 
     Attributes:
         device: The device of the tensors.
-        stream: The stream; None on a CPU.
         num_bytes: Host memory taken so far.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.num_bytes = device, 0
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._free: dict[int, list[Tensor]] = defaultdict(list)
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The stream of the copies; None on a CPU."""
+        return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def take(self, num_bytes: int) -> Tensor:
         """Memory, uint8 [num_bytes]; its former contents are read no more once the stream has come here."""
