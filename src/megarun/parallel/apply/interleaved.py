@@ -51,7 +51,7 @@ def _begins(state: Any, *_: Any) -> None:
 
 
 def _ends(state: Any, groups: Sequence[Any], *_: Any) -> None:
-    """Otherwise a layer whose backward began during its forward is freed and gathered again."""
+    """Keep a layer gathered whose backward began during its forward; FSDP2 would free it and gather it again."""
     for each in (state, *groups):
         each._training_state = TrainingState.FORWARD
 

@@ -45,7 +45,7 @@ def offload_stage(stage: Stage, spec: Spec, inventory: Inventory, pool: HostPool
     kept = [spec.offloads(index, inventory.layers[index].family) for index in layers]
     last, passing = len(layers) - 1, _Passing()
     for place, (module, offloads) in enumerate(zip(layers.values(), kept, strict=True)):
-        make = partial(KeptTensors, pool, keeps_input=place == 0 and not stage.embeds) if offloads else None
+        make = partial(KeptTensors, pool, input_stays=place == 0 and not stage.embeds) if offloads else None
         at_ends = place == 0, place == last and not stage.predicts
         module.forward = partial(_run, module.forward, module, passing, make, at_ends)
 
@@ -104,10 +104,10 @@ class HostPool:
 class KeptTensors:
     """The tensors that one layer keeps of one microbatch, on the device or in host memory."""
 
-    def __init__(self, pool: HostPool, others: Iterable[Tensor], x: Tensor, *, keeps_input: bool) -> None:
-        """`others` are tensors whose storages stay where they are; `keeps_input` is true if the layer's input does, too."""
+    def __init__(self, pool: HostPool, others: Iterable[Tensor], x: Tensor, *, input_stays: bool) -> None:
+        """`others` are tensors whose storages stay where they are; `input_stays` is true if the layer's input is one of them."""
         self._pool = pool
-        self._others = {each.untyped_storage()._cdata for each in (*others, *((x,) if keeps_input else ()))}
+        self._others = {each.untyped_storage()._cdata for each in (*others, *((x,) if input_stays else ()))}
         self._whole: dict[int, Tensor] = {}  # a view of each storage
         self._memory: Tensor | None = None
         self._copied: torch.cuda.Event | None = None
