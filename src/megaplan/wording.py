@@ -41,7 +41,7 @@ def show(value: Any) -> str:
 
 def argument(value: Any) -> str:
     """A complete value of the spec as `--set KEY=VALUE` takes it."""
-    return f"[{', '.join(value)}]" if isinstance(value, tuple) else value if isinstance(value, str) else _scalar(value)
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value) if isinstance(value, str) else _scalar(value)
 
 
 def is_newer(written: str, ours: str) -> bool | None:

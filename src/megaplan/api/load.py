@@ -262,11 +262,9 @@ def _from_spec(text: str, path: str, changes: Sequence[str], costs: FilePath | N
 def _from_plan(
     plan: PlanDocument, name: str, changes: Sequence[str], costs: FilePath | None, warnings: tuple[Diagnostic, ...] = ()
 ) -> LoadedJob:
-    _refuse_costs(name, costs)
-    if not changes:
-        return LoadedJob(plan.spec, plan, name, (), None, warnings)
-    from megaplan.plan.vary import varied_spec  # noqa: PLC0415
+    from megaplan.plan.vary import varied_spec  # noqa: PLC0415  (a spec needs none of the plan's models)
 
+    _refuse_costs(name, costs)
     spec, found = varied_spec(plan, name, changes)
     return LoadedJob(spec, plan, name, tuple(changes), None, (*warnings, *found))
 

@@ -290,7 +290,9 @@ def _check_limits(job: LoadedJob, devices: int, top: int, seconds: float | None)
 def estimate_command(job: LoadedJob, row: LayoutRow) -> str:
     """The command that prints a row's step and memory, with the changes of the job and those of the row."""
     base = set(changes_of(job.spec))
-    own = [text for text in row.changes if text not in base] + list(cuts_of_row(row))
+    own = [text for text in row.decisions if text not in base] + list(cuts_of_row(row))
+    read = set(changes_of(load(job, *own).spec))  # a default that follows from other keys may be another one there
+    own += [text for text in changes_of(row.spec) if text not in read]
     decided = {text.partition("=")[0] for text in own}
     texts = [*(text for text in job.changes if text.partition("=")[0].strip() not in decided), *own]
     name = "-" if job.name == display_name(STDIN) else job.name

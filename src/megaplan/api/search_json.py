@@ -24,7 +24,7 @@ def search_document(found: Any, written: Sequence[str]) -> dict[str, Any]:
         "not_looked_at": {str(pp): count for pp, count in found.not_looked_at.items()} if not found.complete else {},
         "basis": found.basis,
         "candidates": {"meshes": found.num_layouts, "evaluated": found.num_evaluated},
-        "bound_seconds": round(found.bound_seconds, 6),
+        "bound_seconds": round(found.bound_seconds, 9),
         "gap": None if found.gap is None else round(found.gap, 6),
         "gap_reason": found.gap_reason,
         "robustness": {

@@ -55,7 +55,7 @@ def timeline_lines(spec: Spec, spans: Spans) -> Iterator[str]:
         yield from legend(step)
         yield f"drawn with equal slots, F = I = W = 1: {step.makespan} per step; {_idle(step, str)}"
     step = planned_step(spec, build_inventory(spec), spans)
-    yield from wrap(f"this plan: modelled step time {format_ns(step.makespan)}; {_idle(step, format_ns)}", indent="  ")
+    yield from wrap(f"this plan: microbatches of a step {format_ns(step.makespan)}; {_idle(step, format_ns)}", indent="  ")
 
 
 def _idle(step: Timeline, shown: Callable[[int], str]) -> str:

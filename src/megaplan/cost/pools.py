@@ -106,11 +106,12 @@ class PooledTimer:
     def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, as `ReplayTimer.terms`: of a mean pipeline rank, each slot by its own device."""
         pp, count, times = spec.mesh.pp, spec.schedule.microbatches_per_update, self.slots(spec)
-        own = devices_of_slots(spec)
-        whole = sum(slot.total_ns for slot in of_own_slots(times, spans))
-        once = [alone.model_copy(update={"recompute": Recompute()}) for alone in alone_specs(spec)]
-        kept, fused = (_total(timers, once, own, spans) for timers in (self.timers(spec), self.timers(spec, fused=True)))
-        plain, recompute, exposed = (count * each // pp for each in (kept - fused, whole - kept, self._waits(spec, own, spans)))
+        own, timers, specs = devices_of_slots(spec), self.timers(spec), alone_specs(spec)
+        whole, running = sum(slot.total_ns for slot in of_own_slots(times, spans)), _running(timers, specs, own, spans)
+        once = [alone.model_copy(update={"recompute": Recompute()}) for alone in specs]
+        kept, fused = (_running(each, once, own, spans) for each in (timers, self.timers(spec, fused=True)))
+        waits = self._waits(spec, own, spans) + whole - running
+        plain, recompute, exposed = (count * each // pp for each in (kept - fused, running - kept, waits))
         makespan, hidden = self._replayed(spec, times, spans)
         busy, exposed = count * whole // pp - hidden // pp, exposed - hidden // pp
         found = {
@@ -137,7 +138,12 @@ class PooledTimer:
         return found
 
 
-def _total(timers: Sequence[ReplayTimer], specs: Sequence[Spec], own: Sequence[int], spans: SlotSpans) -> int:
-    """F, I and W of one microbatch on all slots."""
-    times = [timer.times(alone) for timer, alone in zip(timers, specs, strict=True)]
+def _running(timers: Sequence[ReplayTimer], specs: Sequence[Spec], own: Sequence[int], spans: SlotSpans) -> int:
+    """F, I and W of one microbatch on all slots, without waits for copies of kept tensors."""
+    times = [timer.running(alone) for timer, alone in zip(timers, specs, strict=True)]
     return sum(slot.total_ns for slot in of_own_slots([times[index] for index in own], spans))
+
+
+def timer_of(spec: Spec, inventory: Inventory) -> ReplayTimer | PooledTimer:
+    """The timer of a spec's steps: each slot by the rates of its own device where there are several."""
+    return PooledTimer(inventory) if spec.pools else ReplayTimer(inventory, spec)

@@ -244,11 +244,11 @@ class Prices:
         return total
 
     def run_ns(self, op: OpWork, fused_ns: int, plain: Pass) -> int:
-        """A pass by one kernel, or as plain torch; products that stay in the weights' dtype take as long there as in one kernel."""
+        """A pass as plain torch, at least as long as by one kernel; products that stay in the weights' dtype take as long as there."""
         rates = self._rates
         memory, launched = rates.memory_ns(plain.num_bytes), plain.launches * rates.launch_ns
         if plain.is_fp32:
             memory += rates.compute_ns(plain.flops, LIBRARY, DType.FP32)
         elif op.weights:
             memory += fused_ns
-        return isqrt(launched**2 + memory**2)
+        return max(fused_ns, isqrt(launched**2 + memory**2))

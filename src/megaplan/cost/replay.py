@@ -6,6 +6,7 @@ One timer times many specs of one model, as a search does; an estimate times one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -132,10 +133,14 @@ class ReplayTimer:
         return policies, degrees, spec.batch.micro_batch_size, spec.host.kernels, spec.host.activation_offload, _around(spec)
 
     def _times_of(self, spec: Spec) -> ModelTimes:
-        found = self._without_copies(spec)
+        found = self.running(spec)
         if spec.host.activation_offload:
-            found = with_copies(spec, self.inventory, self.rates(spec), found)
-        return ModelTimes(tuple(found), *self._end(spec), self.rates(spec).issue_ns)
+            found = replace(found, layers=tuple(with_copies(spec, self.inventory, self.rates(spec), found.layers)))
+        return found
+
+    def running(self, spec: Spec) -> ModelTimes:
+        """The times without what layers wait for copies of kept tensors."""
+        return ModelTimes(tuple(self._without_copies(spec)), *self._end(spec), self.rates(spec).issue_ns)
 
     def _without_copies(self, spec: Spec) -> list[LayerTime]:
         """Times of each layer without copies of kept tensors to host memory."""
@@ -301,17 +306,8 @@ class ReplayTimer:
     def _end(self, spec: Spec) -> tuple[LayerTime, LayerTime, tuple[int, ...]]:
         mesh = spec.mesh
         experts = (mesh.ep, mesh.etp) if spec.model.features.mtp is not None else ()  # of prediction depths
-        key = (
-            mesh.tp,
-            mesh.cp,
-            mesh.vocab_parallel,
-            mesh.pp > 1,
-            spec.batch.micro_batch_size,
-            spec.host.kernels,
-            experts,
-            _around(spec),
-            _images(spec),
-        )
+        degrees = mesh.tp, mesh.cp, mesh.vocab_parallel, mesh.pp > 1
+        key = (*degrees, spec.batch.micro_batch_size, spec.host.kernels, experts, _around(spec), _images(spec))
         found = self._ends.get(key)
         if found is None:
             found = kept(self._ends)[key] = end_times(spec, self.rates(spec), fused=self._fused, seen=self.seen)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from megaplan.cost.replay import BUBBLE, EXPOSED
 from megaplan.cost.step.blocks import kinds_in
 from megaplan.cost.step.compose import (
     Exchanged,
@@ -23,7 +22,7 @@ from megaplan.cost.step.data import Once, once_of
 from megaplan.cost.step.from_spec import step_of, timed_step
 from megaplan.cost.step.names import names_of
 from megaplan.cost.step.pipeline import grown, pipeline_seconds
-from megaplan.cost.step.predict import WAITS, Passes, StepTimer, links_crossed, once_a_stage, pass_terms, stage_terms
+from megaplan.cost.step.predict import Passes, StepTimer, links_crossed, once_a_stage, pass_terms, stage_terms
 from megaplan.cost.step.workload import BatchShape, Machine, MeshShape, StageShape, TimedStep
 from megaplan.exploration.clock import CHANGES, StepOf, Terms
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf
@@ -179,19 +178,10 @@ class FittedClock:
                 yield f"{name} {text}", FittedClock(self._inventory, known | {name: known[name] * percent / 100}).step_ns
 
     def terms(self, spec: Spec, spans: Spans) -> Terms:
-        """Terms of the busiest stage's microbatches; then idle ranks, data ranks and the optimizer."""
+        """Terms of the step, as `planned_time` computes them."""
         work = self._cut(spec, spans)
-        timer = self._timer(work)
-        step = timer.time(work.mesh, work.batch, work.stages)
-        found = {f"{EXPOSED} {name}" if name in WAITS else name: round(seconds * SECOND_NS) for name, seconds in step.terms.items()}
-        rates, parts = timer.rates(work), timer.parts(work)
-        stages = [stage_terms(work, stage, parts) for stage in work.stages]
-        each = [(terms.count, pass_seconds(terms.forward, rates) + pass_seconds(terms.backward, rates)) for terms in stages]
-        total, count = sum(number * seconds for number, seconds in each), work.batch.num_microbatches
-        busy = count * max(seconds for _, seconds in each)
-        busy += (total - max(seconds for _, seconds in each)) / work.mesh.vpp
-        found[BUBBLE] = round((busy - count * total / work.mesh.pp) * work.machine.step_factor * SECOND_NS)
-        return found
+        step = self._timer(work).time(work.mesh, work.batch, work.stages)
+        return {name: round(seconds * SECOND_NS) for name, seconds in step.terms.items()}
 
     def _timer(self, work: TimedStep) -> StepTimer:
         key = work.software, work.recomputed, work.spec.mesh.vocab_parallel, work.spec.precision.grads

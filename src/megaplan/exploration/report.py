@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from time import monotonic
 from typing import Any, NamedTuple
 
 from megaplan.budget.peaks import build_budget
 from megaplan.cost.model import flops_per_token
 from megaplan.cost.replay import BUBBLE, EXPOSED
+from megaplan.cost.step.predict import GATHERS, WAITS
 from megaplan.exploration.engine import Explored
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import HOST_KEYS
-from megaplan.exploration.values import Exact, LayoutChoice
+from megaplan.exploration.values import Exact, LayoutChoice, without_manual_cuts
 from megaplan.layout.build import build_layout
+from megaplan.layout.step_time import planned_time
 from megaplan.partition.memory import Memory
 from megaplan.results import Result, Row, verdict_text
 from megaplan.spec.models import Spec
@@ -50,13 +53,14 @@ class LayoutRow(Result):
     Attributes:
         exact: The layout with its policy, cuts, time and memory.
         spec: Spec of the row; the cuts are manual, with the search as their reason.
+        asked: The spec that was searched.
         step_seconds: Modelled time of an optimizer step.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
         mfu: Model FLOPs over the peak of the dtype.
         peak_bytes: The largest peak of any rank.
         headroom_bytes: Usable bytes less the peak.
-        bubble_seconds: Idle time of a mean pipeline rank.
-        exposed_seconds: Communication that a mean rank waits for.
+        bubble_seconds: The term `bubble`.
+        exposed_seconds: Communication that a rank waits for.
         terms: Seconds of the step by term.
         pareto: True if no other row is at least as fast with more headroom.
         pools: Peak and headroom on each type of device, in the order of the pipeline; empty if all are of one.
@@ -64,6 +68,7 @@ class LayoutRow(Result):
 
     exact: Exact
     spec: Spec
+    asked: Spec
     step_seconds: float
     tokens_per_second_per_device: float
     mfu: float
@@ -110,8 +115,14 @@ class LayoutRow(Result):
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """`KEY=VALUE` texts of every decision of the search, except cuts."""
-        return changes_of(self.spec)
+        """`KEY=VALUE` texts of every decision of the search, except cuts; manual cuts of the spec, which no other layout can have, end."""
+        ended = _differing(self.asked, without_manual_cuts(self.spec, ""), MANUAL) if self.asked.split.mode == "manual" else ()
+        return (*self.decisions, *ended)
+
+    @property
+    def decisions(self) -> tuple[str, ...]:
+        """The same, without a word on cuts."""
+        return (*changes_of(self.spec), *_differing(self.asked, self.spec, FURTHER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +159,20 @@ def row_of(one: Exact, evaluator: Evaluator, *, pareto: bool = True) -> LayoutRo
     """A row with its figures."""
     spec = evaluator.space.spec_of(one.layout, one.policy)
     terms = {name: value / 1e9 for name, value in evaluator.side(spec).clock.terms(spec, one.spans).items()}
-    seconds = one.step_ns / 1e9
+    seconds, time = one.step_ns / 1e9, planned_time(spec, one.spans, evaluator.side(spec).inventory)
     tokens = spec.global_batch_tokens / spec.mesh.world_size
-    peak = peak_flops(spec) / spec.mesh.world_size
+    ranked = flops_per_token(spec) * spec.global_batch_tokens / seconds / peak_flops(spec)  # of a step that an estimate does not time
     return LayoutRow(
         exact=one,
         spec=with_cuts(spec, one),
+        asked=evaluator.space.asked,
         step_seconds=seconds,
         tokens_per_second_per_device=tokens / seconds,
-        mfu=flops_per_token(spec) * tokens / seconds / peak,
+        mfu=ranked if isinstance(time, str) else time.mfu,
         peak_bytes=one.peak_bytes,
         headroom_bytes=one.headroom_bytes,
         bubble_seconds=terms.get(BUBBLE, 0.0),
-        exposed_seconds=sum(value for name, value in terms.items() if name.startswith(EXPOSED)),
+        exposed_seconds=sum(value for name, value in terms.items() if name.startswith(EXPOSED) or name in (*WAITS, GATHERS)),
         terms=terms,
         pareto=pareto,
         pools=_pool_peaks(spec, evaluator, one) if spec.pools else (),
@@ -197,10 +209,27 @@ def changes_of(spec: Spec) -> tuple[str, ...]:
     return tuple(found)
 
 
+FURTHER = (
+    *("schedule.steps_per_update", "sharding.reshard_size", "precision.grads", "precision.reduce"),
+    *("model.pattern", "model.num_layers"),
+)
+"""Keys that a row has from the spec unless its layout cannot: one schedule an update, no parts of a group, no boundaries in the pattern."""
+
+
+MANUAL = ("split.mode", "split.spans", "split.reason", "split.protects")
+"""Keys of manual cuts, which a row without a pipeline has not."""
+
+
+def _differing(asked: Spec, found: Spec, keys: Sequence[str]) -> tuple[str, ...]:
+    """`KEY=VALUE` texts of the keys that a row has otherwise than the spec."""
+    pairs = {key: [attrgetter(key)(spec) for spec in (asked, found)] for key in keys}
+    return tuple(f"{key}={argument(value)}" for key, (before, value) in pairs.items() if before != value)
+
+
 def cuts_of_row(row: LayoutRow) -> tuple[str, ...]:
-    """`KEY=VALUE` texts of a row's cuts; none without a pipeline."""
+    """`KEY=VALUE` texts of a row's cuts; without a pipeline none, or that manual cuts end."""
     if len(row.exact.spans) == 1:
-        return ()
+        return _differing(row.asked, row.spec, MANUAL) if row.asked.split.mode == "manual" else ()
     spans = "[" + ", ".join(f"[{start}, {stop}]" for start, stop in row.exact.spans) + "]"
     return "split.mode=manual", "split.reason=search", f"split.spans={spans}", f"split.objective={_objective(row.spec)}"
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
-from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
-from megaplan.exploration.values import ONE_RANK, Illegal, LayoutChoice, MemoryPolicy, kept_parts, without_manual_cuts
+from megaplan.exploration.values import ONE_RANK, Illegal, LayoutChoice, MemoryPolicy, kept_parts, takes_grads, without_manual_cuts
 from megaplan.families.checks import divisors
 from megaplan.families.registry import FAMILIES
 from megaplan.schedules import MAX_REPLAYED, num_actions, num_copies
@@ -48,6 +47,7 @@ class Space:
     """Every legal layout of a model on `devices` devices with the spec's global batch.
 
     Attributes:
+        asked: The spec as it was given.
         base: The spec, without manual cuts.
         letters: One letter per layer.
         illegal: Layouts that were left out, by code and key; complete after `layouts` was called.
@@ -58,7 +58,7 @@ class Space:
         """`fixed` has values by the names of `FIXABLE`; `varied` are words of `VARIED`."""
         self.devices, self.fixed, self.varied = devices, fixed, frozenset(varied)
         self.letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
-        self.base = without_manual_cuts(spec, self.letters)
+        self.asked, self.base = spec, without_manual_cuts(spec, self.letters)
         self.global_batch = spec.global_batch_size
         self.illegal: dict[tuple[str, str], Illegal] = {}
         self._groups: dict[tuple[int, ...], list[Diagnostic]] = {}  # errors of each
@@ -142,7 +142,8 @@ class Space:
         kernels = [name == "triton" for name in self._kernels()] if "kernels" in host.keys else [False]
         may_copy = "distributed_optimizer" in host.keys and "distributed" in self.fixed
         sharded = self._choice("distributed", (False, True)) if may_copy else [True]
-        grads = self._choice("grads", ("fp32", "bf16")) if "precision" in self.varied else [str(self.base.precision.grads)]
+        legal = [name for name in ("fp32", "bf16") if takes_grads(self.base, name)]
+        grads = self._choice("grads", legal) if "precision" in self.varied else [str(self.base.precision.grads)]
         return [
             MemoryPolicy(recompute, reshard, vocab, triton, distributed, layers, modules, grad)
             for (recompute, layers, modules), reshard, vocab, triton, distributed, grad in product(
@@ -158,7 +159,7 @@ class Space:
             None,
             **{name: getattr(layout, name) for name in ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")},
             vocab_parallel=policy.vocab_parallel,
-            towers=base.mesh.towers,
+            **{name: getattr(base.mesh, name) for name in Mesh.options},
         )
         changes: dict[str, Any] = {
             "mesh": mesh,
@@ -175,8 +176,7 @@ class Space:
         elif "kernels" in self._host.keys:
             changes["host"] = self._section("host", kernels="triton" if policy.triton else "reference")
         if policy.grads != str(base.precision.grads):
-            dtype = DType[policy.grads.upper()]
-            changes["precision"] = self._section("precision", grads=dtype, reduce=dtype)
+            changes["precision"] = self._section("precision", **policy.gradients)
         return base.model_copy(update=changes)
 
     def _section(self, name: str, **update: Hashable) -> Section:

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from megaplan.dtypes import DType
+from megaplan.errors import Severity
 from megaplan.layout.build import Spans
 from megaplan.spec.models import Spec
 from megaplan.spec.pattern import BOUNDARY
+from megaplan.spec.rules import check_rules
 
 Objective = Literal["time", "headroom", "tokens_per_second_per_device"]
 
@@ -73,6 +76,11 @@ class MemoryPolicy(NamedTuple):
     def rerun(self) -> dict[str, str]:
         """The policies of the letters that run anything again."""
         return {letter: name for letter, name in self.recompute if name != "none"}
+
+    @property
+    def gradients(self) -> dict[str, DType]:
+        """Values of `precision`."""
+        return grads_in(self.grads)
 
 
 SpecOf = Callable[[LayoutChoice, MemoryPolicy], Spec]
@@ -166,6 +174,18 @@ class Illegal:
     code: str
     detail: str
     count: int
+
+
+def grads_in(name: str) -> dict[str, DType]:
+    """Values of `precision` by which gradients accumulate and are reduced in a dtype."""
+    return dict.fromkeys(("grads", "reduce"), DType[name.upper()])
+
+
+def takes_grads(base: Spec, name: str) -> bool:
+    """True if the spec's host and model take gradients in a dtype, which may be the spec's own."""
+    changed = base.model_copy(update={"precision": base.precision.model_copy(update=grads_in(name))})
+    errors = [{(found.code, found.detail) for found in check_rules(spec) if found.severity is Severity.ERROR} for spec in (base, changed)]
+    return name == str(base.precision.grads) or errors[1] <= errors[0]
 
 
 def kept_parts(base: Spec, layout: LayoutChoice, policy: MemoryPolicy) -> int | None:

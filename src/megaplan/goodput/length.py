@@ -10,6 +10,7 @@ from megaplan.goodput.figures import RunFigure, figures, given
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans
 from megaplan.layout.step_time import PlannedTime, planned_time
+from megaplan.schedules import schedule_problems
 from megaplan.spec.models import Run, Spec
 
 
@@ -113,16 +114,21 @@ def _ramp(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTime | st
 
 
 def _fixed_share(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTime | str) -> float:
-    """Share of a step that does not shrink with its microbatches: that of the time of half of them, or of the terms that occur once."""
+    """Share of a step that does not shrink with its microbatches, from the time of half of them, or of twice as many if none has fewer.
+
+    A step of one microbatch, and one that is not timed with another number, has that of the terms that occur once.
+    """
     if isinstance(time, str):
         return 0.0
-    count, granted = spec.schedule.num_microbatches, spec.mesh.pp if spec.mesh.num_slots > spec.mesh.pp else 1
+    schedule, mesh, count = spec.schedule, spec.mesh, spec.schedule.num_microbatches
+    granted = mesh.pp if mesh.num_slots > mesh.pp else 1
     fewer = count // 2 // granted * granted
+    others = fewer if fewer and not schedule_problems(schedule.kind, mesh.pp, mesh.vpp, fewer, few=True) else 2 * count
     if fewer:
-        schedule = spec.schedule.model_copy(update={"num_microbatches": fewer})
-        half = planned_time(spec.model_copy(update={"schedule": schedule}), spans, inventory)
-        if not isinstance(half, str):
-            slope = (time.seconds - half.seconds) / (count - fewer)
+        changed = spec.model_copy(update={"schedule": schedule.model_copy(update={"num_microbatches": others})})
+        other = planned_time(changed, spans, inventory)
+        if not isinstance(other, str):
+            slope = (time.seconds - other.seconds) / (count - others)
             return min(1.0, max(0.0, 1 - slope * count / time.seconds))
     return sum(time.terms.get(name, 0.0) for name in ONCE) / time.seconds
 

@@ -94,7 +94,7 @@ def _fitted_step(name: str, host: str, work: TimedStep, seconds: float) -> Measu
 
 def _replayed_step(name: str, spec: Spec, spans: Spans, seconds: float) -> MeasuredStep | str:
     """A step of megarun, whose linears reach a percentage by letter: its share is the one with the same time as these percentages."""
-    from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
+    from megaplan.cost.pools import timer_of  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
 
     inventory, dtype = build_inventory(spec), str(spec.precision.params)
@@ -108,7 +108,7 @@ def _replayed_step(name: str, spec: Spec, spans: Spans, seconds: float) -> Measu
     @cache
     def predict(share: float) -> float:
         changed = reaching(share)
-        return ReplayTimer(inventory, changed).step_ns(changed, spans) * NS
+        return timer_of(changed, inventory).step_ns(changed, spans) * NS
 
     def terms(share: float) -> dict[str, float]:
         found = planned_time(reaching(share), spans, inventory)

@@ -117,7 +117,7 @@ class PlannedTime(NamedTuple):
         high: Upper end: a tenth would be above it.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
         mfu: Model FLOPs over the peak of the dtype.
-        terms: Seconds of the busiest stage's microbatches by term, and of the terms that occur once per step.
+        terms: Seconds by term, which sum to `seconds`: of the busiest stage, or for megarun of a mean pipeline rank.
         basis: fitted if steps of this device and dtype were measured, else modelled; for megarun measured if everything in the step was.
         calibration: Class of measured steps that gives the interval: dense, moe, hybrid, or uncalibrated; for megarun the measurement.
         unmeasured: Reason that a step of megarun is modelled on a device with measured constants.
@@ -219,7 +219,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
     """Megarun's step: its schedule replayed with layer times from the device's rates."""
     from megaplan.cost.data import shard_traffic  # noqa: PLC0415
     from megaplan.cost.model import model_costs  # noqa: PLC0415  (a host with fitted constants needs none of these)
-    from megaplan.cost.pools import PooledTimer  # noqa: PLC0415
+    from megaplan.cost.pools import timer_of  # noqa: PLC0415
     from megaplan.cost.replay import ReplayTimer  # noqa: PLC0415
     from megaplan.cost.step.constants import intervals  # noqa: PLC0415
     from megaplan.inventory.build import build_inventory  # noqa: PLC0415
@@ -234,7 +234,7 @@ def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedT
         return "attention's products of eight-bit operands are emulated in fp32"
     tensors = build_inventory(spec) if inventory is None else inventory
     timer = ReplayTimer(tensors, spec)
-    own = PooledTimer(tensors) if spec.pools else timer
+    own = timer_of(spec, tensors) if spec.pools else timer
     terms = own.terms(spec, spans)
     known = time_basis(spec, timer)
     seconds = sum(terms.values()) * NS

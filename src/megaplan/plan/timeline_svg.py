@@ -130,7 +130,7 @@ def render(picture: Picture) -> str:
     height = TOP + rank_height * len(step.ranks) + BOTTOM
     total = LEFT + width + RIGHT
     idle = f"idle {picture.clock(min(step.bubbles))} to {picture.clock(max(step.bubbles))} per rank" if step.ranks else ""
-    about = f"modelled step time {picture.clock(step.makespan)}, {idle}{'; memory over time below every rank' if with_memory else ''}"
+    about = f"microbatches of a step {picture.clock(step.makespan)}, {idle}{'; memory over time below every rank' if with_memory else ''}"
     peak = max([size for rank in picture.levels for _, size in rank], default=1)
     highest = max(peak, picture.usable_bytes) if 2 * picture.usable_bytes <= 3 * peak else peak  # keep the curves legible
     lines = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic, Diagnostics, Location, MegaplanError, Severity
+from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import span_problems
 from megaplan.partition.choose import keep_cuts
@@ -13,14 +13,13 @@ from megaplan.plan.document import PlanDocument
 from megaplan.plan.inputs import spec_values
 from megaplan.plan.make import make_plan
 from megaplan.spec.document import Document, SourceMap
+from megaplan.spec.load import check_document
 from megaplan.spec.models import Spec
 from megaplan.spec.overrides import apply_overrides
-from megaplan.spec.rules import check_rules
-from megaplan.spec.validate import validate_document
 
 
 def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[Spec, tuple[Diagnostic, ...]]:
-    """The plan's spec with overrides, and its warnings.
+    """The plan's spec with overrides, with its warnings and notes, which are those of a spec of the same values.
 
     Args:
         plan: A plan.
@@ -30,15 +29,13 @@ def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tupl
     Raises:
         MegaplanError: The overrides or the resulting spec are wrong, or the plan's cuts do not fit it (MP488).
     """
-    document = apply_overrides(Document(spec_values(plan.inputs), SourceMap(name)), overrides)
-    spec = validate_document(document.value, document.source)
-    found = Diagnostics(check_rules(spec, document.source.locate))
-    found.raise_errors()
+    document = Document(spec_values(plan.inputs), SourceMap(name))
+    spec, _, found = check_document(apply_overrides(document, overrides) if overrides else document)
     if broken := span_problems(plan.spans, spec.model.num_layers, spec.mesh.pp, spec.mesh.vpp, may_be_empty=spec.host.kind.empty_slots):
         options = " ".join(f"--set {override}" for override in overrides)
         hint = f"megaplan split SPEC {options} -o plan.json"
         raise MegaplanError([diagnostic("MP488", item.detail, Location(name), (hint,)) for item in broken])
-    return spec, tuple(found)
+    return spec, found
 
 
 def vary_plan(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[PlanDocument, tuple[Diagnostic, ...]]:

@@ -14,6 +14,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans, build_layout
 from megaplan.layout.step_time import PlannedTime, planned_time, step_to_time
 from megaplan.post_training.lengths import Lengths
+from megaplan.schedules import runnable_microbatches
 from megaplan.spec.models import Spec
 from megaplan.spec.post_training import PostTraining
 
@@ -168,9 +169,7 @@ def training_job(spec: Spec, inventory: Inventory, spans: Spans, plan: PostTrain
     """
     job = TrainingJob(spec, inventory, plan, Lengths(plan.rollout.response, response_limit(spec, plan)), spans)
     per_update = job.rows / plan.policy.updates / spec.mesh.data_ranks / spec.batch.micro_batch_size
-    count = max(1, ceil(per_update))
-    if spec.mesh.vpp > 1:
-        count = -(-count // spec.mesh.pp) * spec.mesh.pp
+    count = runnable_microbatches(spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, max(1, ceil(per_update)))
     if count > MOST_MICROBATCHES:
         raise refuse(
             "MP850", f"{count:,} microbatches of an update", f"--set post_training.policy.updates={count}", key="post_training.prompts"

@@ -12,6 +12,7 @@ from megaplan.schedules.registry import (
     cut_pipeline,
     placement,
     refuse_impossible,
+    runnable_microbatches,
     schedule_problems,
 )
 from megaplan.schedules.timeline import LinkedOrders, SlotTimes, Timed, Timeline, link, replay
@@ -49,6 +50,7 @@ __all__ = [
     "receive_buffers",
     "refuse_impossible",
     "replay",
+    "runnable_microbatches",
     "schedule_problems",
     "shared_buffers",
     "slot_owner",

@@ -210,6 +210,12 @@ def _orders(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
     return SCHEDULES[kind].orders(pp, vpp, num_microbatches)
 
 
+def runnable_microbatches(kind: str, pp: int, vpp: int, least: int) -> int:
+    """The smallest number of microbatches, at least `least`, with which the schedule runs; `least` if there is none."""
+    numbers = range(least, max(least, 2 * pp) + pp + 1)
+    return next((number for number in numbers if not schedule_problems(kind, pp, vpp, number, few=True)), least)
+
+
 @lru_cache(maxsize=1024)
 def refuse_impossible(kind: str, pp: int, vpp: int, num_microbatches: int) -> None:
     """Raise if the schedule has no order on these degrees.

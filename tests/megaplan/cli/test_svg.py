@@ -61,7 +61,7 @@ def test_the_picture_needs_no_other_file_and_says_what_it_is(megaplan, here):
     assert set(re.findall(r'https?://[^"\s]*', text)) == {"http://www.w3.org/2000/svg"}
     root = ElementTree.fromstring(text)
     assert root.find(f"{SVG}title").text == "tiny-hybrid-pp2: zbv, pp 4 × vpp 2, 9 microbatches"
-    assert "modelled step time" in root.find(f"{SVG}desc").text
+    assert "microbatches of a step" in root.find(f"{SVG}desc").text
     width, height = int(root.get("width")), int(root.get("height"))
     for rect in root.iter(f"{SVG}rect"):
         if rect.get("x") is not None:
@@ -107,8 +107,8 @@ def test_show_states_the_step_of_the_plans_own_slots(megaplan, here, kind):
     plan = planned(megaplan, kind)
     shown = " ".join(megaplan("show", plan).out.split())
     picture = megaplan("show", plan, "--svg", "-").out
-    length = re.search(r'<desc id="about">modelled step time ([^,]*),', picture)[1]
-    assert f"this plan: modelled step time {length}; " in shown
+    length = re.search(r'<desc id="about">microbatches of a step ([^,]*),', picture)[1]
+    assert f"this plan: microbatches of a step {length}; " in shown
     assert "drawn with equal slots, F = I = W = 1: " in shown
 
 

@@ -41,14 +41,24 @@ OPTIMIZER_SHARE = 0.9
 """Share of the rate of memory-bound kernels that the optimizer reaches on its many small tensors."""
 
 
+def device_seconds(terms: PassTerms, rates: Mapping[str, Any]) -> Any:
+    """Seconds of a pass on the device: kernels, the gaps between them, and waits."""
+    return (terms.work + launch.gap_seconds(terms.kernels, rates["gap"])) * rates["moe"] + terms.waits
+
+
 def pass_seconds(terms: PassTerms, rates: Mapping[str, Any], waits: Any = 0.0) -> Any:
     """Seconds of a pass: the device's kernels, gaps and waits, overlapped with the host's launches.
 
     `waits` is the share of the shorter of both that does not overlap, because the host waits for the device in every layer.
     """
-    device = (terms.work + launch.gap_seconds(terms.kernels, rates["gap"])) * rates["moe"] + terms.waits
+    device = device_seconds(terms, rates)
     host = terms.launched * rates["host"]
     return launch.joined_seconds(device, host) + waits * data.smaller(device, host)
+
+
+def stage_passes(stage: StageTerms, rates: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Seconds of both passes of a stage, in which the host may wait for the device."""
+    return pass_seconds(stage.forward, rates, rates["sync"]), pass_seconds(stage.backward, rates, rates["sync.backward"])
 
 
 class Exchanged(NamedTuple):
@@ -105,8 +115,8 @@ def step_seconds(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, A
     exchanged = exchanged_seconds(once, rates)
     both, forward_most, backward_most = [], 0.0, 0.0
     for stage in stages:
-        passes = pass_seconds(stage.forward, rates, rates["sync"]), pass_seconds(stage.backward, rates, rates["sync.backward"])
-        forward, backward = (each * stage.present for each in overlapped_passes(*passes, exchanged, once, rates))
+        overlapped = overlapped_passes(*stage_passes(stage, rates), exchanged, once, rates)
+        forward, backward = (each * stage.present for each in overlapped)
         both.append((stage.count, forward + backward))
         forward_most, backward_most = pipeline.larger(forward_most, forward), pipeline.larger(backward_most, backward)
     busy = pipeline.pipeline_seconds(once.microbatches, once.chunks, both)

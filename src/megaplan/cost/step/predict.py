@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -10,10 +10,19 @@ from typing import NamedTuple
 from megaplan.columns import Basis
 from megaplan.cost.step.attention import attention_seconds, drawn_seconds
 from megaplan.cost.step.blocks import kinds_in, ledger_of
-from megaplan.cost.step.compose import PassTerms, StageTerms, step_seconds
+from megaplan.cost.step.compose import (
+    PassTerms,
+    StageTerms,
+    Step,
+    device_seconds,
+    exchanged_seconds,
+    overlapped_passes,
+    stage_passes,
+    step_seconds,
+)
 from megaplan.cost.step.constants import constants as constants_by_name
 from megaplan.cost.step.constants import rated_as, values
-from megaplan.cost.step.data import once_of
+from megaplan.cost.step.data import Once, once_of
 from megaplan.cost.step.gemm import product_seconds
 from megaplan.cost.step.grouped import grouped_seconds
 from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
@@ -29,6 +38,10 @@ ADAPTERS_OF_TENSOR_GROUP = 8
 Passes = tuple[dict[str, float], dict[str, float]]
 """Terms of forward and backward: seconds by name, and the numbers `kernels` and `launched`."""
 WAITS = ("tensor", "exchange", "context", "pipeline")
+GATHERS = "gathers"
+"""The term of what a microbatch waits for parameters and gradients that data ranks share."""
+LEAST = 1e-12
+"""Share of a step up to which a difference of sums is rounding."""
 
 
 class StepTime(NamedTuple):
@@ -36,7 +49,7 @@ class StepTime(NamedTuple):
 
     Attributes:
         seconds: Seconds of the step.
-        terms: Seconds by term: of the busiest stage's microbatches, then outside the passes; without overlap they sum to `seconds`.
+        terms: Seconds by term, which sum to `seconds`: of the busiest stage's microbatches, and of what the step takes in addition.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
     """
 
@@ -59,9 +72,10 @@ class StepTimer:
         """Time of a step on a mesh."""
         work = replace(self._like, mesh=mesh, batch=batch, stages=stages)
         rates, parts = self.rates(work), self.parts(work)
-        step = step_seconds([stage_terms(work, stage, parts) for stage in stages], once_of(work), rates)
+        once, summed = once_of(work), [stage_terms(work, stage, parts) for stage in stages]
+        step = step_seconds(summed, once, rates)
         tokens = work.step_tokens / mesh.world
-        terms = _terms(work, parts, rates) | {"exposed data": step.exposed, "optimizer": step.optimizer, "fixed": step.fixed}
+        terms = _terms(work, parts, rates, _busiest(summed, once, rates), step)
         factor = work.machine.step_factor
         if factor == 1:
             return StepTime(step.total, terms, tokens / step.total)
@@ -228,16 +242,41 @@ def pass_terms(counts: Mapping[str, float], parts: Mapping[str, Passes], run: in
     return PassTerms(**sums)
 
 
-def _terms(work: TimedStep, parts: Mapping[str, Passes], rates: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of the busiest stage's microbatches by term."""
-    totals: list[dict[str, float]] = []
-    for stage in work.stages:
-        sums: dict[str, float] = {}
-        for kind, count in blocks_on(work, stage).items():
-            for run in (FORWARD, BACKWARD):
-                for term, seconds in parts[kind][run].items():
-                    sums[term] = sums.get(term, 0.0) + count * seconds * work.batch.num_microbatches
-        sums["gaps"] = sums.pop("kernels", 0.0) * rates["gap"]
-        sums.pop("launched", None)
-        totals.append(sums)
-    return max(totals, key=lambda sums: sum(sums.values()))
+class _Busiest(NamedTuple):
+    """Seconds of one microbatch on the busiest stage: on the device, joined with the host's launches, and with gathers that overlap."""
+
+    stage: int
+    device: float
+    joined: float
+    overlapped: float
+
+
+def _busiest(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, float]) -> _Busiest:
+    exchanged, found = exchanged_seconds(once, rates), []
+    for index, stage in enumerate(stages):
+        passes = stage_passes(stage, rates)
+        device = device_seconds(stage.forward, rates) + device_seconds(stage.backward, rates)
+        found.append(_Busiest(index, device, sum(passes), sum(overlapped_passes(*passes, exchanged, once, rates))))
+    return max(found, key=lambda stage: stage.overlapped)
+
+
+def _terms(work: TimedStep, parts: Mapping[str, Passes], rates: Mapping[str, float], busiest: _Busiest, step: Step) -> dict[str, float]:
+    """Seconds by term: of the busiest stage's microbatches, then what the step takes longer; they sum to the step."""
+    count, sums = work.batch.num_microbatches, dict[str, float]()
+    for kind, often in blocks_on(work, work.stages[busiest.stage]).items():
+        for run in (FORWARD, BACKWARD):
+            for term, seconds in parts[kind][run].items():
+                sums[term] = sums.get(term, 0.0) + often * seconds * count
+    sums["gaps"] = sums.pop("kernels", 0.0) * rates["gap"]
+    sums.pop("launched", None)
+    further = {
+        "launches": count * (busiest.joined - busiest.device),
+        GATHERS: count * (busiest.overlapped - busiest.joined),
+        "bubble": step.stages - count * busiest.overlapped,
+        "growth": step.total - step.stages - step.exposed - step.optimizer - step.fixed,
+    }
+    return {
+        **{term: seconds if term in WAITS else seconds * rates["moe"] for term, seconds in sums.items()},
+        **{term: seconds for term, seconds in further.items() if seconds > LEAST * step.total},
+        **{"exposed data": step.exposed, "optimizer": step.optimizer, "fixed": step.fixed},
+    }

@@ -11,6 +11,7 @@ from megaplan.families.registry import FAMILIES, families_of
 from megaplan.hosts.values import Limit, refused
 from megaplan.spec.context import Checked
 from megaplan.spec.host import device_of
+from megaplan.spec.low_precision import LowPrecision
 from megaplan.spec.models import GroupedQueryAttention, Spec
 
 MIXERS, MLPS = "AG", "DE"
@@ -132,7 +133,7 @@ def _precision(spec: Spec) -> Iterator[Limit]:
         yield Limit("host.int8", f"host.int8 = true, device.name = {spec.device.name}: it has no rate of int8 here", "int8: false")
     for letter, dtype in precision.families.items():
         yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: dtype is one for the model")
-    if recipe is not None and (recipe.name != "fp8_current" or recipe.model_fields_set - {"name"} or spec.host.int8):
+    if recipe is not None and (recipe != LowPrecision(name="fp8_current") or spec.host.int8):
         given = f"precision.recipe.name = {recipe.name}, host.int8 = {str(spec.host.int8).lower()}"
         detail = f"{given}: priced are fp8 with a scale a tensor, or int8"
         yield Limit("precision.recipe", detail, "recipe: {name: fp8_current}")
@@ -146,7 +147,7 @@ def _policies(spec: Spec) -> Iterator[Limit]:
         given = ", ".join(f"{letter}: {policy}" for letter, policy in recompute.blocks.items())
         yield Limit("recompute.blocks", f"recompute.blocks = {{{given}}}: a policy of MaxText is one for all layers", "blocks: {}")
     for key in ("remat_policy", "remat_tensors"):
-        if recompute.default != "selective" and key in host.model_fields_set:
+        if recompute.default != "selective" and getattr(host, key) != type(host).model_fields[key].get_default(call_default_factory=True):
             detail = f"host.{key} is given, and recompute.default = {recompute.default}"
             yield Limit(f"host.{key}", detail, "recompute: {default: selective}")
     if host.remat_policy != "custom" and host.remat_tensors:

@@ -21,7 +21,7 @@ function timelineSection() {
     }, [[0, data.step.makespan], [0, lanes]]);
   };
   const made = section('timeline', 'Timeline',
-    el('p', { class: 'soft' }, `One optimizer step of ${time(data.step.makespan)}, replayed with times from the device's peak rates. Drag to zoom, double-click for the whole step.`),
+    el('p', { class: 'soft' }, `The microbatches of a step, ${time(data.step.makespan)}, replayed with times from the device's rates; data ranks and the optimizer are not drawn. Drag to zoom, double-click for the whole step.`),
     legend(kinds.map((kind) => [kind, capital(KINDS[kind])])), zoomControls(), box, status, idleTable(), behind('Table: the actions of a rank', () => actionTables(actions)));
   return [made, draw];
 }
