@@ -248,11 +248,11 @@ class Sizes(NamedTuple):
         frozen: Dtype of the shards of frozen parameters; None if all are trained.
         packing: Form of the weights of frozen linears; None if they have that dtype.
         kept_over: `sharding.reshard_size`, if it is used; else 0.
-        gathers_ahead: Layers that each layer's forward begins by gathering.
+        gathers_ahead: Units that each unit's forward begins by gathering.
         offload: Fraction of the optimizer's state that is in host memory; 0 for none.
         low: Letters all of whose tensors are gathered in 8 bits, with gradients as if they were not: torchtitan's.
         packs: Weights that megarun gathers packed by their recipe; None for none.
-        whole_stages: True if layers belong to the group of their stage.
+        unit_layers: Consecutive layers that have a group together; 0 if all are in the group of their stage.
     """
 
     tp: int
@@ -281,7 +281,7 @@ class Sizes(NamedTuple):
     offload: float = 0.0
     low: frozenset[str] = frozenset()
     packs: PackedGather | None = None
-    whole_stages: bool = False
+    unit_layers: int = 1
 
     def compute(self, family: str) -> DType:
         """Dtype of the gathered parameters of a family's blocks."""
@@ -332,5 +332,5 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         gathers_ahead=spec.sharding.prefetch or int(mesh.experts_travel),
         offload=spec.host.optimizer_offload or 0.0,
         packs=packed_gather(spec),
-        whole_stages=spec.sharding.wraps_stages,
+        unit_layers=spec.sharding.unit_layers,
     )

@@ -50,7 +50,7 @@ def pack_gathers(stage: Stage, spec: Spec) -> None:
         for wrapped in (block, *banks):
             maxima, count = (of_banks, wrapped.num_experts) if isinstance(wrapped, ExpertBank) else (dense, 1)
             for group in groups_of(wrapped):  # type: ignore[arg-type]  # wrapped before
-                for parameter in group.fsdp_params:
+                for parameter in (each for each in group.fsdp_params if each._module_info.module in names):
                     info, (rows, *columns) = parameter._module_info, parameter._orig_size
                     shape = (rows, *columns) if wrapped is block else (count, rows // count, *columns)
                     if packs.shard_bytes(family, f"{names[info.module]}.{info.param_name}", shape) is not None:
