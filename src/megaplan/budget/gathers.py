@@ -28,13 +28,8 @@ def next_ahead(units: Sequence[Unit]) -> list[Ahead]:
 
 
 def _one_ahead(group: GroupBytes) -> Ahead:
-    sent = _sent(group)
+    sent = group.sent_again_bytes
     return Ahead(group.flat_bytes, group.flat_bytes + sent if sent else 0)
-
-
-def _sent(group: GroupBytes) -> int:
-    """The input of a group's all-gather in backward, if it is a cast of the shard: parts are sent as they are."""
-    return 0 if group.part_bytes else group.sent_bytes
 
 
 def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[Ahead]:
@@ -68,7 +63,7 @@ def _issued(issued: int, groups: Sequence[GroupBytes]) -> tuple[int, int]:
     most = 0
     for group in groups:
         issued += group.flat_bytes
-        most = max(most, issued + _sent(group))
+        most = max(most, issued + group.sent_again_bytes)
     return issued, most
 
 

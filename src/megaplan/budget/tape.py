@@ -173,7 +173,7 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
             if ahead.cast_bytes or experts.gathered_bytes:
                 yield before_first, held + experts.flat_bytes + ahead.cast_bytes
         else:
-            yield before_first, held + experts.flat_bytes + (0 if experts.part_bytes else experts.sent_bytes)
+            yield before_first, held + experts.flat_bytes + experts.sent_again_bytes
     if not experts.gathered_bytes:
         return
     copied = experts.flat_bytes + experts.casting_bytes + experts.part_bytes + (ahead.flat_bytes if ahead.explicit else 0)

@@ -164,6 +164,7 @@ class GroupBytes(NamedTuple):
             used dtype.
         sent_bytes: The all-gather's input, a cast of the shard: 0 in the same case, and on a one-rank mesh.
         part_bytes: The part of the gathered parameters that a rank keeps between forward and backward; 0 if it keeps none, or all.
+        part_sent_bytes: The input of an all-gather of such parts: a copy of those that are cast when shards are gathered.
         cutting_bytes: Most bytes in addition to `gathered_bytes` while these parts are copied, tensor by tensor.
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype in which autograd makes them.
@@ -182,6 +183,7 @@ class GroupBytes(NamedTuple):
     casting_bytes: int = 0
     sent_bytes: int = 0
     part_bytes: int = 0
+    part_sent_bytes: int = 0
     cutting_bytes: int = 0
     unsharded_bytes: int = 0
     made_bytes: int = 0
@@ -197,6 +199,11 @@ class GroupBytes(NamedTuple):
     def has_tasks(self) -> bool:
         """True if its parameters are gathered, or its gradients taken when they are made."""
         return self.gathered_bytes > 0 or self.made_bytes > 0
+
+    @property
+    def sent_again_bytes(self) -> int:
+        """The input of the all-gather before a backward."""
+        return self.part_sent_bytes if self.part_bytes else self.sent_bytes
 
     @property
     def reduction_bytes(self) -> int:

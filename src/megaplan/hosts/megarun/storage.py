@@ -160,6 +160,7 @@ def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int, cu
         sent_bytes=trained.sent_bytes + frozen.sent_bytes,
         casting_bytes=casting_bytes,
         part_bytes=trained.part_bytes + frozen.part_bytes,
+        part_sent_bytes=trained.part_sent_bytes + frozen.part_sent_bytes,
         cutting_bytes=cutting_bytes,
     )
 
@@ -333,15 +334,16 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
     compute, made = sizes.compute(family).bytes, max(sizes.made(family).bytes, 2)  # fp8 weights get bf16 gradients
     unpacked = (shard - low.elements) * compute
     gathered = (unpacked + low.packed_bytes) * degree
-    sent = low.packed_bytes + (unpacked if sharded and sizes.compute(family) is not sizes.masters else 0)
+    cast = unpacked if sharded and sizes.compute(family) is not sizes.masters else 0
     return new(
         GroupBytes,
         (
             gathered,
             gathered if sharded else 0,
             casting,
-            max(sent, low.making_bytes - gathered),
+            max(low.packed_bytes + cast, low.making_bytes - gathered),
             gathered // keepers if keepers < degree else 0,
+            cast * degree // keepers if keepers < degree else 0,
             cutting,
             true * grads,
             true * made,
