@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.forwards import ForwardSegment, Gathers, forward_segment, loss_points
-from megaplan.budget.stored import fsdp_order
 from megaplan.budget.tape import (
     CAST,
     NOTHING_AHEAD,
@@ -34,6 +33,7 @@ from megaplan.budget.tape import (
     reduction_leaves,
 )
 from megaplan.budget.unit import Peak, Unit
+from megaplan.hosts.megarun.listed import fsdp_order
 from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.schedules.states import BACKWARDED, FORWARDED, UNTOUCHED, ChunkState
 from megaplan.tuples import new

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megarun.listed import fsdp_order
 from megaplan.hosts.megarun.offload import TensorState, on_host, state_of
 from megaplan.hosts.megarun.sizes import AT_END, Cast, GroupBytes, LastPeak, MatrixScratch, Sizes, last_peak, together
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
@@ -27,21 +28,6 @@ from megaplan.tuples import new
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on a last slot others use there: a tied head, the depths of multi-token prediction."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
-ORDER = (
-    "vision",
-    "projector",
-    "embedding",
-    "ngram",
-    "structure",
-    "platform",
-    "layer_embeddings",
-    "relation_bias",
-    "layers",
-    "final_norm",
-    "head",
-    "mtp",
-)
-"""Modules of a stage in its order (`megarun.model.stage`)."""
 
 
 Ends = tuple[bool, bool]
@@ -387,11 +373,6 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
             _, count = found.get(id(storage), (storage, 0))
             found[id(storage)] = storage, count + 1
     return tuple(found.values())
-
-
-def fsdp_order(name: str) -> int:
-    """Position of a block's module among those of its slot, in FSDP2's order of their parameters."""
-    return ORDER.index(name.partition(".")[0])
 
 
 def _by_place(block: tuple[str, GroupBytes]) -> int:

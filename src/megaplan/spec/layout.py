@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from megaplan.scalars import Degree, MicrobatchCount, OptionsSection, PositiveInt, ScheduleKind, Section, StrictBool
+from megaplan.scalars import BRANCH, Degree, MicrobatchCount, OptionsSection, PositiveInt, ScheduleKind, Section, StrictBool
 
 
 class Mesh(OptionsSection):
@@ -97,9 +97,19 @@ def _without_default(schema: dict[str, Any]) -> None:
     del schema["default"]
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+Unit = Annotated[
+    Annotated[Literal["block", "stage"], Tag(f"{BRANCH}name")] | Annotated[int, Field(ge=1, le=1024), Tag(f"{BRANCH}number")],
+    Discriminator(lambda value: f"{BRANCH}{'number' if _is_number(value) else 'name'}"),
+]
+
+
 def _block_of_one(value: object) -> object:
     """A unit of one layer has one form."""
-    return "block" if value == 1 and not isinstance(value, bool) else value
+    return "block" if _is_number(value) and value == 1 else value
 
 
 class Sharding(OptionsSection):
@@ -119,7 +129,7 @@ class Sharding(OptionsSection):
     reshard_after_forward: Annotated[StrictBool, Field(json_schema_extra=_without_default)] = False
     reshard_size: Annotated[int, Field(ge=2)] | None = None
     prefetch: Annotated[int, Field(ge=1, le=64)] | None = None
-    wrap: Annotated[Literal["block", "stage"] | Annotated[int, Field(ge=1, le=1024)], BeforeValidator(_block_of_one)] = "block"
+    wrap: Annotated[Unit, BeforeValidator(_block_of_one)] = "block"
 
     @property
     def copies(self) -> bool:

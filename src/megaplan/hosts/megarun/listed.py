@@ -16,6 +16,26 @@ from megaplan.spec.layout import keepers_of
 EXPERT_PARALLEL, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Group.MATRIX, Group.FROZEN
 LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}
 """Last parameter that FSDP2 lists for a family whose blocks have parameters of their own, which follow those of their children."""
+ORDER = (
+    "vision",
+    "projector",
+    "embedding",
+    "ngram",
+    "structure",
+    "platform",
+    "layer_embeddings",
+    "relation_bias",
+    "layers",
+    "final_norm",
+    "head",
+    "mtp",
+)
+"""Modules of a stage in its order (`megarun.model.stage`)."""
+
+
+def fsdp_order(name: str) -> int:
+    """Position of a block's module among those of its slot, in FSDP2's order of their parameters."""
+    return ORDER.index(name.partition(".")[0])
 
 
 def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
