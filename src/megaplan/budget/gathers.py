@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from megaplan.budget.tape import NOTHING_AHEAD, Ahead
 from megaplan.budget.unit import Unit
@@ -42,15 +43,15 @@ def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[
     last = max((index for index, unit in enumerate(units) if unit.layer), default=-1)
     for index, unit in enumerate(units):
         banks = banks if unit.joins else []  # of the layers before in the unit's group
-        below = sum([bank.flat_bytes for bank in banks])
         begins = not unit.layer or (index == last and headless)
         before = [] if begins or depth == 1 else groups[1 - depth :]
         new_ones = groups[-depth:] if begins else groups[-depth : max(0, len(groups) - depth + 1)]
-        pending = sum([group.flat_bytes for each in before for group in each])
-        own = [unit.bank._replace(flat_bytes=0), *banks[::-1]] if begins else []
-        issued, most = _issued(pending + (0 if begins else below), [group for each in new_ones[::-1] for group in each] + own)
+        pending = sum([group.flat_bytes for group in chain.from_iterable(before)])
+        below = 0 if begins else sum([bank.flat_bytes for bank in banks])
+        own = [unit.bank._replace(flat_bytes=0), *banks[::-1]] * begins
+        issued, most = _issued(pending + below, [*chain.from_iterable(new_ones[::-1]), *own])
         starts = unit.closes is not NOTHING or not unit.layer
-        arrived = pending + (0 if begins else below + unit.bank.flat_bytes)
+        arrived = pending + below + unit.bank.flat_bytes * (not begins)
         found.append(Ahead(issued, most if most > issued and starts else 0, arrived, explicit=True))
         banks = [*banks, unit.bank] if unit.layer else []
         if unit.closes is not NOTHING:

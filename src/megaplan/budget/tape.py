@@ -169,11 +169,9 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
     held = experts.part_bytes - experts.gathered_bytes
     if dense is not NOTHING:
         yield first, dense.flat_bytes + dense.casting_bytes + dense.part_bytes + held + ahead.pending_bytes
-        if ahead.explicit or not experts.gathered_bytes:
-            if ahead.cast_bytes or experts.gathered_bytes:
-                yield before_first, held + experts.flat_bytes + ahead.cast_bytes
-        else:
-            yield before_first, held + experts.flat_bytes + experts.sent_again_bytes
+        begun = ahead.cast_bytes if ahead.explicit or not experts.gathered_bytes else experts.sent_again_bytes
+        if begun or experts.gathered_bytes:
+            yield before_first, held + experts.flat_bytes + begun
     if not experts.gathered_bytes:
         return
     copied = experts.flat_bytes + experts.casting_bytes + experts.part_bytes + (ahead.flat_bytes if ahead.explicit else 0)
@@ -295,12 +293,12 @@ def in_group(unit: Unit, kept: int, made: int, taken: int) -> tuple[int, int, in
 
     Args:
         unit: The layer.
-        kept: What its gradients become.
+        kept: Gradients of the layer in `precision.grads`, if it is the first backward.
         made: Gradients of the group's layers so far, as autograd makes them.
-        taken: What these become.
+        taken: These in `precision.grads`, in the same way.
 
     Returns:
-        What is kept now, and the other two without that.
+        Bytes that are kept now, and the other two without those.
     """
     if not unit.joins:
         return kept + taken, 0, 0

@@ -235,9 +235,9 @@ class Owners:
             with self.live.paused():  # host memory
                 return take_memory(num_bytes, device)
 
-        def reset(parameter: FSDPParam) -> None:
+        def reset(parameter: Any) -> None:
             if not _is_padded(parameter):
-                reset_always(parameter)
+                reset_always(parameter)  # type: ignore[no-untyped-call]
 
         accumulate, take_memory, reset_always = WeightGradients.accumulate, host_memory.take_memory, FSDPParam.reset_sharded_param
         steps = {name: watched(name, getattr(FSDPParamGroup, name), self._label_group) for name in GROUP_STEPS}
@@ -296,7 +296,7 @@ class Owners:
                     yield record
 
 
-def _is_padded(parameter: FSDPParam) -> bool:
+def _is_padded(parameter: Any) -> bool:
     """True if a shard has been padded where it is: FSDP2 compares addresses, which fake tensors do not have, and would pad it again."""
     local, module = parameter.sharded_param._local_tensor, parameter._module_info
     same = parameter._sharded_param_data.untyped_storage()._cdata == local.untyped_storage()._cdata

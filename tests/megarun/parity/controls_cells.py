@@ -1,4 +1,4 @@
-"""Cells of the parity matrix with FSDP2's controls: parts that are kept between forward and backward, layers gathered further ahead, units."""
+"""Cells of the parity matrix with FSDP2's controls: parts kept between forward and backward, gathers further ahead, units."""
 
 from parity_cells import BF16, DENSE, RECOMPUTED, RESHARD, T2, V2, Cell
 

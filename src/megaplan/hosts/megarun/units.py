@@ -18,8 +18,8 @@ class Member(NamedTuple):
 
     Attributes:
         name: Name of its block.
-        block: Its tensors.
-        storage: Their storage.
+        block: Tensors of the layer.
+        storage: Storage of these tensors.
     """
 
     name: str
