@@ -90,6 +90,7 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         add_gathers(stream("packed gathers"), document)
         add_base(stream("base"), document)
         add_attention_residuals(stream("attention residuals"), document)
+        _add_units(stream("layers of a unit"), document)
     elif seed >= FIRST_RUN:
         add_layout(stream("layout"), document)
         add_single(stream("single"), document)
@@ -229,6 +230,14 @@ def _add_whole_stages(draw: Draw, document: dict[str, Any]) -> None:
     if not own and sharding.get("mode") != "ddp" and draw.chance(0.15):
         document["sharding"] = {key: value for key, value in sharding.items() if key not in ("prefetch", "reshard_size")}
         document["sharding"] |= {"reshard_after_forward": False, "wrap": "stage"}
+
+
+def _add_units(draw: Draw, document: dict[str, Any]) -> None:
+    """Make several layers a unit of FSDP2 in some plans whose layers have one dtype."""
+    sharding = document.get("sharding", {})
+    own = "wrap" in sharding or "families" in document.get("precision", {}) or document.get("host", {}).get("name", "megarun") != "megarun"
+    if not own and draw.chance(0.2):
+        document["sharding"] = {**sharding, "wrap": draw.randint(2, 4)}
 
 
 def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any], mesh: dict[str, Any], scope: Scope) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, ChunkPolicy
-from megaplan.budget.forwards import ForwardSegment, forward_segment, loss_points
-from megaplan.budget.stored import fsdp_order
+from megaplan.budget.forwards import ForwardSegment, Gathers, forward_segment, loss_points
 from megaplan.budget.tape import (
     CAST,
     NOTHING_AHEAD,
@@ -24,16 +23,20 @@ from megaplan.budget.tape import (
     cast_bytes,
     casting,
     casting_experts,
+    in_group,
     largest,
     listed_last,
+    made_bytes,
     reducing,
     reducing_experts,
     reduction,
     reduction_leaves,
 )
 from megaplan.budget.unit import Peak, Unit
+from megaplan.hosts.megarun.listed import fsdp_order
 from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.schedules.states import BACKWARDED, FORWARDED, UNTOUCHED, ChunkState
+from megaplan.tuples import new
 
 ForwardPoint = tuple[int, Point, int, int, int, bool]
 """Unit, point, communication, values that the stage holds, absent bytes, and True if it counts instead of an equal one before."""
@@ -66,15 +69,17 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
 
 def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool) -> Iterator[ForwardPoint]:
     """Points of a forward; of equal ones a unit's own last counts."""
-    key, gathered = _before_forward(chunk, state, fresh=fresh)
+    settings, gathered = _before_forward(chunk, state, fresh=fresh)
     first_layer, flat = chunk.first_layer, chunk.root.flat_bytes if fresh else 0
-    next_flats = chunk.next_flats if key[0] and key[2] else [(0, 0)] * len(chunk.units)
+    next_flats = chunk.next_flats if settings.gathers and settings.ahead else [(0, 0)] * len(chunk.units)
     missing = absent if first_layer >= 0 else 0
     for index, unit in enumerate(chunk.units):
+        key = settings._replace(found_bytes=flat) if unit.joins else settings
         gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)
         (begins, runs), (copied, running) = chunk.held_values[index], next_flats[index]
         if gather is not None:  # the output of the group gathered last is freed when the next one's has been copied out
             yield index, gather, gathered + flat + copied, begins, missing, False
+        if own_flat >= 0:
             flat = own_flat
         if index == first_layer:
             missing = 0
@@ -83,18 +88,17 @@ def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool
         gathered += left
 
 
-def _before_forward(chunk: Chunk, state: ChunkState, *, fresh: bool) -> tuple[tuple[bool, bool, bool, bool], int]:
+def _before_forward(chunk: Chunk, state: ChunkState, *, fresh: bool) -> tuple[Gathers, int]:
     """Settings of the layers' segments of a forward, and the gathered parameters and kept parts that it finds."""
     policy, found = chunk.policy, chunk.root.gathered_bytes
     gathers = fresh or (policy.reshard and state is not BACKWARDED)
     again = gathers and not fresh and chunk.parts_bytes > 0
     found += (0 if gathers else chunk.layers_gathered_bytes) + (chunk.parts_bytes if again else 0)
-    return (gathers, policy.reshard, policy.gathers_ahead > 0, again), found
+    return new(Gathers, (gathers, policy.reshard, policy.gathers_ahead > 0, again, 0)), found
 
 
-def _forward(unit: Unit, key: tuple[bool, bool, bool, bool]) -> ForwardSegment:
-    gathers, frees, ahead, again = key
-    found = unit.segments[key] = forward_segment(unit, gathers=gathers, frees=frees, ahead=ahead, again=again)
+def _forward(unit: Unit, key: Gathers) -> ForwardSegment:
+    found = unit.segments[key] = forward_segment(unit, key)
     return found
 
 
@@ -130,7 +134,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     settings = summed if policy.in_place else cast
     units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
     lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, chunk.input_bytes
-    gradients = 0 if settings.first else chunk.unsharded_bytes
+    gradients, made, taken = 0 if settings.first else chunk.unsharded_bytes, 0, 0
     gathered = chunk.root.gathered_bytes + (chunk.parts_bytes if settings.fetches else chunk.layers_gathered_bytes)
     ahead = NOTHING_AHEAD
     best = -1
@@ -139,24 +143,27 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
         unit = units[index]
         if settings.fetches:
             ahead = chunk.ahead[index]
-            gathered += unit.gathered_bytes - unit.part_bytes
+            gathered += unit.closes.gathered_bytes - unit.closes.part_bytes + unit.bank.gathered_bytes - unit.bank.part_bytes
         key = summed if unit.block.in_place else cast, ahead
         running, of_cast = unit.segments.get(key) or accumulating_segment(unit, chunk.names[index], key, policy)
-        level = before[index] + gradients + gathered
+        level = before[index] + gradients + made + gathered
         if level + carried[index] + running.size > best:
-            best, found = level + carried[index] + running.size, (index, running, gradients, gathered, carried[index])
-        gathered -= unit.gathered_bytes if frees else 0
+            best, found = level + carried[index] + running.size, (index, running, gradients + made, gathered, carried[index])
+        gathered -= unit.opens.gathered_bytes + unit.bank.gathered_bytes if frees else 0
+        kept = unit.unsharded_bytes if settings.first else 0
+        if unit.opens is not unit.closes and not unit.block.in_place:
+            kept, made, taken = in_group(unit, kept, made, taken)
         if of_cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + waiting[index]
             held = gradients + lasting[index] + chunk.waiting_sums(index) + of_cast
             total = before[index] + held + gathered + ahead.flat_bytes + activations
             if total > best:
                 best, found = total, (index, CAST, held, gathered + ahead.flat_bytes, activations)
-        gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
+        gradients += lasting[index] + kept
         if sums := chunk.first_sums(index):
-            total = before[index] + gradients + gathered + ahead.flat_bytes + sums + waiting[index]
+            total = before[index] + gradients + made + gathered + ahead.flat_bytes + sums + waiting[index]
             if total > best:
-                best, found = total, (index, VALUE_SUMS, gradients, gathered + ahead.flat_bytes, sums + waiting[index])
+                best, found = total, (index, VALUE_SUMS, gradients + made, gathered + ahead.flat_bytes, sums + waiting[index])
     if found is None:
         raise ValueError("a chunk without units has no backward")
     index, point, held, communication, activations = found
@@ -184,7 +191,7 @@ def accumulating_segment(unit: Unit, name: str, key: tuple[Accumulating, Ahead],
     if unit.has_experts and takes:
         after = casting_experts(unit, first=first, casts=casts, accumulates=accumulates, together=policy.whole, frees=not policy.pipelined)
         running = largest([running, after])
-    found = unit.segments[key] = running, casting(unit, together=policy.whole) if casts and unit.layer else -1
+    found = unit.segments[key] = running, casting(unit, together=policy.whole) if casts and unit.layer and not unit.joins else -1
     return found
 
 
@@ -207,38 +214,38 @@ def _own_reduction(chunk: Chunk, *, later: bool) -> tuple[GroupBytes, int, int]:
     """The slot's own group, its gradients, and the gradients that the layers' reductions have left."""
     replicated, left = chunk.policy.replicated, chunk.shard_bytes if later else 0
     for unit in chunk.units:
-        if unit.layer and unit.storage is not None:
-            for group in (unit.storage.dense, unit.storage.experts):
-                left += reduction_leaves(group, later=later, replicated=replicated)
+        for group in (unit.opens, unit.bank):
+            left += reduction_leaves(group, later=later, replicated=replicated)
     return chunk.root, sum(chunk.lasting), left
 
 
 def reducing_backward_points(chunk: Chunk, *, later: bool) -> Iterator[Peak]:
     """The largest point of each part of a backward until all layers are reduced."""
     fetches, replicated = chunk.policy.reshard, chunk.policy.replicated
-    gradients, pending = chunk.shard_bytes if later else 0, 0  # `pending` is the last reduce-scatter input
+    gradients, pending, made = chunk.shard_bytes if later else 0, 0, 0  # `pending` is the last reduce-scatter input
     gathered = chunk.root.gathered_bytes + (chunk.parts_bytes if fetches else chunk.layers_gathered_bytes)
     for index in range(len(chunk.units) - 1, -1, -1):
         unit, ahead, carried = chunk.units[index], chunk.ahead[index] if fetches else NOTHING_AHEAD, chunk.backward_extra[index]
         key = later, fetches, replicated, ahead
         running, experts, after = unit.segments.get(key) or _reducing(unit, chunk.names[index], key)
-        own = unit.gathered_bytes if fetches else 0
-        gathered -= unit.part_bytes if fetches else 0
-        yield chunk.peak(index, running, gradients, gathered + own + pending, carried)
+        if fetches:
+            gathered += unit.closes.gathered_bytes - unit.closes.part_bytes + unit.bank.gathered_bytes - unit.bank.part_bytes
+        yield chunk.peak(index, running, gradients + made, gathered + pending, carried)
         if index == chunk.embedding and (tied := chunk.tied_sum_bytes()):
-            made = gradients + chunk.lasting[index] + 2 * tied
-            yield chunk.idle_peak("sum of the tied embedding's gradients", made, gathered + own + pending)
+            own = gradients + chunk.lasting[index] + 2 * tied
+            yield chunk.idle_peak("sum of the tied embedding's gradients", own, gathered + pending)
         if experts is not None:
-            yield chunk.peak(index, experts.point, gradients, gathered + own, carried)
-            gradients += experts.left
+            yield chunk.peak(index, experts.point, gradients + made, gathered, carried)
+            gradients, pending = gradients + experts.left, unit.bank.reduce_bytes
         gradients += chunk.lasting[index]
-        if after is None or unit.storage is None:
+        gathered -= unit.opens.gathered_bytes + unit.bank.gathered_bytes
+        if after is None:
+            made += made_bytes(unit) if unit.joins else 0
             continue
-        gathered -= 0 if fetches else unit.gathered_bytes
         passed = chunk.passed_bytes(index) if index else 0
         yield chunk.peak(index, after.point, gradients + chunk.waiting_sums(index), gathered + ahead.flat_bytes, passed)
-        gradients += after.left
-        pending = unit.storage.dense.reduce_bytes
+        gradients, made = gradients + after.left, 0
+        pending = unit.opens.reduce_bytes
 
 
 def _reducing(unit: Unit, name: str, key: tuple[bool, bool, bool, Ahead]) -> tuple[Point, Segment | None, Segment | None]:
@@ -246,7 +253,8 @@ def _reducing(unit: Unit, name: str, key: tuple[bool, bool, bool, Ahead]) -> tup
     later, fetches, replicated, ahead = key
     running = backward_point(unit, name, ahead, accumulates=False, fetches=fetches, takes=True)
     experts = reducing_experts(unit, ahead.flat_bytes, later=later, replicated=replicated) if unit.has_experts else None
-    found = unit.segments[key] = running, experts, reducing(unit, later=later, replicated=replicated) if unit.layer else None
+    reduces = unit.layer and not unit.joins
+    found = unit.segments[key] = running, experts, reducing(unit, later=later, replicated=replicated) if reduces else None
     return found
 
 

@@ -6,7 +6,7 @@ blocks before, the running block's own point, and the gradients, communication b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import add
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT, SHARED
 from megaplan.blocks.payload import PACK, UNPACK
+from megaplan.budget.gathers import later_outputs, next_ahead, several_ahead
 from megaplan.budget.stored import SlotStorage
-from megaplan.budget.tape import NOTHING_AHEAD, Ahead, Point
+from megaplan.budget.tape import Ahead, Point
 from megaplan.budget.unit import Handed, Peak, Unit
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.head import depth_sums
 from megaplan.hosts.megarun.offload import aligned
-from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
-from megaplan.hosts.megarun.storage import BlockStorage
+from megaplan.hosts.megarun.sizes import GroupBytes
 from megaplan.schedules.actions import ActionKind
 from megaplan.schedules.states import BACKWARDED, FORWARDED, REDUCED, UNTOUCHED, ChunkState
 from megaplan.tuples import new
@@ -37,12 +37,12 @@ class ChunkPolicy(NamedTuple):
         splits_backward: The schedule computes weight gradients in an action of their own.
         in_place: Gradients of the slot's own parameters accumulate in the dtype autograd makes them in; a layer's own is its block's.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
-        gathers_ahead: Layers that each layer's forward begins by gathering: without a number in the spec the next one with EP, whose host
+        gathers_ahead: Units that each unit's forward begins by gathering: without a number in the spec the next one with EP, whose host
             waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
         whole: There is no FSDP2: when a group's backward is done, its gradients are cast for the stored parameters, all in one launch.
         separate_shards: True if gradient shards are in another stream's pool than activations.
-        prefetch: Layers that each layer's backward gathers ahead, as the spec says; 0 for FSDP2's own order, group by group.
+        prefetch: Units that each unit's backward gathers ahead, as the spec says; 0 for FSDP2's own order, group by group.
     """
 
     pipelined: bool
@@ -116,7 +116,7 @@ class Chunk:
         self.parts_bytes: int = stored.layers_together.part_bytes
         largest = max(map(add, map(add, self.before, [held for held, _ in self.held_values]), [unit.forward_bytes for unit in units]))
         filling = self.root.gathered_bytes + self.root.casting_bytes
-        largest += self.parts_bytes + max([0 if unit.storage is None else unit.storage.largest_cut_bytes for unit in units])
+        largest += self.parts_bytes + max([max(unit.closes.cutting_bytes, unit.bank.cutting_bytes) for unit in units])
         self.forward_bound: int = max(largest + self.gathered_bytes + flats + stored.largest_casting_bytes, filling)
         """Upper bound on the bytes of a forward, without accumulated gradients."""
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + stored.largest_reduction_bytes
@@ -196,54 +196,20 @@ class Chunk:
     def ahead(self) -> list[Ahead]:
         """The all-gathers of layers before, which a unit's backward begins, for each unit."""
         if self.policy.prefetch:
-            return self._several_ahead()
-        found, last = [], NOTHING_AHEAD
-        for unit in self.units:
-            found.append(last)
-            if unit.layer and unit.storage is not None:
-                dense = unit.storage.dense
-                sent = 0 if dense.part_bytes else dense.sent_bytes
-                last = Ahead(dense.flat_bytes, dense.flat_bytes + sent if sent else 0)
-        return found
-
-    def _several_ahead(self) -> list[Ahead]:
-        """The same where each layer begins those of `prefetch` layers, with their banks.
-
-        The first to run backward begins all of them. A last layer without a head after it has copied out its own group before the stage
-        begins that of its bank.
-        """
-        found, layers, depth = [], list[BlockStorage](), self.policy.prefetch
-        last = max((index for index, unit in enumerate(self.units) if unit.layer), default=-1)
-        for index, unit in enumerate(self.units):
-            begins = not unit.layer or (index == last and self.head < 0)
-            before = [] if begins or depth == 1 else layers[1 - depth :]
-            bank = unit.storage.experts if unit.layer and unit.storage is not None else NOTHING
-            new_ones = layers[-depth:] if begins else layers[-depth : max(0, len(layers) - depth + 1)]
-            pending = sum([storage.both.flat_bytes for storage in before])
-            groups = [group for storage in reversed(new_ones) for group in (storage.dense, storage.experts)]
-            issued, most = _issued(pending, groups, bank if begins else NOTHING)
-            found.append(Ahead(issued, most if most > issued else 0, pending + (0 if begins else bank.flat_bytes), explicit=True))
-            if unit.layer and unit.storage is not None:
-                layers.append(unit.storage)
-        return found
+            return several_ahead(self.units, self.policy.prefetch, headless=self.head < 0)
+        return next_ahead(self.units)
 
     @cached_property
     def next_flats(self) -> list[tuple[int, int]]:
-        """All-gather outputs of the layers that are gathered ahead, for each unit: while it is copied out, and while it runs."""
-        found, following = [], list[int]()
-        for unit in reversed(self.units):
-            ahead = following[: self.policy.gathers_ahead]
-            found.append((sum(ahead[: self.policy.gathers_ahead - 1]), sum(ahead)))
-            following = [unit.flat_bytes, *following] if unit.layer else following
-        return found[::-1]
+        """All-gather outputs of later groups, for each unit: while its own is copied out, and while it runs."""
+        return later_outputs(self.units, self.policy.gathers_ahead)
 
     def groups(self) -> Iterator[tuple[str, GroupBytes]]:
         """The groups by name: its own, then its layers' and their experts'."""
         yield "the slot's own parameters", self.root
         for name, unit in zip(self.names, self.units, strict=True):
-            if unit.layer and unit.storage is not None:
-                yield name, unit.storage.dense
-                yield f"{name}.experts", unit.storage.experts
+            yield name, unit.opens
+            yield f"{name}.experts", unit.bank
 
     @property
     def reduced_groups(self) -> list[GroupBytes]:
@@ -379,12 +345,3 @@ def _kept_before(units: Sequence[Unit], offloaded: Sequence[bool]) -> tuple[list
             kept = unit.block.part.replay.of_saved(unit.block.part.tensors)
             on_host.append(sum([aligned(tensor[0]) for tensor in kept]) + aligned(unit.input_bytes))
     return before, on_host
-
-
-def _issued(issued: int, groups: Iterable[GroupBytes], last: GroupBytes) -> tuple[int, int]:
-    """Outputs of these all-gathers on top of those issued before, and the most with an input: without the output of the last group."""
-    most = 0
-    for group in groups:
-        issued += group.flat_bytes
-        most = max(most, issued + (0 if group.part_bytes else group.sent_bytes))
-    return issued, max(most, issued + (0 if last.part_bytes else last.sent_bytes))

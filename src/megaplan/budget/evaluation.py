@@ -12,7 +12,7 @@ from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.rank import EqualRanks
 from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
-from megaplan.budget.unit import Handed, Unit, handed_values, make_unit
+from megaplan.budget.unit import Handed, Unit, handed_values, joined_units, make_unit
 from megaplan.hosts.megarun.embedding import (
     boundary_bytes,
     boundary_part,
@@ -192,7 +192,7 @@ class Evaluation:
                     block,
                     sums,
                     storage,
-                    layer=has_groups(name) and not sizes.whole_stages,
+                    layer=has_groups(name) and sizes.unit_layers > 0,
                     input_bytes=stream_bytes(spec, self.dims, name),
                 )
             self.blocks.update(dict.fromkeys(names, found))
@@ -252,6 +252,8 @@ class Evaluation:
             self._in_stage(name, slot.start).unit(owned, policy, handed.arriving(index + begins, output=name in arrived))
             for index, (name, owned) in enumerate(zip(stored.names, stored.owned, strict=True))
         ]
+        if stored.joined:
+            units = joined_units(stored.names, units, stored.joined)
         units = [*([self._boundary(boundaries[0], packs=False)] if begins else ()), *units]
         units += [self._boundary(boundaries[1], packs=True)] if named.names[-1] == PACK else ()
         if policy.splits_backward:

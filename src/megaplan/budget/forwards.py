@@ -10,7 +10,6 @@ from megaplan.blocks.ops import OUTPUT, runs_bank
 from megaplan.budget.tape import CRITERION, Point, between, largest, point_of
 from megaplan.budget.unit import Unit
 from megaplan.hosts.megarun.program import LiveSet, Replay
-from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.tuples import new
 
 
@@ -18,10 +17,10 @@ class ForwardSegment(NamedTuple):
     """A block's forward.
 
     Attributes:
-        gather: Copies out of its all-gather, on top of the output gathered before it; None if nothing is gathered.
+        gather: Copies out of its group's all-gather, on top of the output gathered before it; None if nothing is gathered before it.
         run: The largest point of its operations.
         left: Gathered parameters and kept parts that it leaves, less those that it found.
-        flat_bytes: All-gather output that stays until the next one is copied out.
+        flat_bytes: All-gather output that stays until the next one is copied out; −1 for that found.
     """
 
     gather: Point | None
@@ -30,36 +29,49 @@ class ForwardSegment(NamedTuple):
     flat_bytes: int
 
 
-def forward_segment(unit: Unit, *, gathers: bool, frees: bool, ahead: bool, again: bool = False) -> ForwardSegment:
-    """A block's forward.
+class Gathers(NamedTuple):
+    """Settings of a forward.
 
-    Args:
-        unit: The block.
-        gathers: True if its layer is gathered for it.
-        frees: True if the layer is freed after it.
-        ahead: True if each layer's forward begins by gathering the next layer.
-        again: True if it is gathered from parts that are kept, and freed then.
+    Attributes:
+        gathers: True if layers are gathered for it.
+        frees: True if they are freed after it.
+        ahead: True if each unit's forward begins by gathering the next unit.
+        again: True if they are gathered from parts that are kept, which are freed then.
+        found_bytes: All-gather output that is there when a layer runs in whose group another one is before it.
     """
-    block, storage, own = unit.block, unit.storage, unit.gathered_bytes
-    found = unit.part_bytes * again
+
+    gathers: bool
+    frees: bool
+    ahead: bool
+    again: bool
+    found_bytes: int = 0
+
+
+def forward_segment(unit: Unit, settings: Gathers) -> ForwardSegment:
+    """A block's forward."""
+    gathers, frees, ahead, again, _ = settings
+    block, opens, closes, bank = unit.block, unit.opens, unit.closes, unit.bank
+    own, found = opens.gathered_bytes + bank.gathered_bytes, (opens.part_bytes + bank.part_bytes) * again
     gather, flat_bytes = None, -1
-    if gathers and unit.layer and storage is not None:
-        dense, experts = storage.dense, storage.experts
-        copying = own - experts.gathered_bytes + dense.flat_bytes + dense.casting_bytes + (experts.flat_bytes if ahead else 0)
+    if gathers and unit.has_experts:
+        flat_bytes = bank.flat_bytes
+    if gathers and unit.layer and not unit.joins:
+        copying = opens.gathered_bytes + opens.flat_bytes + opens.casting_bytes
+        copying += sum([each.bank.flat_bytes for each in (unit, *unit.followers)]) if ahead else 0
         gather = between("gathering of {}", 0, copying, unit.input_bytes)
-        flat_bytes = experts.flat_bytes if unit.has_experts else dense.flat_bytes
-    left = own * (gathers - frees) + unit.part_bytes * frees - found
+        flat_bytes = bank.flat_bytes if unit.has_experts else opens.flat_bytes
+    freed, parts = closes.gathered_bytes + bank.gathered_bytes, closes.part_bytes + bank.part_bytes
+    left = own * gathers - (freed - parts) * frees - found
     if unit.has_experts and (gathers or frees):
         points = [
-            point_of(unit, "forward of {}", live, c=gathered, a=unit.passing_bytes)
-            for live, gathered in _around_experts(unit, gathers=gathers, frees=frees, ahead=ahead, again=again)
+            point_of(unit, "forward of {}", live, c=gathered, a=unit.passing_bytes) for live, gathered in _around_experts(unit, settings)
         ]
         run = largest(points[::-1])
     else:
         gathered = own - found if gathers else 0
         run = point_of(unit, "forward of {}", block.forward, (), block.forward_bytes, 0, gathered, unit.passing_bytes)
-    if frees and unit.part_bytes and storage is not None:
-        run = largest([run, _cut(unit, storage, own * gathers - found)])
+    if frees and parts:
+        run = largest([run, _cut(unit, own * gathers - found)])
     return new(ForwardSegment, (gather, run, left, flat_bytes))
 
 
@@ -73,32 +85,32 @@ def loss_points(unit: Unit) -> tuple[tuple[Point, bool], ...]:
     return found
 
 
-def _cut(unit: Unit, storage: BlockStorage, gathered: int) -> Point:
-    """The point after a layer's forward at which parts of its parameters are copied, those of its bank before."""
+def _cut(unit: Unit, gathered: int) -> Point:
+    """The point after a layer's forward at which parts of its group's parameters are copied, those of its bank before."""
     kept = tuple([name for name, _ in unit.block.part.replay.saved])
     live = LiveSet("", tuple(dict.fromkeys((*kept, OUTPUT))) if OUTPUT in unit.block.part.tensors else kept)
-    bank = storage.experts.part_bytes - storage.experts.gathered_bytes
-    return point_of(unit, "parts of {} for its backward", live, c=gathered + bank + storage.dense.cutting_bytes, a=unit.passing_bytes)
+    bank = unit.bank.part_bytes - unit.bank.gathered_bytes
+    return point_of(unit, "parts of {} for its backward", live, c=gathered + bank + unit.closes.cutting_bytes, a=unit.passing_bytes)
 
 
-def _around_experts(unit: Unit, *, gathers: bool, frees: bool, ahead: bool, again: bool) -> Iterator[tuple[LiveSet, int]]:
+def _around_experts(unit: Unit, settings: Gathers) -> Iterator[tuple[LiveSet, int]]:
     """Points of a forward of a layer with experts, and gathered parameters then, without the output that stays after it.
 
     Experts are allocated from their operation on. The output from which they are copied is allocated from the start if it is gathered
-    ahead; that of the layer's other parameters is allocated until they have been copied.
+    ahead; that of the group gathered before them is allocated until they have been copied.
     """
-    if unit.storage is None:
-        return
-    dense, experts, own = unit.storage.dense, unit.storage.experts, unit.gathered_bytes
-    gathered = own - experts.gathered_bytes + dense.flat_bytes - (0 if ahead else experts.flat_bytes) if gathers else 0
-    gathered -= dense.part_bytes * again
-    own -= dense.part_bytes * again
+    gathers, frees, ahead, again, found_bytes = settings
+    opens, experts = unit.opens, unit.bank
+    own, before_bank = opens.gathered_bytes + experts.gathered_bytes, found_bytes if unit.joins else opens.flat_bytes
+    gathered = own - experts.gathered_bytes + before_bank - (0 if ahead else experts.flat_bytes) if gathers else 0
+    gathered -= opens.part_bytes * again
+    own -= opens.part_bytes * again
     before = unit.block.part.replay.forward[0]
     for live in unit.block.part.replay.forward:
         fills = runs_bank(live.op)
         if fills and gathers:  # tensors of the operation before are allocated while they are copied for this one
             start = LiveSet(live.op, tuple(name for name in before.storages if name in live.storages))
-            yield start, own + experts.casting_bytes + dense.flat_bytes
+            yield start, own + experts.casting_bytes + before_bank
             gathered = own - experts.part_bytes * again
         yield live, gathered
         if fills and frees:

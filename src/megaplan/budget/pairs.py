@@ -13,7 +13,7 @@ from typing import NamedTuple
 from megaplan.budget.actions import Accumulating, accumulating_segment, backward_settings, ends_of_backward
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.forwards import loss_points
-from megaplan.budget.tape import CAST, NOTHING_AHEAD, VALUE_SUMS, Point, after_experts_points, experts_index, point_of
+from megaplan.budget.tape import CAST, NOTHING_AHEAD, VALUE_SUMS, Point, after_experts_points, experts_index, in_group, point_of
 from megaplan.budget.unit import Peak, Unit
 from megaplan.families.moe.travel import EXCHANGES
 from megaplan.hosts.megarun.program import LiveSet
@@ -113,7 +113,7 @@ def _before_backward(chunk: Chunk, state: ChunkState) -> Peak:
 def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[CoursePoint]:
     cast, summed = (backward_settings(chunk.policy, state, in_place=in_place) for in_place in (False, True))
     settings = summed if chunk.policy.in_place else cast
-    gradients, gathered = 0 if settings.first else chunk.unsharded_bytes, chunk.gathered_bytes
+    gradients, gathered, made, taken = 0 if settings.first else chunk.unsharded_bytes, chunk.gathered_bytes, 0, 0
     lasting = chunk.summed_later if settings.accumulates else chunk.lasting
     received = chunk.input_bytes
     for index in range(len(chunk.units) - 1, -1, -1):
@@ -123,14 +123,17 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
         stops = _exchanges(unit) and not _is_depth(chunk, index)
         points = _exchanging(unit, own, chunk) if stops else [(running, False)]
         for point, ends in points:
-            yield chunk.peak(index, point, gradients, gathered, carried), ends
+            yield chunk.peak(index, point, gradients + made, gathered, carried), ends
+        kept = unit.unsharded_bytes if settings.first else 0
+        if unit.opens is not unit.closes and not unit.block.in_place:
+            kept, made, taken = in_group(unit, kept, made, taken)
         if of_cast >= 0:
             activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + chunk.waiting_from[index]
             held = gradients + lasting[index] + chunk.waiting_sums(index) + of_cast
             yield chunk.peak(index, CAST, held, gathered, activations), False
-        gradients += lasting[index] + (unit.unsharded_bytes if settings.first else 0)
+        gradients += lasting[index] + kept
         if sums := chunk.first_sums(index):
-            yield chunk.peak(index, VALUE_SUMS, gradients, gathered, sums), False
+            yield chunk.peak(index, VALUE_SUMS, gradients + made, gathered, sums), False
     for end in ends_of_backward(chunk, gradients, gathered, casts=settings.casts):
         yield end, False
     left = received - chunk.output_bytes * (2 if consumes else 1)

@@ -144,8 +144,8 @@ def other_pool_bytes(chunk: Chunk, point: RankState, peak: Peak) -> int:
         return gathers
     if kind is REDUCE or (state > FORWARDED and not policy.pipelined):
         return gathers + chunk.shard_bytes
-    behind = [unit.shard_bytes for unit in chunk.units[peak.unit + 1 :]] if kind is BACKWARD and not policy.pipelined else []
-    return gathers + sum(behind)
+    behind = chunk.units[peak.unit + 1 :] if kind is BACKWARD and not policy.pipelined else ()
+    return gathers + sum([unit.opens.shard_bytes + unit.bank.shard_bytes for unit in behind])
 
 
 def _where(chunk: Chunk, point: RankState) -> str:

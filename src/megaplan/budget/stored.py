@@ -13,11 +13,13 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
+from megaplan.hosts.megarun.listed import fsdp_order
 from megaplan.hosts.megarun.offload import TensorState, on_host, state_of
 from megaplan.hosts.megarun.sizes import AT_END, Cast, GroupBytes, LastPeak, MatrixScratch, Sizes, last_peak, together
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
-from megaplan.inventory.tensors import Inventory, Outside, has_groups
+from megaplan.hosts.megarun.units import Member, unit_group
+from megaplan.inventory.tensors import Inventory, Outside, fsdp_units, has_groups
 from megaplan.inventory.towers import PATCHES, PROJECTOR
 from megaplan.layout.ranks import Slot
 from megaplan.spec.models import SIDES
@@ -26,21 +28,6 @@ from megaplan.tuples import new
 ENDS = ("embedding", *SIDES)
 """Blocks whose copies on a last slot others use there: a tied head, the depths of multi-token prediction."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
-ORDER = (
-    "vision",
-    "projector",
-    "embedding",
-    "ngram",
-    "structure",
-    "platform",
-    "layer_embeddings",
-    "relation_bias",
-    "layers",
-    "final_norm",
-    "head",
-    "mtp",
-)
-"""Modules of a stage in its order (`megarun.model.stage`)."""
 
 
 Ends = tuple[bool, bool]
@@ -60,6 +47,7 @@ class SlotStorage(NamedTuple):
         families: Number of its blocks of each family.
         root: The slot's own group.
         layers_together: The groups of all layers.
+        joined: Groups of several layers, by their names.
         pools: Bytes of its groups in FSDP2's streams.
         largest_flat_bytes: The largest all-gather output of a layer.
         largest_reduction_bytes: The largest buffers of a reduction.
@@ -88,6 +76,7 @@ class SlotStorage(NamedTuple):
     families: Mapping[str, int]
     root: GroupBytes
     layers_together: GroupBytes
+    joined: Mapping[tuple[str, ...], GroupBytes]
     pools: GroupPools
     largest_flat_bytes: int
     largest_reduction_bytes: int
@@ -252,7 +241,7 @@ class StoredState:
         return found
 
     def _of_slot(self, slot: Slot, is_first: bool, is_last: bool) -> SlotStorage:
-        blocks = [(name, self.block(name), has_groups(name) and not self._sizes.whole_stages) for name in slot.blocks]
+        blocks = [(name, self.block(name), has_groups(name) and self._sizes.unit_layers > 0) for name in slot.blocks]
         runs = [*slot.blocks, "head"] if is_last and self._inventory.tied else list(slot.blocks)
         idle = {name for name in slot.copies if name in ENDS and not is_first} | {Outside.TOWERS.value}.intersection(slot.blocks)
         if idle:
@@ -286,7 +275,8 @@ class StoredState:
         copies = [storage.dense for name, storage, _ in blocks if name not in runs]
         outside = sorted([(name, storage.both) for name, storage, layer in blocks if not layer and name in runs], key=_by_place)
         root = together([*copies, *[group for _, group in outside]])
-        groups = [storage.both for _, storage, layer in blocks if layer]
+        units = self._units(slot)
+        groups = [together(unit) for unit in units.values()]
         running = [root, *groups, *[group for _, group in outside]]
         held = [self._named[name] for name in slot.blocks]
         families = Counter([block.family for block in held])
@@ -300,11 +290,12 @@ class StoredState:
             families=families,
             root=root,
             layers_together=together(groups),
-            pools=group_pools(root, [storage for _, storage, layer in blocks if layer], ahead=self._ahead),
+            joined={names: group for names, (group, *_) in units.items() if len(names) > 1},
+            pools=group_pools(root, list(units.values()), ahead=self._ahead),
             largest_flat_bytes=max(map(attrgetter("flat_bytes"), groups), default=0),
             largest_reduction_bytes=max(map(attrgetter("reduction_bytes"), running)),
             largest_casting_bytes=max(map(attrgetter("casting_bytes"), running[1:]), default=0),
-            adamw_shard_bytes=_total(storages, "adamw_shard_bytes") if self._whole else _by_adamw(blocks, root),
+            adamw_shard_bytes=_total(storages, "adamw_shard_bytes") if self._whole else self._by_adamw(blocks, units, root),
             attends=not families.keys().isdisjoint(ATTENDING) or (has_mtp and self._attends_ahead),
             whole_parameters=_total(held, "elements"),
             resident_bytes=_added(map(attrgetter("resident_bytes"), storages)),
@@ -318,6 +309,29 @@ class StoredState:
             parameters=_total(storages, "parameters"),
             states=tuple(chain.from_iterable([self._states_of(name) for name, _, _ in blocks])) if self._sizes.offload else (),
         )
+
+    def _units(self, slot: Slot) -> dict[tuple[str, ...], tuple[GroupBytes, ...]]:
+        """The groups of each unit of a slot: the dense one, then its banks."""
+        found = {}
+        for names in fsdp_units(slot.blocks, self._sizes.unit_layers):
+            storages = [self.block(name) for name in names]
+            if len(names) == 1:
+                dense = storages[0].dense
+            else:
+                members = [Member(name, self._named[name], storage) for name, storage in zip(names, storages, strict=True)]
+                dense = unit_group(self._sizes, members)
+            found[names] = (dense, *[storage.experts for storage in storages])
+        return found
+
+    def _by_adamw(self, blocks: Sequence[tuple[str, BlockStorage, bool]], units: Iterable[tuple[str, ...]], root: GroupBytes) -> int:
+        """Gradient shards of groups without tensors of Muon: units are groups, the rest of the slot another."""
+        muon_in_root = any(storage.matrix_scratch for _, storage, layer in blocks if not layer)
+        total = 0 if muon_in_root else root.shard_bytes
+        for names in units:
+            storages = [self.block(name) for name in names]
+            own = [storage.adamw_shard_bytes for storage in storages]
+            total += sum(own) if own == [storage.dense.shard_bytes for storage in storages] or len(own) == 1 else 0
+        return total
 
     def _states_of(self, name: str) -> tuple[TensorState, ...]:
         block = self._named[name]
@@ -351,12 +365,6 @@ def _kinds(parts: Iterable[object], field: str = "matrices") -> dict[MatrixScrat
     return found
 
 
-def _by_adamw(blocks: Sequence[tuple[str, BlockStorage, bool]], root: GroupBytes) -> int:
-    """Gradient shards of groups without tensors of Muon: a layer is a group, the rest of the slot another."""
-    muon_in_root = any(storage.matrix_scratch for _, storage, layer in blocks if not layer)
-    return sum([storage.adamw_shard_bytes for _, storage, layer in blocks if layer]) + (0 if muon_in_root else root.shard_bytes)
-
-
 def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int], ...]:
     """Storages with tensors that shard unevenly, and the number of blocks with each; equal layers share one."""
     found: dict[int, tuple[BlockStorage, int]] = {}
@@ -365,11 +373,6 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
             _, count = found.get(id(storage), (storage, 0))
             found[id(storage)] = storage, count + 1
     return tuple(found.values())
-
-
-def fsdp_order(name: str) -> int:
-    """Position of a block's module among those of its slot, in FSDP2's order of their parameters."""
-    return ORDER.index(name.partition(".")[0])
 
 
 def _by_place(block: tuple[str, GroupBytes]) -> int:

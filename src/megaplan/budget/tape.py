@@ -5,9 +5,10 @@ a few settings of the action alone, so equal layers share it. Segments compose: 
 second one's on top of what the first has left. Only the largest point of a segment is kept, with its parts by column.
 
 All-gathers. A layer's forward begins with copies out of its all-gather's output, whose predecessor is freed when they are done. A backward
-gathers the layer before ahead. Experts are a group of their own: gathered for their operation, and in a backward taken by FSDP2 as soon as
-their gradients exist: reduced without a pipeline, else cast for accumulation one after another unless gradients accumulate in the dtype
-that autograd makes.
+gathers the layer before ahead. Several layers may be one group: gathered before the first one's forward and the last one's backward, and
+reduced after the first one's backward, until which gradients stay as autograd makes them. Experts are a group of their own: gathered for
+their operation, and in a backward taken by FSDP2 as soon as their gradients exist: reduced without a pipeline, else cast for accumulation
+one after another unless gradients accumulate in the dtype that autograd makes.
 
 Reductions. A group's gradients are copied into the reduce-scatter's input and freed; its output becomes the gradient shards, or is added to
 them. With replicas the output is all-reduced and kept until the backward has ended.
@@ -28,7 +29,7 @@ from megaplan.families.attention_residuals import ATTEND
 from megaplan.families.residual import CAST_OUT
 from megaplan.families.streams import EXPAND
 from megaplan.hosts.megarun.program import LiveSet, Replay, largest_points
-from megaplan.hosts.megarun.sizes import GroupBytes
+from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
 from megaplan.tuples import new
 
 
@@ -131,8 +132,8 @@ def backward_point(unit: Unit, name: str, ahead: Ahead, *, accumulates: bool, fe
         ]
     else:  # experts are in flight until their operation, then the layer before is
         early, late = 0, ahead.flat_bytes
-        if fetches and unit.storage is not None:
-            experts = unit.storage.experts
+        if fetches:
+            experts = unit.bank
             early = experts.flat_bytes + experts.part_bytes - experts.gathered_bytes + (late if ahead.explicit else 0)
         before, behind = expert_phases(block.part.replay, takes=takes)
         found = [point_of(unit, where, each, _params(each, accumulates), c=early) for each in before]
@@ -150,30 +151,29 @@ def _params(live: LiveSet, accumulates: bool) -> tuple[str, ...]:
 def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[LiveSet, int]]:
     """Points at which a block's backward copies out of all-gathers or casts shards for them, and the buffers in addition to its layer.
 
-    A layer's own at its start, then its experts', each with the output that parameters are copied from, and with the parts that they
-    replace; and that of the layer before, which follows either, with the cast of its shard. The last layer's follows the loss.
+    A layer's own at its start, or that of the group whose last layer it is, then its experts', each with the output that parameters are
+    copied from, and with the parts that they replace; and that of the layer before, which follows either, with the cast of its shard. The
+    last layer's follows the loss.
     """
-    run, storage = unit.block.part.replay, unit.storage
+    run = unit.block.part.replay
     points = run.backward
-    if not unit.layer or storage is None:
+    if not unit.layer or unit.storage is None:
         if name == "head" and ahead.cast_bytes:
             yield from [(point.before(), ahead.cast_bytes) for point in points if point.op != CRITERION][:1]
         return
-    dense, experts = storage.dense, storage.experts
+    dense, experts = unit.closes, unit.bank
     first, before_first = points[0], points[0].before()
     if name.startswith("mtp.") or _begins_with_work(run.program.graph.ops):
         kept = dict(run.saved)
         first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
     held = experts.part_bytes - experts.gathered_bytes
-    yield first, dense.flat_bytes + dense.casting_bytes + dense.part_bytes + held + ahead.pending_bytes
+    if dense is not NOTHING:
+        yield first, dense.flat_bytes + dense.casting_bytes + dense.part_bytes + held + ahead.pending_bytes
+        begun = ahead.cast_bytes if ahead.explicit or not experts.gathered_bytes else experts.sent_again_bytes
+        if begun or experts.gathered_bytes:
+            yield before_first, held + experts.flat_bytes + begun
     if not experts.gathered_bytes:
-        if ahead.cast_bytes:
-            yield before_first, ahead.cast_bytes
         return
-    if ahead.explicit:
-        yield before_first, held + experts.flat_bytes + ahead.cast_bytes
-    else:
-        yield before_first, held + experts.flat_bytes + (0 if experts.part_bytes else experts.sent_bytes)
     copied = experts.flat_bytes + experts.casting_bytes + experts.part_bytes + (ahead.flat_bytes if ahead.explicit else 0)
     for point in points:
         if runs_bank(point.op):
@@ -245,7 +245,7 @@ def after_experts_points(
     unit: Unit, lives: Sequence[LiveSet], *, first: bool, casts: bool, accumulates: bool, together: bool, frees: bool
 ) -> tuple[list[Point], list[Point]]:
     """The point of the casts, if there is one, and those of these later live sets; arguments as for `casting_experts`."""
-    experts = _group(unit, experts=True)
+    experts = unit.bank
     taken, _ = after_experts(unit.block.part.replay)
     cast, freed = experts.unsharded_bytes if first else 0, experts.gathered_bytes if frees else 0
     params = _new_without_experts if accumulates else _without_experts
@@ -266,7 +266,7 @@ def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bo
         later: True if a microbatch was reduced before.
         replicated: True if shards have replicas.
     """
-    experts = _group(unit, experts=True)
+    experts = unit.bank
     taken, last = after_experts(unit.block.part.replay)
     left = reduction_leaves(experts, later=later, replicated=replicated)
     found = [
@@ -279,26 +279,43 @@ def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bo
 
 
 def casting(unit: Unit, *, together: bool) -> int:
-    """Most bytes of a layer's first gradients, its experts' included, while they are cast after its backward."""
-    dense, experts = _group(unit, experts=False), _group(unit, experts=True)
+    """Most bytes of a group's first gradients, and of its first layer's experts, while they are cast after that layer's backward."""
+    dense, experts = unit.opens, unit.bank
     if together:
-        made = sum(_listed(unit).values())
+        made = sum(map(made_bytes, (unit, *unit.followers)))
         cast = made * dense.unsharded_bytes // dense.made_bytes if made else 0  # LoRA's frozen layers make none
         return experts.unsharded_bytes + made + cast
-    return experts.unsharded_bytes + cast_bytes([(_listed(unit), dense)])
+    return experts.unsharded_bytes + cast_bytes([(_listed(member), dense) for member in (unit, *unit.followers)])
+
+
+def in_group(unit: Unit, kept: int, made: int, taken: int) -> tuple[int, int, int]:
+    """Gradients after the backward of a layer of a group, where they are not summed in place but taken after the group's first layer.
+
+    Args:
+        unit: The layer.
+        kept: Gradients of the layer in `precision.grads`, if it is the first backward.
+        made: Gradients of the group's layers so far, as autograd makes them.
+        taken: These in `precision.grads`, in the same way.
+
+    Returns:
+        Bytes that are kept now, and the other two without those.
+    """
+    if not unit.joins:
+        return kept + taken, 0, 0
+    bank = min(kept, unit.bank.unsharded_bytes)
+    return bank, made + made_bytes(unit), taken + kept - bank
+
+
+def made_bytes(unit: Unit) -> int:
+    """Gradients of a layer's backward as autograd makes them, except its experts'."""
+    return sum(_listed(unit).values())
 
 
 def reducing(unit: Unit, *, later: bool, replicated: bool) -> Segment:
-    """The largest point of the reduction of a layer's gradients after its backward, except for its experts', and what it leaves."""
-    dense = _group(unit, experts=False)
+    """The largest point of the reduction of a group's gradients after its first layer's backward, except experts', and what it leaves."""
+    dense = unit.opens
     found = [between("reduction of {}", g, buffers) for g, buffers in reduction(dense, dense.made_bytes, dense.last_made_bytes)]
     return new(Segment, (largest(found), reduction_leaves(dense, later=later, replicated=replicated)))
-
-
-def _group(unit: Unit, *, experts: bool) -> GroupBytes:
-    if unit.storage is None:
-        raise ValueError("a layer has storage of its own")
-    return unit.storage.experts if experts else unit.storage.dense
 
 
 def reduction(group: GroupBytes, gradient_bytes: int, last_bytes: int) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,7 @@ of a receive buffer, to which autograd adds nothing in place: the last reader's 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from megaplan.columns import Column
 from megaplan.hosts.megarun.halves import HalvedBytes
 from megaplan.hosts.megarun.parts import Arriving, BlockBytes
 from megaplan.hosts.megarun.program import LiveSet
-from megaplan.hosts.megarun.sizes import NOTHING
+from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.spec.local import Part
 from megaplan.tuples import new
@@ -52,11 +52,11 @@ class Unit(NamedTuple):
         forward_bytes: Allocated bytes at the peak of its forward, its input included; the same for the next two.
         backward_bytes: Allocated bytes at the peak of its backward.
         accumulating_bytes: Allocated bytes at the peak of a backward that adds gradients in place.
-        gathered_bytes: Gathered parameters of a layer; 0 for a unit of the slot's group, the same for the next four.
-        flat_bytes: The all-gather's own output.
-        part_bytes: The part of the gathered parameters that is kept between forward and backward, if only a part is.
-        unsharded_bytes: Whole gradients.
-        shard_bytes: Gradient shards.
+        opens: The group of a layer, or of it and layers after it: gathered before its forward, reduced and freed after its backward;
+            nothing for a layer in the group of one before it and for a unit of the slot's group, like the next two.
+        closes: The group of a layer, or of it and layers before it: freed after its forward, gathered before its backward.
+        bank: The group of a layer's experts.
+        unsharded_bytes: Whole gradients of a layer; 0 for a unit of the slot's group.
         slack_bytes: Bytes that the allocator's rounding adds to the kept tensors.
         elsewhere: Kept bytes in columns other than activations.
         has_experts: True if it is a layer with experts, which have their own group.
@@ -66,6 +66,7 @@ class Unit(NamedTuple):
         split: The two halves of a layer with a split backward.
         given_bytes: Gradients that it makes of values of earlier blocks, in addition to that of its input.
         segments: Segments of the tape (`megaplan.budget.tape`), by action and settings.
+        followers: Further layers of the group that it opens, in order.
     """
 
     block: BlockBytes
@@ -76,11 +77,10 @@ class Unit(NamedTuple):
     forward_bytes: int
     backward_bytes: int
     accumulating_bytes: int
-    gathered_bytes: int
-    flat_bytes: int
-    part_bytes: int
+    opens: GroupBytes
+    closes: GroupBytes
+    bank: GroupBytes
     unsharded_bytes: int
-    shard_bytes: int
     slack_bytes: int
     elsewhere: tuple[tuple[Column, int], ...]
     has_experts: bool
@@ -90,6 +90,15 @@ class Unit(NamedTuple):
     split: SplitUnit | None
     given_bytes: int
     segments: dict[Hashable, Any]
+    followers: tuple[Unit, ...]
+
+    @property
+    def joins(self) -> bool:
+        """True for a layer in the group of one before it."""
+        return self.layer and self.opens is NOTHING
+
+
+NO_GROUPS = (NOTHING, NOTHING, 0)
 
 
 def make_unit(
@@ -102,8 +111,7 @@ def make_unit(
     shared: tuple[str, ...] = (),
 ) -> Unit:
     """A unit; `owned_input_bytes` is its input, if the chunk owns that."""
-    group = NOTHING if storage is None else storage.both
-    own = group if layer else NOTHING
+    dense, bank, unsharded = (storage.dense, storage.experts, storage.both.unsharded_bytes) if layer and storage is not None else NO_GROUPS
     kept_input, tensors = owned_input_bytes if block.keeps_input else 0, block.part.tensors
     passing = 0 if block.part.replay.counts_input else owned_input_bytes - kept_input
     return new(
@@ -117,11 +125,10 @@ def make_unit(
             block.forward_bytes + kept_input + passing,
             block.backward_bytes + kept_input,
             block.accumulating_bytes + kept_input,
-            own.gathered_bytes,
-            own.flat_bytes,
-            own.part_bytes,
-            own.unsharded_bytes,
-            own.shard_bytes,
+            dense,
+            dense,
+            bank,
+            unsharded,
             block.saved_slack_bytes,
             tuple([item for item in block.saved.items() if item[0] is not ACTIVATIONS]),
             has_experts,
@@ -131,8 +138,25 @@ def make_unit(
             None,
             sum([tensors[name][0] for name in block.part.replay.backward[-1].gradients if name.startswith(GIVEN)]),
             {},
+            (),
         ),
     )
+
+
+def joined_units(names: Sequence[str], units: Sequence[Unit], groups: Mapping[tuple[str, ...], GroupBytes]) -> list[Unit]:
+    """The units of these names, of which some layers have a group together."""
+    found, places = list(units), {name: place for place, name in enumerate(names)}
+    for members, group in groups.items():
+        for place in [places[name] for name in members[::-1]]:
+            unit, first, last = found[place], names[place] == members[0], names[place] == members[-1]
+            roles: dict[str, Any] = {"opens": group if first else NOTHING, "closes": group if last else NOTHING}
+            followers = tuple(found[place + 1 : place + len(members)]) if first else ()
+            if unit.split is not None:
+                halves = tuple([each.split.input_half for each in followers if each.split is not None])
+                half = unit.split.input_half._replace(**roles, segments={}, followers=halves)
+                roles["split"] = unit.split._replace(input_half=half)
+            found[place] = unit._replace(**roles, segments={}, followers=followers)
+    return found
 
 
 class Peak(NamedTuple):

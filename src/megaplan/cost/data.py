@@ -3,7 +3,7 @@
 Megarun's FSDP2 gathers parameters and reduces gradients beside the layers. Without a pipeline it does both for every microbatch, and once
 more gathers for backward where parameters are freed after forward. torch's pipeline schedules keep what they gathered and reduce once, at
 the end of the step. Under `sharding.mode: ddp` nothing is gathered, and gradients are all-reduced once a step. What is exposed: without a
-pipeline the gather before the first layer, the reduction after the last, and what all of it takes beyond the layers' own time; under a
+pipeline the gather before the first unit, the reduction after the last, and what all of it takes beyond the layers' own time; under a
 pipeline the reduction, and what gathers take beyond the forwards beside which they run.
 
 Parameters are those of a mean pipeline rank, so that no figure here depends on the cuts. Each of Muon's matrices is sent to one of the
@@ -138,7 +138,7 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
     sent, summed = precision.params.bytes, precision.reduce.bytes
     dense, experts = local.dense_bytes(sent, pp), local.bank_bytes(sent, pp)
     own, banked = trained // dense_degree, trained_experts // bank_degree
-    groups, stacks = (1, 1) if spec.sharding.wraps_stages else (max(1, local.groups // pp), -(-local.banks // pp))
+    groups, stacks = max(1, dense_groups(spec, local) // pp), 1 if spec.sharding.wraps_stages else -(-local.banks // pp)
     if spec.sharding.copies:
         replicas = sum_ns(rates, spec, Ranks(mesh.data_ranks, dense_stride), own * summed, groups)
         replicas += sum_ns(rates, spec, Ranks(mesh.efsdp * mesh.dp_replicate, bank_stride), banked * summed, stacks)
@@ -259,11 +259,26 @@ def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
         local.dense_matrices // dense + local.expert_matrices // banks,
         local.tensors,
         local.trained_tensors,
-        local.groups,
+        dense_groups(spec, local),
         local.matrices,
         (local.made_packed, local.made_packed_banks),
         local.packed_tensors,
     )
+
+
+def num_units(spec: Spec) -> int:
+    """Units of layers, or stages as units, on all pipeline ranks, with the layers dealt out evenly."""
+    slots, layers = spec.mesh.num_slots, spec.sharding.unit_layers
+    if not layers:
+        return slots
+    of_slot, more = divmod(spec.model.num_layers, slots)
+    return more * -(-(of_slot + 1) // layers) + (slots - more) * -(-of_slot // layers)
+
+
+def dense_groups(spec: Spec, local: LocalElements) -> int:
+    """Groups of dense parameters on all pipeline ranks: units, prediction depths, and once what is outside of them."""
+    outside = 0 if spec.sharding.wraps_stages else local.groups - spec.model.num_layers
+    return num_units(spec) + outside
 
 
 def part_ns(spec: Spec, rates: Rates, part: KindWork) -> int:
@@ -295,12 +310,12 @@ def exposed_ns(spec: Spec, times: DataTimes, forward_ns: int, layers_ns: int) ->
     mesh, reshard = spec.mesh, spec.sharding.reshard_after_forward
     count = spec.schedule.microbatches_per_update
     if spec.sharding.copies and not mesh.is_pipelined:  # in the last microbatch's backward
-        return times.reduce_ns // spec.model.num_layers + max(0, times.reduce_ns - (layers_ns - forward_ns))
+        return times.reduce_ns // num_units(spec) + max(0, times.reduce_ns - (layers_ns - forward_ns))
     if not mesh.is_pipelined and spec.sharding.wraps_stages:  # before a forward, and after a backward
         return count * (times.gather_ns + times.reduce_ns)
     if not mesh.is_pipelined:
         moved = count * (times.gather_ns + times.again_ns * reshard + times.reduce_ns)
-        return (times.gather_ns + times.reduce_ns) // spec.model.num_layers + max(0, moved - count * layers_ns)
+        return (times.gather_ns + times.reduce_ns) // num_units(spec) + max(0, moved - count * layers_ns)
     if reshard:
         return times.reduce_ns + max(0, times.gather_ns - times.again_ns + count * (2 * times.again_ns - layers_ns // mesh.pp))
     return times.reduce_ns + max(0, times.gather_ns - (0 if spec.sharding.wraps_stages else forward_ns // mesh.pp))

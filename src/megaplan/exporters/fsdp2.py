@@ -7,7 +7,7 @@ from typing import Any
 
 from megaplan.exporters.modules import TORCH_DTYPES, optimizer_groups, stage_modules
 from megaplan.exporters.values import Exported, Loss, Source, complete
-from megaplan.inventory.tensors import has_groups
+from megaplan.inventory.tensors import fsdp_units, has_groups
 from megaplan.spec.pattern import depth_blocks
 
 FORMAT = "megaplan.fsdp2/1"
@@ -73,7 +73,7 @@ def _dims(mesh: Any, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _wraps(source: Source) -> list[dict[str, Any]]:
-    """Bottom up: an expert bank over its own shard mesh, each layer and prediction depth, each stage.
+    """Bottom up: an expert bank over its own shard mesh, each unit of layers and prediction depth, each stage.
 
     A bank's parameters are the rows of all its experts: stacks, sharded along dim 0, would need padding with more shards than experts.
     """
@@ -93,11 +93,16 @@ def _wraps(source: Source) -> list[dict[str, Any]]:
         for modules in stage_modules(source):
             add(modules, "dense: dp_replicate, dp_shard, cp", spec.precision.params)
         return found
-    for index, letter in enumerate(source.letters):
-        dtype = spec.precision.of(letter)
-        if letter == "E":
-            add_bank(f"layers.{index}.experts", dtype)
-        add([f"layers.{index}"], "dense: dp_replicate, dp_shard, cp", dtype)
+    units = [
+        unit for modules in stage_modules(source) for unit in fsdp_units(modules, sharding.unit_layers) if unit[0].startswith("layers.")
+    ]
+    for unit in units:
+        letters = [source.letters[int(name.removeprefix("layers."))] for name in unit]
+        dtype = spec.precision.of(letters[0])
+        for name, letter in zip(unit, letters, strict=True):
+            if letter == "E":
+                add_bank(f"{name}.experts", dtype)
+        add(list(unit), "dense: dp_replicate, dp_shard, cp", dtype)
     dtype = spec.precision.params
     for modules in stage_modules(source):
         for depth in [name for name in modules if has_groups(name) and not name.startswith("layers.")]:

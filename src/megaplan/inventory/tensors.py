@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
@@ -179,12 +179,23 @@ def layer_names(num_layers: int) -> tuple[str, ...]:
     return tuple(f"layers.{index}" for index in range(num_layers))
 
 
-_GROUPED = "layers.", f"{Outside.MTP}."
+_LAYERS = "layers."
+_GROUPED = _LAYERS, f"{Outside.MTP}."
 
 
 def has_groups(name: str) -> bool:
     """True if a block of this name has its own FSDP2 groups: a layer, or a depth of multi-token prediction."""
     return name.startswith(_GROUPED)
+
+
+def fsdp_units(names: Iterable[str], unit_layers: int) -> list[tuple[str, ...]]:
+    """Blocks of a slot by unit of FSDP2: consecutive layers, the last unit's maybe fewer, or a prediction depth; none with 0 layers."""
+    if not unit_layers:
+        return []
+    grouped = [name for name in names if has_groups(name)]
+    layers = [name for name in grouped if name.startswith(_LAYERS)]
+    depths = [(name,) for name in grouped if not name.startswith(_LAYERS)]
+    return [*(tuple(layers[start : start + unit_layers]) for start in range(0, len(layers), unit_layers)), *depths]
 
 
 @dataclass(frozen=True, eq=False)

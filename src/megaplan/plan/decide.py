@@ -29,10 +29,11 @@ def code_order(spec: Spec, letters: str) -> tuple[str, ...]:
 
 
 def wrap_order(spec: Spec, letters: str) -> tuple[str, ...]:
-    """The modules that `fully_shard` wraps, bottom up: expert banks on their own shard mesh, then each block, then the stage."""
+    """The modules that `fully_shard` wraps, bottom up: banks on their own shard mesh, then each block or unit of blocks, then the stage."""
     if spec.sharding.wraps_stages:
         return ("stage",)
-    return ("experts", "blocks", "stage") if any(FAMILIES[letter].banks for letter in set(letters)) else ("blocks", "stage")
+    layers = "units" if spec.sharding.unit_layers > 1 else "blocks"
+    return ("experts", layers, "stage") if any(FAMILIES[letter].banks for letter in set(letters)) else (layers, "stage")
 
 
 def recompute_policies(spec: Spec, letters: str) -> dict[str, str]:

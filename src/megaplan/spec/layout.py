@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from megaplan.scalars import Degree, MicrobatchCount, OptionsSection, PositiveInt, ScheduleKind, Section, StrictBool
+from megaplan.scalars import BRANCH, Degree, MicrobatchCount, OptionsSection, PositiveInt, ScheduleKind, Section, StrictBool
 
 
 class Mesh(OptionsSection):
@@ -97,15 +97,30 @@ def _without_default(schema: dict[str, Any]) -> None:
     del schema["default"]
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+Unit = Annotated[
+    Annotated[Literal["block", "stage"], Tag(f"{BRANCH}name")] | Annotated[int, Field(ge=1, le=1024), Tag(f"{BRANCH}number")],
+    Discriminator(lambda value: f"{BRANCH}{'number' if _is_number(value) else 'name'}"),
+]
+
+
+def _block_of_one(value: object) -> object:
+    """A unit of one layer has one form."""
+    return "block" if _is_number(value) and value == 1 else value
+
+
 class Sharding(OptionsSection):
     """Parameters, gradients and optimizer state on data ranks.
 
     Attributes:
         mode: `fsdp` shards them over dp_shard; under `ddp` every data rank has all of them, and gradients are all-reduced once a step.
         reshard_after_forward: Free gathered parameters after forward, gather them for backward; FSDP2's default: true if sharded, pp 1.
-        reshard_size: Neighbouring ranks that keep parts of a layer's gathered parameters for its backward; null for stored shards alone.
-        prefetch: Layers that are gathered before one runs, in forward and in backward; null for one, in forward only with ep or etp.
-        wrap: Parameters that FSDP2 gathers and reduces together: those of a layer, or of a stage with all its layers.
+        reshard_size: Neighbouring ranks that keep parts of a unit's gathered parameters for its backward; null for stored shards alone.
+        prefetch: Units that are gathered before one runs, in forward and in backward; null for one, in forward only with ep or etp.
+        wrap: Unit that FSDP2 gathers and reduces together: a layer, so many consecutive layers of a stage, or a stage with all its layers.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"mode", "reshard_size", "prefetch", "wrap"})
@@ -114,7 +129,7 @@ class Sharding(OptionsSection):
     reshard_after_forward: Annotated[StrictBool, Field(json_schema_extra=_without_default)] = False
     reshard_size: Annotated[int, Field(ge=2)] | None = None
     prefetch: Annotated[int, Field(ge=1, le=64)] | None = None
-    wrap: Literal["block", "stage"] = "block"
+    wrap: Annotated[Unit, BeforeValidator(_block_of_one)] = "block"
 
     @property
     def copies(self) -> bool:
@@ -125,6 +140,11 @@ class Sharding(OptionsSection):
     def wraps_stages(self) -> bool:
         """True if a stage is one unit of FSDP2."""
         return self.wrap == "stage"
+
+    @property
+    def unit_layers(self) -> int:
+        """Consecutive layers of a stage that are a unit of FSDP2; 0 if all of them are in the stage's."""
+        return self.wrap if isinstance(self.wrap, int) else int(self.wrap == "block")
 
     @property
     def kept_over(self) -> int:

@@ -23,7 +23,7 @@ def mesh_rules(checked: Checked) -> Iterator[Diagnostic]:
     mesh = checked.spec.mesh
     yield from _tensor(checked)
     yield from _parts(checked)
-    yield from _whole_stages(checked)
+    yield from _units(checked)
     yield from _experts(checked)
     yield from _context(checked)
     if mesh.world_size > MAX_WORLD_SIZE:
@@ -163,16 +163,16 @@ def _parts(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP214", f"sharding.reshard_size = {size}, and {series(broken, 'and')}", "sharding.reshard_size", *hints)
 
 
-def _whole_stages(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse stages as units where they have parameters of two meshes or dtypes, or nothing is gathered for a layer."""
+def _units(checked: Checked) -> Iterator[Diagnostic]:
+    """Refuse units that have parameters of two meshes or dtypes, and stages as units where nothing is gathered for a layer."""
     spec, sharding, precision = checked.spec, checked.spec.sharding, checked.spec.precision
-    if not sharding.wraps_stages:
+    if sharding.wrap == "block":
         return
-    mesh, experts = spec.mesh, spec.model.moe is not None
+    mesh, experts = spec.mesh, spec.model.moe is not None and sharding.wraps_stages
     axes = [f"mesh.{axis} = {getattr(mesh, axis)}" for axis in ("cp", "tp", "ep", "etp") if experts and getattr(mesh, axis) > 1]
     broken = [f"{axes[0]}, by which banks of experts have another mesh"] if axes else []
     broken += [f"precision.families of {series(list(precision.families), 'and')}"] if precision.families else []
-    given = {
+    of_stages = {
         "sharding.reshard_after_forward = true": sharding.reshard_after_forward,
         f"sharding.prefetch = {sharding.prefetch}": sharding.prefetch is not None,
         "sharding.mode = ddp": sharding.copies,
@@ -180,11 +180,11 @@ def _whole_stages(checked: Checked) -> Iterator[Diagnostic]:
         "lora": spec.lora is not None,
         "model.towers": spec.model.towers is not None,
         f"schedule.kind = {spec.schedule.kind}": spec.schedule.kind in SPLIT_BACKWARD,
-        f"host.name = {spec.host.kind.name}": not spec.host.kind.trained,
     }
-    broken += [name for name, holds in given.items() if holds]
+    broken += [name for name, holds in of_stages.items() if holds and sharding.wraps_stages]
+    broken += [] if spec.host.kind.trained else [f"host.name = {spec.host.kind.name}"]
     if broken:
-        yield checked.error("MP215", f"sharding.wrap = stage, and {series(broken, 'and')}", "sharding.wrap", "wrap: block")
+        yield checked.error("MP215", f"sharding.wrap = {sharding.wrap}, and {series(broken, 'and')}", "sharding.wrap", "wrap: block")
 
 
 def _across_nodes(checked: Checked) -> Iterator[Diagnostic]:

@@ -14,7 +14,7 @@ ORDERS = {
     # `engine.trainer`: stages with their part of each tensor, then what is applied to them from outside
     "code_order": ("pipeline_split", "tensor_parallel", "recompute", "fsdp2_bottom_up", "ddp", "expert_parallel", "optimizer"),
     # `parallel.apply.fsdp`
-    "wrap_order": ("experts", "blocks", "stage"),
+    "wrap_order": ("experts", "blocks", "units", "stage"),
 }
 """The orders in which this runtime does what a plan's decisions list."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -13,7 +13,7 @@ from torch.nn.functional import linear as linear_op
 
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.ledger import taken_values
-from megaplan.inventory.tensors import Inventory
+from megaplan.inventory.tensors import Inventory, fsdp_units
 from megaplan.layout.ranks import Slot
 from megaplan.spec import models as spec
 from megaplan.spec.local import boundary, local_dims
@@ -157,11 +157,11 @@ class Stage(nn.Module):
             return Rotary(self.rope_cos, self.rope_sin)
         return Rotary(self.rope_cos, self.rope_sin, self.window_rope_cos, self.window_rope_sin)
 
-    def wrapped(self) -> Iterator[nn.Module]:
-        """The modules with FSDP2 groups of their own, in the order they run: layers, then depths of multi-token prediction."""
-        yield from self.layers.values()
-        if self.looks_ahead:
-            yield from self.mtp.values()
+    def units(self, unit_layers: int) -> list[list[nn.Module]]:
+        """The modules of every unit of FSDP2 in the order they run: so many layers, then each depth of multi-token prediction."""
+        depths = [f"mtp.{depth}" for depth in self.mtp] if self.looks_ahead else []
+        names = [*(f"layers.{layer}" for layer in self.layers), *depths]
+        return [[self.get_submodule(name) for name in unit] for unit in fsdp_units(names, unit_layers)]
 
     def add_buffers(self, device: torch.device) -> None:
         """Create the buffers that are not in checkpoints: rotary tables, sums of a step."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from megakernels import scratch_bytes
@@ -234,11 +235,16 @@ class Owners:
             with self.live.paused():  # host memory
                 return take_memory(num_bytes, device)
 
-        accumulate, take_memory = WeightGradients.accumulate, host_memory.take_memory
+        def reset(parameter: Any) -> None:
+            if not _is_padded(parameter):
+                reset_always(parameter)  # type: ignore[no-untyped-call]
+
+        accumulate, take_memory, reset_always = WeightGradients.accumulate, host_memory.take_memory, FSDPParam.reset_sharded_param
         steps = {name: watched(name, getattr(FSDPParamGroup, name), self._label_group) for name in GROUP_STEPS}
         whole = {name: watched(name, getattr(WholeGroup, name), self._label_whole) for name in ("fill", COLLECTION)}
         with (
             replaced(FSDPParamGroup, **steps),
+            replaced(FSDPParam, reset_sharded_param=reset),
             replaced(WholeGroup, **whole),
             replaced(WeightGradients, accumulate=labelled),
             replaced(host_memory, take_memory=uncounted),
@@ -288,6 +294,13 @@ class Owners:
                 record = self.live.known(tensor)
                 if record is not None:
                     yield record
+
+
+def _is_padded(parameter: Any) -> bool:
+    """True if a shard has been padded where it is: FSDP2 compares addresses, which fake tensors do not have, and would pad it again."""
+    local, module = parameter.sharded_param._local_tensor, parameter._module_info
+    same = parameter._sharded_param_data.untyped_storage()._cdata == local.untyped_storage()._cdata
+    return same and not local.is_meta and getattr(module.module, module.param_name) is parameter.sharded_param
 
 
 def _product(record: StorageRecord) -> tuple[object, ...]:

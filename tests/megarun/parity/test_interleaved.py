@@ -8,6 +8,7 @@ from parity_world import Worlds, assert_bitwise
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
 DDP = {"sharding.mode": "ddp"}
+UNITS = {"sharding.wrap": 2}
 DEPTHS = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40, "experts": True}}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "v": ("dualpipev", V2 | E2, EXPERTS),
@@ -19,6 +20,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "v-cp2": ("dualpipev", V2 | C2 | {"ep": 2}, EXPERTS),
     "v-ep4": ("dualpipev", V2 | E4, EXPERTS),
     "v-depths": ("dualpipev", V2 | E2, EXPERTS | DEPTHS),
+    "v-units": ("dualpipev", V2 | E2, EXPERTS | UNITS),
+    "line-units": ("paired_1f1b", {"pp": 2} | E2, EXPERTS | UNITS),
     "line": ("paired_1f1b", {"pp": 2} | E2, EXPERTS),
     "line-tied-recompute": ("paired_1f1b", {"pp": 2} | E2, EXPERTS | TIED | RECOMPUTED),
     "loop-ddp-losses": ("paired_1f1b", V2 | E2, EXPERTS | DDP | ROUTED),

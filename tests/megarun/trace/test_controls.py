@@ -1,4 +1,4 @@
-"""FSDP2's controls: layers gathered further ahead, and parameters that are kept in parts between forward and backward."""
+"""FSDP2's controls: units of several layers, gathers further ahead, and parts that are kept between forward and backward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +15,7 @@ SHORT = {"batch": {"micro_batch_size": 1, "seq_length": 16}}
 """So few tokens that a peak is in the backward of a layer, where gradients wait for their group's end."""
 LARGE_LAST = {"model.pattern": "AEAE", "model.num_layers": 4, "model.moe.shared_ffn_hidden_size": 1024, **SHORT}
 """Every stage ends with experts, and a peak is while their layer is gathered for its backward."""
+EXPERTS = {"model.pattern": "AEAEEMAE", "model.num_layers": 8}
 CASES: dict[str, dict[str, Any]] = {
     "parts": {"mesh": {"dp_shard": 4}, **PARTS},
     "parts-two": {"mesh": {"dp_shard": 4}, **PARTS, "schedule.num_microbatches": 2},
@@ -39,9 +40,24 @@ CASES: dict[str, dict[str, Any]] = {
         "sharding.prefetch": 1,
     },
     "both": {"mesh": {"dp_shard": 8, "ep": 2}, **AHEAD, **PARTS},
+    "units": {"mesh": {"dp_shard": 2}, "sharding.wrap": 2, "schedule.num_microbatches": 2, **SHORT},
+    "units-kept": {"mesh": {"dp_shard": 2}, "sharding.wrap": 3, "sharding.reshard_after_forward": False, **SHORT},
+    "units-parts": {"mesh": {"dp_shard": 4}, "sharding.wrap": 3, **PARTS},
+    "units-experts": {"mesh": {"dp_shard": 4, "ep": 2}, "sharding.wrap": 3, **EXPERTS, **SHORT},
+    "units-ahead-experts": {"mesh": {"dp_shard": 4, "ep": 2}, "sharding.wrap": 2, **AHEAD, **EXPERTS},
+    "units-pipeline": {"mesh": {"pp": 2, "dp_shard": 2}, "sharding.wrap": 2, "schedule.num_microbatches": 4, **SHORT},
+    "units-zbv": {
+        "mesh": {"pp": 2, "vpp": 2, "dp_shard": 2},
+        "sharding.wrap": 2,
+        "schedule": {"kind": "zbv", "num_microbatches": 4},
+        **EXPERTS,
+        **SHORT,
+    },
+    "units-copies": {"mesh": {"dp_shard": 2}, "sharding.wrap": 2, "sharding.mode": "ddp", "schedule.num_microbatches": 2, **SHORT},
+    "units-replicas": {"mesh": {"dp_replicate": 2}, "sharding.wrap": 2, "schedule.num_microbatches": 2},
 }
 
-IN_CI = ("both", "parts-pipeline", "stages-pipeline", "stages-whole", "ahead-last-experts")
+IN_CI = ("units", "units-experts", "units-pipeline", "both", "parts-pipeline", "stages-pipeline", "stages-whole", "ahead-last-experts")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])

@@ -16,6 +16,26 @@ from megaplan.spec.layout import keepers_of
 EXPERT_PARALLEL, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Group.MATRIX, Group.FROZEN
 LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}
 """Last parameter that FSDP2 lists for a family whose blocks have parameters of their own, which follow those of their children."""
+ORDER = (
+    "vision",
+    "projector",
+    "embedding",
+    "ngram",
+    "structure",
+    "platform",
+    "layer_embeddings",
+    "relation_bias",
+    "layers",
+    "final_norm",
+    "head",
+    "mtp",
+)
+"""Modules of a stage in its order (`megarun.model.stage`)."""
+
+
+def fsdp_order(name: str) -> int:
+    """Position of a block's module among those of its slot, in FSDP2's order of their parameters."""
+    return ORDER.index(name.partition(".")[0])
 
 
 def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
@@ -37,30 +57,37 @@ def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
     return key
 
 
-def casting_bytes(sizes: Sizes, block: Block) -> tuple[int, int]:
-    """Bytes in addition to the gathered tensors, dense and of the bank, while each is filled from a cast on a one-rank mesh.
+def casting_bytes(sizes: Sizes, *blocks: Block) -> tuple[int, int]:
+    """Bytes in addition to the gathered tensors of a group, dense and of banks, while each is filled from a cast on a one-rank mesh.
 
     A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage. Without FSDP2 there
     are none: copies are cast in place.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """
-    key, compute = listed_key(block), sizes.compute(block.family)
+    compute = sizes.compute(blocks[0].family)
     if sizes.whole_state or all(sizes.stored(group) is compute for group in (MATRIX, FROZEN)) or min(sizes.degrees) > 1:
         return 0, 0
-    tensors = sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: key(each[0].name))
+    tensors = [each for block in blocks for each in _listed(block)]
     found = []
     for expert in (False, True):
         most = filled = before = 0
-        for tensor, whole in tensors:
+        for tensor, whole, family in tensors:
             if (tensor.owner is EXPERT_PARALLEL) is expert:
-                used = sizes.used(tensor.group, block.family)
+                used = sizes.used(tensor.group, family)
                 size = (whole if sizes.whole else local_part(tensor, sizes)[1]) * used.bytes
                 cast = 0 if sizes.stored(tensor.group) is used else size
                 most = max(most, filled + before + cast, filled + size + cast)
                 filled, before = filled + size, cast
         found.append(0 if sizes.degrees[expert] > 1 else most - filled)
     return found[0], found[1]
+
+
+def _listed(block: Block) -> list[tuple[ParamTensor, int, str]]:
+    """A block's tensors in FSDP2's order, with their elements and its family."""
+    key = listed_key(block)
+    tensors = [(tensor, elements, block.family) for tensor, elements in zip(block.tensors, block.sizes, strict=True)]
+    return sorted(tensors, key=lambda each: key(each[0].name))
 
 
 def cutting_bytes(sizes: Sizes, block: Block, *, packed: bool = False) -> tuple[int, int]:

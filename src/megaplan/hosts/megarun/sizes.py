@@ -164,6 +164,7 @@ class GroupBytes(NamedTuple):
             used dtype.
         sent_bytes: The all-gather's input, a cast of the shard: 0 in the same case, and on a one-rank mesh.
         part_bytes: The part of the gathered parameters that a rank keeps between forward and backward; 0 if it keeps none, or all.
+        part_sent_bytes: The input of an all-gather of such parts: a copy of those that are cast when shards are gathered.
         cutting_bytes: Most bytes in addition to `gathered_bytes` while these parts are copied, tensor by tensor.
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype in which autograd makes them.
@@ -182,6 +183,7 @@ class GroupBytes(NamedTuple):
     casting_bytes: int = 0
     sent_bytes: int = 0
     part_bytes: int = 0
+    part_sent_bytes: int = 0
     cutting_bytes: int = 0
     unsharded_bytes: int = 0
     made_bytes: int = 0
@@ -197,6 +199,11 @@ class GroupBytes(NamedTuple):
     def has_tasks(self) -> bool:
         """True if its parameters are gathered, or its gradients taken when they are made."""
         return self.gathered_bytes > 0 or self.made_bytes > 0
+
+    @property
+    def sent_again_bytes(self) -> int:
+        """The input of the all-gather before a backward."""
+        return self.part_sent_bytes if self.part_bytes else self.sent_bytes
 
     @property
     def reduction_bytes(self) -> int:
@@ -248,11 +255,11 @@ class Sizes(NamedTuple):
         frozen: Dtype of the shards of frozen parameters; None if all are trained.
         packing: Form of the weights of frozen linears; None if they have that dtype.
         kept_over: `sharding.reshard_size`, if it is used; else 0.
-        gathers_ahead: Layers that each layer's forward begins by gathering.
+        gathers_ahead: Units that each unit's forward begins by gathering.
         offload: Fraction of the optimizer's state that is in host memory; 0 for none.
         low: Letters all of whose tensors are gathered in 8 bits, with gradients as if they were not: torchtitan's.
         packs: Weights that megarun gathers packed by their recipe; None for none.
-        whole_stages: True if layers belong to the group of their stage.
+        unit_layers: Consecutive layers that have a group together; 0 if all are in the group of their stage.
     """
 
     tp: int
@@ -281,7 +288,7 @@ class Sizes(NamedTuple):
     offload: float = 0.0
     low: frozenset[str] = frozenset()
     packs: PackedGather | None = None
-    whole_stages: bool = False
+    unit_layers: int = 1
 
     def compute(self, family: str) -> DType:
         """Dtype of the gathered parameters of a family's blocks."""
@@ -332,5 +339,5 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         gathers_ahead=spec.sharding.prefetch or int(mesh.experts_travel),
         offload=spec.host.optimizer_offload or 0.0,
         packs=packed_gather(spec),
-        whole_stages=spec.sharding.wraps_stages,
+        unit_layers=spec.sharding.unit_layers,
     )

@@ -6,7 +6,8 @@ reduce inputs hold n padded chunks; unsharded gradients have the tensor's own sh
 buffer. Optimizer state follows the true rows, so trailing ranks hold less of it.
 
 Dense tensors shard over dp_shard, expert banks over efsdp = dp_shard · cp · tp / (ep · etp). A layer or a prediction depth is a group, its
-expert bank another; everything else of a slot is the slot's own group, which is never resharded after forward.
+expert bank another; everything else of a slot is the slot's own group, which is never resharded after forward. Consecutive layers may be
+one group (`megaplan.hosts.megarun.units`); each bank stays one.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param`) and _fsdp_collectives.py (`foreach_all_gather`,
 `foreach_reduce`).
@@ -98,11 +99,6 @@ class BlockStorage(NamedTuple):
     parameters: int
     maxima_bytes: int = 0
 
-    @property
-    def largest_cut_bytes(self) -> int:
-        """The larger of the two groups' `cutting_bytes`."""
-        return max(self.dense.cutting_bytes, self.experts.cutting_bytes)
-
 
 def block_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> BlockStorage:
     """Storage of one block on a rank that holds it; `packed` is true if it is one of those that `sizes.packs` covers."""
@@ -164,6 +160,7 @@ def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int, cu
         sent_bytes=trained.sent_bytes + frozen.sent_bytes,
         casting_bytes=casting_bytes,
         part_bytes=trained.part_bytes + frozen.part_bytes,
+        part_sent_bytes=trained.part_sent_bytes + frozen.part_sent_bytes,
         cutting_bytes=cutting_bytes,
     )
 
@@ -235,7 +232,7 @@ def _trained_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> Blo
         cutting_bytes(sizes, block, packed=packed),
         block.family,
     )
-    low, bank = _packed_shards(sizes, block, packed)
+    low, bank = packed_shards(sizes, block, packed=packed)
     dense = _group(sizes, family, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting, cutting), low)
     experts = _group(sizes, family, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting, bank_cutting), bank)
     return new(
@@ -311,7 +308,7 @@ def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, in
     return count, elements * parts, columns if cut == 0 else elements * parts // count // columns, parts
 
 
-def _packed_shards(sizes: Sizes, block: Block, packed: bool) -> list[PackedShards]:
+def packed_shards(sizes: Sizes, block: Block, *, packed: bool) -> list[PackedShards]:
     """The packed shards of a block's dense group and of its bank's, if the block is a covered one."""
     if sizes.packs is None or not packed:
         return [UNPACKED, UNPACKED]
@@ -337,15 +334,16 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
     compute, made = sizes.compute(family).bytes, max(sizes.made(family).bytes, 2)  # fp8 weights get bf16 gradients
     unpacked = (shard - low.elements) * compute
     gathered = (unpacked + low.packed_bytes) * degree
-    sent = low.packed_bytes + (unpacked if sharded and sizes.compute(family) is not sizes.masters else 0)
+    cast = unpacked if sharded and sizes.compute(family) is not sizes.masters else 0
     return new(
         GroupBytes,
         (
             gathered,
             gathered if sharded else 0,
             casting,
-            max(sent, low.making_bytes - gathered),
+            max(low.packed_bytes + cast, low.making_bytes - gathered),
             gathered // keepers if keepers < degree else 0,
+            cast * degree // keepers if keepers < degree else 0,
             cutting,
             true * grads,
             true * made,

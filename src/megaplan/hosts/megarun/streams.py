@@ -18,7 +18,6 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from megaplan.hosts.megarun.sizes import GroupBytes
-from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.tuples import new
 
 
@@ -73,22 +72,22 @@ class Reserving(NamedTuple):
     rounds: bool
 
 
-def group_pools(root: GroupBytes, layers: Sequence[BlockStorage], *, ahead: int) -> GroupPools:
+def group_pools(root: GroupBytes, units: Sequence[Sequence[GroupBytes]], *, ahead: int) -> GroupPools:
     """Bytes of the groups of one slot.
 
     Args:
         root: The slot's own group.
-        layers: Groups of its layers, in order.
-        ahead: Layers that each layer's forward begins by gathering.
+        units: Groups of its units, in order: a unit's dense one, then its layers' banks.
+        ahead: Units that each unit's forward begins by gathering.
     """
     most, alive = root.flat_bytes + root.sent_bytes, root.flat_bytes
     reduced, largest, recast, shards = root.reduced_bytes, root.reduced_bytes, root.recast_bytes, root.shard_bytes
     waits = 0
-    for index, storage in enumerate(layers):
-        if ahead:  # what was gathered `ahead` layers before has been copied out
-            alive = layers[index - ahead].both.flat_bytes if index >= ahead else alive
-            waits = sum([each.both.flat_bytes for each in layers[max(0, index - ahead + 1) : index]])
-        for group in (storage.dense, storage.experts):
+    for index, unit in enumerate(units):
+        if ahead:  # what was gathered `ahead` units before has been copied out
+            alive = sum([group.flat_bytes for group in units[index - ahead]]) if index >= ahead else alive
+            waits = sum([group.flat_bytes for each in units[max(0, index - ahead + 1) : index] for group in each])
+        for group in unit:
             most = max(most, alive + waits + group.flat_bytes + group.sent_bytes)
             if ahead:
                 waits += group.flat_bytes

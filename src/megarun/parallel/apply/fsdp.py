@@ -2,17 +2,18 @@
 
 A stage whose parameters one data rank has whole is not wrapped (`megarun.parallel.apply.whole`).
 
-Wrapped bottom up (R-55): a layer's expert bank, then the layer, then the stage, with the parameters outside the layers; a depth of
-multi-token prediction is wrapped as a layer is. With `sharding.wrap: stage` only the stage is wrapped. The stage's group is never
-resharded after forward, because its backward follows immediately. Dense parameters are sharded over dp_shard, an expert bank over efsdp,
-the ranks that own the same experts; dp_replicate has copies of both. Sharding is along dim 0, a bank's rows (`ParamTensor.stored_shape`).
+Wrapped bottom up (R-55): a layer's expert bank, then the unit, one layer or `sharding.wrap` consecutive ones, then the stage, with the
+parameters outside the layers; a depth of multi-token prediction is a unit of its own. With `sharding.wrap: stage` only the stage is
+wrapped. The stage's group is never resharded after forward, because its backward follows immediately. Dense parameters are sharded over
+dp_shard, an expert bank over efsdp, the ranks that own the same experts; dp_replicate has copies of both. Sharding is along dim 0, a
+bank's rows (`ParamTensor.stored_shape`).
 
-In forward FSDP2 gathers a layer when it runs, which a GPU overlaps with the previous layer only if the host runs ahead. With EP it does
-not: every E block waits for its row counts. So each layer gathers the next layer and its bank before it runs. A backward reads no counts,
-so FSDP2's default prefetch of one group is sufficient. `sharding.prefetch` sets the number of layers, for both.
+In forward FSDP2 gathers a unit when its first layer runs, which a GPU overlaps with the previous unit only if the host runs ahead. With EP
+it does not: every E block waits for its row counts. So each unit gathers the next unit and its banks before it runs. A backward reads no
+counts, so FSDP2's default prefetch of one group is sufficient. `sharding.prefetch` sets the number of units, for both.
 
-With `sharding.reshard_size` a layer's gathered parameters are kept between forward and backward, in parts on that many neighbouring ranks.
-torch's own integer for it makes a mesh of the ranks that share the layer, on which the ranks of other layers do not call; here all do.
+With `sharding.reshard_size` a unit's gathered parameters are kept between forward and backward, in parts on that many neighbouring ranks.
+torch's own integer for it makes a mesh of the ranks that share the unit, on which the ranks of other units do not call; here all do.
 Gradients: with a pipeline, torch accumulates unsharded gradients from a stage's first backward to its last and reduces once; without one,
 each microbatch reduces and accumulates in the shard. They are summed, not averaged: the loss is divided by the tokens of the global batch.
 """
@@ -44,29 +45,31 @@ from megarun.parallel.groups.mesh import RankMesh
 
 
 def shard_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> None:
-    """Wrap a meta stage in place, layers and prediction depths in model order, then the stage."""
+    """Wrap a meta stage in place, units of layers and prediction depths in model order, then the stage."""
     if spec.has_whole_state:
         WholeState(stage, spec, mesh)
         return
     if not all(parameter.is_floating_point() for parameter in stage.parameters()):
         _take_bytes()
     where, reshard, keepers = mesh.state_mesh, spec.sharding.reshard_after_forward, spec.shard_keepers
-    for block in () if spec.sharding.wraps_stages else stage.wrapped():
-        policy = _policy(spec, block)
-        for bank in banks_of(block):
+    units = stage.units(spec.sharding.unit_layers)
+    for unit in units:
+        policy = _policy(spec, unit[0])
+        for bank in chain.from_iterable(map(banks_of, unit)):
             _sum_gradients(fully_shard(bank, mesh=mesh.bank_mesh, mp_policy=policy, reshard_after_forward=reshard), mesh.bank_mesh)
             _keep_parts(bank, mesh, keepers[True], bank=True)
-        _sum_gradients(fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard), where)
-        _keep_parts(block, mesh, keepers[False], bank=False)
+        fully_shard(unit, mesh=where, mp_policy=policy, reshard_after_forward=reshard)
+        _sum_gradients(_wrapped(unit[0]), where)
+        _keep_parts(unit[0], mesh, keepers[False], bank=False)
     _sum_gradients(fully_shard(stage, mesh=where, mp_policy=_policy(spec, stage), reshard_after_forward=False), where)
     reuse_freed_activations(stage)
     _keep_bytes(stage)
     pack_gathers(stage, spec)
     depth = spec.sharding.prefetch
     if depth or spec.mesh.experts_travel:
-        _gather_ahead(stage, depth or 1)
+        _gather_ahead(stage, units, depth or 1)
     if depth and reshard:
-        _gather_behind(stage, depth)
+        _gather_behind(stage, units, depth)
 
 
 def _policy(spec: Spec, module: nn.Module) -> MixedPrecisionPolicy:
@@ -129,22 +132,21 @@ def _without_cast(parameter: Any, policy: MixedPrecisionPolicy) -> None:
     type(parameter).init_dtype_attrs(parameter, replace(policy, param_dtype=None))
 
 
-def _gather_ahead(stage: Stage, depth: int) -> None:
-    """Make every layer or prediction depth, and the stage before its first one, gather the groups of the next ones before it runs."""
-    blocks = list(stage.wrapped())
-    for index, module in enumerate((stage, *blocks)):
-        _wrapped(module).set_modules_to_forward_prefetch(_groups(blocks[index : index + depth]))
+def _gather_ahead(stage: Stage, units: list[list[nn.Module]], depth: int) -> None:
+    """Make every unit, and the stage before its first one, gather the groups of the next ones before it runs."""
+    for index, module in enumerate((stage, *(unit[0] for unit in units))):
+        _wrapped(module).set_modules_to_forward_prefetch(_groups(units[index : index + depth], 1))
 
 
-def _gather_behind(stage: Stage, depth: int) -> None:
-    """Make every layer or prediction depth, and the stage after its last one, gather the groups of those before it runs backward."""
-    blocks = list(stage.wrapped())
-    for index, module in enumerate((*blocks, stage)):
-        _wrapped(module).set_modules_to_backward_prefetch(_groups(blocks[max(0, index - depth) : index][::-1]))
+def _gather_behind(stage: Stage, units: list[list[nn.Module]], depth: int) -> None:
+    """Make every unit, and the stage after its last one, gather the groups of those before it runs backward."""
+    for index, module in enumerate((*(unit[0] for unit in units), stage)):
+        _wrapped(module).set_modules_to_backward_prefetch(_groups(units[max(0, index - depth) : index][::-1], -1))
 
 
-def _groups(blocks: list[Any]) -> list[Any]:
-    return list(chain.from_iterable((block, *banks_of(block)) for block in blocks))
+def _groups(units: list[list[nn.Module]], step: int) -> list[Any]:
+    """A wrapped module of each group of some units, in the order in which their layers run: forward with step 1, backward with −1."""
+    return list(chain.from_iterable((unit[0], *chain.from_iterable(map(banks_of, unit[::step]))) for unit in units))
 
 
 def _wrapped(module: Any) -> FSDPModule:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,10 +52,9 @@ def keep_gradient_dtype(stage: nn.Module, spec: Spec) -> None:
 
 
 def parameter_groups(stage: nn.Module) -> Iterator[Any]:
-    """FSDP2's parameter groups of a stage and its submodules."""
-    for module in stage.modules():
-        if isinstance(module, FSDPModule):
-            yield from groups_of(module)
+    """FSDP2's parameter groups of a stage and its submodules; one of several layers is that of each."""
+    found = chain.from_iterable(groups_of(module) for module in stage.modules() if isinstance(module, FSDPModule))
+    yield from dict.fromkeys(found)
 
 
 def groups_of(module: FSDPModule) -> list[Any]:

@@ -5,7 +5,8 @@ torch's runtime of pipeline actions runs the two parts of `OVERLAP_F_B` one afte
 messages of both are sent after the pair.
 
 If both parts belong to one stage, a forward meets layers whose backward has begun. FSDP2 takes a forward of such a layer for a recompute,
-and sets no hooks for the backward of its microbatch, whose gradients would then not be summed before the end of that backward.
+and sets no hooks for the backward of its microbatch, whose gradients would then not be summed before the end of that backward. A unit of
+several layers may be in the middle of its forward when a backward runs or ends, at whose end FSDP2 forgets what is left of the forward.
 """
 
 from __future__ import annotations
@@ -41,13 +42,18 @@ def _let_forwards_in(stage: nn.Module) -> None:
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             state: Any = fully_shard.state(module)  # type: ignore[attr-defined]  # set by torch's `contract`
-            module.register_forward_pre_hook(partial(_begins, state), prepend=True)
+            state._modules_to_run_forward = set()  # in place of that of its hooks, for the end of a backward to clear
+            continues = () if module is state._modules[0] else (state, *groups_of(module))
+            module.register_forward_pre_hook(partial(_begins, state, continues), prepend=True)
             module.register_forward_hook(partial(_ends, state, groups_of(module)), prepend=True)
 
 
-def _begins(state: Any, *_: Any) -> None:
+def _begins(state: Any, continues: Sequence[Any], *_: Any) -> None:
+    """Have a layer run forward; within its unit, as if nothing else had run since the layer before it."""
     if state._training_state is TrainingState.PRE_BACKWARD:
         state._training_state = TrainingState.FORWARD
+    for each in continues:
+        each._training_state = TrainingState.FORWARD
 
 
 def _ends(state: Any, groups: Sequence[Any], *_: Any) -> None:

@@ -14,7 +14,7 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py; torchao 0.18, `preco
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def pack_gathers(stage: Stage, spec: Spec) -> None:
         for wrapped in (block, *banks):
             maxima, count = (of_banks, wrapped.num_experts) if isinstance(wrapped, ExpertBank) else (dense, 1)
             for group in groups_of(wrapped):  # type: ignore[arg-type]  # wrapped before
-                for parameter in group.fsdp_params:
+                for parameter in _within(group, names):
                     info, (rows, *columns) = parameter._module_info, parameter._orig_size
                     shape = (rows, *columns) if wrapped is block else (count, rows // count, *columns)
                     if packs.shard_bytes(family, f"{names[info.module]}.{info.param_name}", shape) is not None:
@@ -58,6 +58,11 @@ def pack_gathers(stage: Stage, spec: Spec) -> None:
                         _PackedParameter.of(parameter, group, maxima, TORCH_DTYPES[spec.precision.params], count, both=both)
     of_banks.start = dense.count
     stage.num_packed = dense.count + of_banks.count
+
+
+def _within(group: Any, modules: Container[nn.Module]) -> list[Any]:
+    """The parameters of a group that are some modules' own: a unit of several layers has others."""
+    return [parameter for parameter in group.fsdp_params if parameter._module_info.module in modules]
 
 
 class _Maxima:

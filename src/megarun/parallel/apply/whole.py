@@ -4,7 +4,7 @@ With one data rank there is nothing to gather and nothing to reduce. A parameter
 gradients autograd makes in `precision.grads`, is used as it is. Any other one is lent while its module runs: the module has another
 parameter in its place, which shares its storage or is a copy in `precision.params`, and autograd leaves the gradient there.
 
-Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank, the layer, and what is outside of the layers; with
+Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank, a unit of layers, and what is outside of the layers; with
 `sharding.wrap: stage` the stage is one group. A group's copies are filled before its forward and, if `sharding.reshard_after_forward` freed
 them after it, before its backward. When its backward is done, its gradients are cast into the stored parameters' first gradients, all in
 one launch, or added to them; without a pipeline its copies are then freed, with one they stay until the step ends.
@@ -19,6 +19,7 @@ Source: torch/nn/parallel/distributed.py (`gradient_as_bucket_view`, `no_sync`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -87,7 +88,7 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 class WholeGroup:
-    """The parameters of a module, and of those below it that are in no other group.
+    """The parameters of modules, and of those below them that are in no other group.
 
     Attributes:
         due: True if the next backward's end sums the gradients over the ranks with copies of the parameters.
@@ -210,28 +211,29 @@ class WholeState:
         taken: set[nn.Module] = set()
         self.groups: list[WholeGroup] = []
         dense, banked = (mesh.copies_group(bank=bank) if spec.sharding.copies else None for bank in (False, True))
-        for block in () if spec.sharding.wraps_stages else stage.wrapped():
-            for bank in banks_of(block):
-                self._watch(bank, self._group(bank, taken, spec, used_dtype(block, spec.precision), banked))
-            self._watch(block, self._group(block, taken, spec, used_dtype(block, spec.precision), dense))
-        self._root = self._group(stage, taken, spec, used_dtype(stage, spec.precision), dense)
+        for unit in stage.units(spec.sharding.unit_layers):
+            used = used_dtype(unit[0], spec.precision)
+            for bank in chain.from_iterable(map(banks_of, unit)):
+                self._watch([bank], self._group([bank], taken, spec, used, banked))
+            self._watch(unit, self._group(unit, taken, spec, used, dense))
+        self._root = self._group([stage], taken, spec, used_dtype(stage, spec.precision), dense)
         self._root._frees_after_forward = False  # its backward follows at once
-        self._watch(stage, self._root)
+        self._watch([stage], self._root)
         self._awaited = False
         self._lent: dict[Tensor, Lent] = {}
         stage.whole_state = self  # type: ignore[assignment]  # no module
 
-    def _group(
-        self, module: nn.Module, taken: set[nn.Module], spec: Spec, used: torch.dtype, copies: dist.ProcessGroup | None
-    ) -> WholeGroup:
-        own = [each for each in module.modules() if each not in taken]
+    def _group(self, unit: list[Any], taken: set[nn.Module], spec: Spec, used: torch.dtype, copies: dist.ProcessGroup | None) -> WholeGroup:
+        own = [each for module in unit for each in module.modules() if each not in taken]
         taken.update(own)
         self.groups.append(
             WholeGroup([(each, name) for each in own for name, _ in each.named_parameters(recurse=False)], spec, used, copies)
         )
         return self.groups[-1]
 
-    def _watch(self, module: nn.Module, group: WholeGroup) -> None:
+    def _watch(self, unit: list[Any], group: WholeGroup) -> None:
+        """Have the modules of a group, which run one after another, call it."""
+
         def before(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             group.fill()
             return _followed(group, inputs, keywords) if group.is_followed and torch.is_grad_enabled() else (inputs, keywords)
@@ -248,10 +250,11 @@ class WholeState:
                 torch.autograd.Variable._execution_engine.queue_callback(self._end)
             group.fill()
 
-        compiled = module._compiled_call_impl is not None
-        keep: Any = torch._dynamo.disable if compiled else _as_it_is
-        module.register_forward_pre_hook(keep(before), prepend=True, with_kwargs=True)
-        module.register_forward_hook(keep(after))
+        def kept(module: nn.Module, hook: Any) -> Any:
+            return hook if module._compiled_call_impl is None else torch._dynamo.disable(hook)  # type: ignore[no-untyped-call]
+
+        unit[0].register_forward_pre_hook(kept(unit[0], before), prepend=True, with_kwargs=True)
+        unit[-1].register_forward_hook(kept(unit[-1], after))
 
     def _end(self) -> None:
         """End a backward: of groups whose inputs need no gradient, and of the stage's own."""
@@ -332,10 +335,6 @@ def _followed(group: WholeGroup, inputs: tuple[Any, ...], keywords: dict[str, An
 
 def _needing_gradients(value: Any) -> Iterator[Tensor]:
     return (each for each in tree_flatten(value)[0] if isinstance(each, Tensor) and each.requires_grad)
-
-
-def _as_it_is(hook: Any) -> Any:
-    return hook
 
 
 def _in_backward() -> bool:

@@ -1,0 +1,84 @@
+"""All-gathers that are in flight while a unit of a chunk runs, in addition to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from megaplan.budget.tape import NOTHING_AHEAD, Ahead
+from megaplan.budget.unit import Unit
+from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
+
+
+def next_ahead(units: Sequence[Unit]) -> list[Ahead]:
+    """The all-gathers that each unit's backward begins in FSDP2's own order: after a group the one that ran forward before it.
+
+    In a group of several layers that is the bank of an earlier one of them, if there is one. A layer with nothing to gather itself begins
+    none.
+    """
+    found, inner, outer = [], NOTHING_AHEAD, NOTHING_AHEAD
+    for unit in units:
+        inner = inner if unit.joins else outer
+        begins = not unit.layer or unit.closes is not NOTHING or unit.bank.has_tasks
+        found.append(inner if begins else inner._replace(cast_bytes=0))
+        if unit.bank.has_tasks:
+            inner = _one_ahead(unit.bank)
+        if unit.closes is not NOTHING:
+            outer = _one_ahead(unit.closes)
+    return found
+
+
+def _one_ahead(group: GroupBytes) -> Ahead:
+    sent = group.sent_again_bytes
+    return Ahead(group.flat_bytes, group.flat_bytes + sent if sent else 0)
+
+
+def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[Ahead]:
+    """The same where each group of layers begins those of `depth` groups, with their banks.
+
+    The first to run backward begins all of them. Without a head, the last group has copied out its own parameters before the stage
+    begins the gathers of its banks.
+    """
+    found, groups, banks = [], list[list[GroupBytes]](), list[GroupBytes]()
+    last = max((index for index, unit in enumerate(units) if unit.layer), default=-1)
+    for index, unit in enumerate(units):
+        banks = banks if unit.joins else []  # of the layers before in the unit's group
+        begins = not unit.layer or (index == last and headless)
+        before = [] if begins or depth == 1 else groups[1 - depth :]
+        new_ones = groups[-depth:] if begins else groups[-depth : max(0, len(groups) - depth + 1)]
+        pending = sum([group.flat_bytes for group in chain.from_iterable(before)])
+        below = 0 if begins else sum([bank.flat_bytes for bank in banks])
+        own = [unit.bank._replace(flat_bytes=0), *banks[::-1]] * begins
+        issued, most = _issued(pending + below, [*chain.from_iterable(new_ones[::-1]), *own])
+        starts = unit.closes is not NOTHING or not unit.layer
+        arrived = pending + below + unit.bank.flat_bytes * (not begins)
+        found.append(Ahead(issued, most if most > issued and starts else 0, arrived, explicit=True))
+        banks = [*banks, unit.bank] if unit.layer else []
+        if unit.closes is not NOTHING:
+            groups.append([unit.closes, *banks[::-1]])
+    return found
+
+
+def _issued(issued: int, groups: Sequence[GroupBytes]) -> tuple[int, int]:
+    """Outputs of these all-gathers on top of those issued before, and the most with an input."""
+    most = 0
+    for group in groups:
+        issued += group.flat_bytes
+        most = max(most, issued + group.sent_again_bytes)
+    return issued, most
+
+
+def later_outputs(units: Sequence[Unit], depth: int) -> list[tuple[int, int]]:
+    """All-gather outputs in a forward for each unit, where each group of layers begins to gather `depth` groups after it.
+
+    The outputs are those while its own group is copied out, and those while it runs, with banks of later layers in its group.
+    """
+    found, following, banks = [], list[int](), 0
+    for unit in reversed(units):
+        ahead = following[:depth]
+        banks = 0 if unit.closes is not NOTHING or not unit.layer else banks
+        found.append((sum(ahead[: depth - 1]), sum(ahead) + banks))
+        banks += unit.bank.flat_bytes
+        if unit.layer and not unit.joins:
+            following = [unit.opens.flat_bytes + banks, *following]
+    return found[::-1]
