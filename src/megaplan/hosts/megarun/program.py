@@ -236,13 +236,13 @@ class Pending(NamedTuple):
     Attributes:
         op: Operation of the linear; several weights that read one gathered input belong to one operation.
         param: The weight.
-        kept: The storage that the operation keeps.
+        kept: The storages that the operation keeps, the linear's input or its copy first.
         gradient: The holder of the output's gradient.
     """
 
     op: Op
     param: str
-    kept: str
+    kept: tuple[str, ...]
     gradient: str
 
 
@@ -297,12 +297,13 @@ class Backward:
         """New holders for the gradients of the operation's inputs, and the parameter gradients that it makes."""
         made, new, fetches = op.reads if op.grads is None else op.grads, op.params, op.fetches
         if self._splits and op.late:
-            kept = self._graph.roots[op.keeps[0]]
+            kept = tuple([self._graph.roots[name] for name in op.keeps])
             self.pending += [Pending(op, param, kept, self._gradients[output]) for param, output in op.late]
             new = tuple(param for param in op.params if param not in [late for late, _ in op.late])
+            before = tuple((tuple([name for name in made if name not in op.late_fetches]), is_made) for made, is_made in op.before)
         else:
-            fetches += op.late_fetches
-        for storages, is_made in op.before:
+            fetches, before = (*fetches, *op.late_fetches, *op.late_inside), op.before
+        for storages, is_made in before:
             there = made if is_made else ()
             held = (*self._held(), *there)
             self.points += (LiveSet(op.name, (*self._live, *storages), held, self._params, (), len(there), len(storages)),)
