@@ -211,7 +211,7 @@ class _Products(torch.autograd.Function):
         group, (by, gradient_format, _, may_wait), weights = ctx.group, ctx.scaling, ctx.weights
         rows, *scales = ctx.kept.saved_tensors
         product = _WeightProduct(scales[0] if scales else None, ctx.width, by, gradient_format)
-        gather = _Gather(group, low=bool(scales))
+        gather = _RowGather(group, low=bool(scales))
         given, largest = _given(weights, turned=True)
         gathers = group.degree > 1
         pending = may_wait and leave_pending(weights, rows, gradients, gather.whole if gathers else None, product.one_by_one)
@@ -248,7 +248,7 @@ class _WeightProduct(NamedTuple):
             yield made.pop(0)
 
 
-class _Gather(NamedTuple):
+class _RowGather(NamedTuple):
     """Gathers what each rank keeps of a call's input, in eight bits where that is a copy."""
 
     group: TensorGroup
