@@ -110,8 +110,9 @@ each, which a rank keeps; a gather in backward brings elements of these scales, 
 cases. A bank has such numbers for each expert's matrix under fp8_rowwise, fp8_blockwise and nvfp4, and one under fp8_current, as its
 grouped products have scales.
 
-Refused: `param_gather` and `head` with recipes that megarun does not train (MP905). Planned with a note (MP790): the other recipes, and
-schedules that split the backward. `--compile` is refused (MP625).
+Refused: `param_gather` and `head` with recipes that megarun does not train (MP905). Planned with a note (MP790): the other recipes.
+`--compile` is refused (MP625). Under a schedule that splits the backward W makes the gradients of the linears' weights, of the kept copies
+([pipelines](../concepts/pipelines.md#a-split-backward)).
 """
 
 

@@ -12,7 +12,6 @@ from megaplan.devices import load_device
 from megaplan.dtypes import DType
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES
 from megaplan.low_precision import EMULATED, FORMATS, GENERATIONS, PACKED, TRAINED, Recipe
-from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
 from megaplan.spec.models import LatentAttention, Spec
 from random_plans.choices import Draw, Scope
@@ -77,8 +76,7 @@ def add_trained_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     """Give `precision` a recipe that megarun trains with some probability, with the keys that it trains together with it."""
     model, mesh = sections["model"], sections.get("mesh", {})
     letters = sorted({*model["pattern"].replace("|", "").upper()} - {BANKS})
-    splits = sections.get("schedule", {}).get("kind") in SPLIT_BACKWARD
-    if not draw.chance(TRAINED_SHARE) or not letters or splits:
+    if not draw.chance(TRAINED_SHARE) or not letters:
         return
     changed = deepcopy(sections)
     if "mamba" not in model:

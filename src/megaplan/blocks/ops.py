@@ -128,6 +128,7 @@ class Op(NamedTuple):
         keeps_first: True if it keeps them before it runs, as torch's products do.
         late: Parameters whose gradients a split backward leaves to W, those of linears, each with the output whose gradient that needs.
         late_fetches: Further fetches that only those gradients need; in a split backward W makes them.
+        late_inside: Scratch of the one product that makes all of those gradients; empty if each has a product of its own.
         hands_views: True if the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
         call: The first of the linears that one call of the runtime multiplies, where several are operations of their own.
         before: Moments of its backward before its parameters' gradients, each with the storages that it makes for itself, in place of
@@ -147,6 +148,7 @@ class Op(NamedTuple):
     keeps_first: bool = False
     late: tuple[tuple[str, str], ...] = ()
     late_fetches: tuple[str, ...] = ()
+    late_inside: tuple[str, ...] = ()
     hands_views: bool = False
     call: str = ""
     before: tuple[tuple[tuple[str, ...], bool], ...] = ()
@@ -167,8 +169,14 @@ class Op(NamedTuple):
             holds=of(self.holds),
             late=tuple([(param, names.get(output, output)) for param, output in self.late]),
             late_fetches=of(self.late_fetches),
+            late_inside=of(self.late_inside),
             before=tuple([(of(made), are_there) for made, are_there in self.before]),
         )
+
+    @property
+    def is_linear(self) -> bool:
+        """True if each of its parameters' gradients is a product of its own, apart from its input's."""
+        return bool(self.late) and not self.late_inside
 
     @property
     def is_view(self) -> bool:

@@ -248,7 +248,8 @@ class _Timer:
         """I; for an operation that is no linear, with its weight gradient, in one pass over memory."""
         op, scaled, kernels, plain = passes
         if scaled is not None:
-            return self._prices.scaled_ns(op, scaled[1], 0, INPUT)
+            inputs = self._prices.scaled_ns(op, scaled[1], 0, INPUT)
+            return inputs if op.is_linear else inputs + self._prices.scaled_ns(op, scaled[2], 0, WEIGHT)
         flops, moved, weights = op.work.input_grad, op.work.moved_input, op.weights * self._dtype.bytes + op.unpacked
         if op.is_linear and not flops:
             return 0
@@ -262,11 +263,11 @@ class _Timer:
     def _weight_ns(self, passes: _Passes) -> int:
         """W: a linear's product, added to the gradient that accumulates."""
         op, scaled, _, _ = passes
-        summed = op.weights * 2 * self._grad_bytes * op.is_linear
-        if scaled is not None:
-            return self._prices.scaled_ns(op, scaled[2], summed, WEIGHT)
+        summed = op.weights * 2 * self._grad_bytes
         if not op.is_linear or not op.work.weight_grad:
             return 0
+        if scaled is not None:
+            return self._prices.scaled_ns(op, scaled[2], summed, WEIGHT)
         return self._prices.kernels_ns(op, self._ideal(op, op.work.weight_grad, op.work.moved_weight), summed, 0, WEIGHT)
 
     def _ideal(self, op: OpWork, flops: int, moved_bytes: int) -> Pass:

@@ -99,11 +99,6 @@ def _shared_norm(spec: Spec) -> object | None:
     return ", ".join(["given", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
 
 
-def _recipe_split(spec: Spec) -> object | None:
-    recipe, kind = spec.precision.recipe, spec.schedule.kind
-    return kind if recipe is not None and kind in SPLIT_BACKWARD and spec.mesh.is_pipelined else None
-
-
 def _other_reduction(spec: Spec) -> object | None:
     """Copies of gradients are summed where they are."""
     reduce, grads = spec.precision.reduce, spec.precision.grads
@@ -153,7 +148,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("precision.reduce", _other_reduction, "precision.grads"),
     ("precision.families", _families, "fp32, bf16 or fp16, without a recipe, parallel_layers or attention_residuals"),
     ("precision.recipe.name", _recipe, " or ".join(sorted(TRAINED))),
-    ("schedule.kind", _recipe_split, "a recipe under a schedule whose backward is whole"),
     ("host.name", _other_host, "megarun"),
 )
 

@@ -8,7 +8,7 @@ it: that cell is judged by its course, gradients of every step, and both optimiz
 compared under TP where each rank has whole ones: rounding by the scale of a part moves gradients by 6e-4 otherwise.
 """
 
-from parity_cells import C2, KERNELS, OTHER, RESHARD, SELECTIVE, T2, T2V, TIED, Cell, pattern
+from parity_cells import C2, KERNELS, OTHER, RECOMPUTED, RESHARD, SELECTIVE, T2, T2V, TIED, V2, Cell, pattern
 from parity_model import MLA
 
 ROWS = {"precision.recipe": {"name": "fp8_rowwise"}}
@@ -70,5 +70,19 @@ LOW_PRECISION_CELLS = [
     Cell("low-attention-tp2", T2, spec=core(window_size=6, score_cap=15.0, gate=True)),
     Cell("low-attention-pp2-selective", {"pp": 2}, spec=core() | SELECTIVE),
     Cell("low-attention-dp2-latent-reshard", {"dp_shard": 2}, spec=core(MLA) | RESHARD, tolerance=OTHER),
+    Cell("low-zbv-pp2-rows", V2, "zbv", pattern("AMDR", 4) | ROWS, ci=True),
+    Cell("low-zero-bubble-pp2-current-selective", V2, "interleaved_zero_bubble", pattern("AMDR", 4) | CURRENT | SELECTIVE),
+    Cell("low-dualpipev-pp2-tp2-current-full", V2 | T2, "dualpipev", pattern("AMD", 4) | CURRENT | RECOMPUTED),
+    Cell(
+        "low-dualpipev-pp2-ep2-experts-blocks",
+        V2 | EP2,
+        "dualpipev",
+        pattern("AE", 4) | EXPERTS | BLOCKS,
+        num_microbatches=8,
+        by_course=True,
+    ),
+    Cell("low-dualpipe-pp2-experts-rows", {"pp": 2}, "dualpipe", pattern("AE", 4) | EXPERTS | ROWS),
+    Cell("low-zbv-pp2-nv-head", V2, "zbv", pattern("AD", 4) | {"precision.recipe": {"name": "nvfp4", "head": True}}),
+    Cell("low-zbv-pp2-biased-mx", V2, "zbv", pattern("AD", 4) | MX | {"model.mlp.bias": True, "model.attention.bias": True}),
     Cell("low-dp2-experts-rows-reshard", {"dp_shard": 2}, spec=pattern("ED", 2) | EXPERTS | ROWS | RESHARD),
 ]

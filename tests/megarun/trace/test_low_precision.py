@@ -117,6 +117,57 @@ def test_scales_of_blocks_are_counted(
     compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name}}, **settings}))
 
 
+SPLIT: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "rows-zbv-tp": ("fp8_rowwise", "AMDA", {"mesh": {"pp": 2, "vpp": 2, "tp": 2}, "schedule": {"kind": "zbv"}}, BF16, {}),
+    "current-zero-bubble": (
+        "fp8_current",
+        "AMDR",
+        {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_zero_bubble"}},
+        NARROW,
+        {},
+    ),
+    "current-dualpipev-tp-selective": (
+        "fp8_current",
+        "AMDA",
+        {"mesh": {"pp": 2, "vpp": 2, "tp": 2}, "schedule": {"kind": "dualpipev"}, **SELECTIVE},
+        BF16,
+        {"format": "hybrid"},
+    ),
+    "rows-dualpipe-experts": (
+        "fp8_rowwise",
+        "AEED",
+        {"mesh": {"pp": 2, "dp_shard": 2, "ep": 2}, "schedule": {"kind": "dualpipe"}, **EXPERTS},
+        BF16,
+        {},
+    ),
+    "blocks-zbv-full-biased": (
+        "fp8_blockwise",
+        "ADAD",
+        {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv"}, "model.attention": GATED, "model.mlp.bias": True, **FULL},
+        BF16,
+        {},
+    ),
+    "mx-zbv-ends-packed": (
+        "mxfp8",
+        "AMDADD",
+        {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2}, "schedule": {"kind": "zbv"}},
+        BF16,
+        {"first_last_bf16": (1, 2), "param_gather": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=() if name in ("rows-zbv-tp", "blocks-zbv-full-biased") else pytest.mark.slow) for name in SPLIT]
+)
+def test_a_split_backward_keeps_copies_for_w(job_with: Callable[..., Any], case: str) -> None:
+    """W keeps each linear's copy of its input with the scales, gathers it under TP, and makes all gradients of a call at once."""
+    name, pattern, settings, precision, recipe = SPLIT[case]
+    model = {**WIDE, "model.pattern": pattern, "model.num_layers": len(pattern)}
+    settings = {**settings, "schedule": {**settings["schedule"], "num_microbatches": 4}}
+    compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name, **recipe}}, **settings}))
+
+
 WIDE = {"model.hidden_size": 64, "model.mlp": {"ffn_hidden_size": 192}}
 RESHARD = {"sharding.reshard_after_forward": True}
 PARTS = RESHARD | {"sharding.reshard_size": 2}

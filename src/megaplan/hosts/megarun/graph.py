@@ -55,14 +55,14 @@ class Graph(NamedTuple):
         region = set(self.region & part)
         if splittable:
             dropped = self.dropped & self.made_by(part)
-            region |= {op.name for op in self.ops if op.late and self.roots[op.keeps[0]] in dropped}
+            region |= {op.name for op in self.ops if op.is_linear and self.roots[op.keeps[0]] in dropped}
         inner = tuple(op for op in self.ops if op.name in region)
         saving = [index for index, op in enumerate(inner) if op.keeps]
         if not saving:  # frozen parameters: backward asks for nothing of the region
             return ()
         stop = saving[-1]
         last = inner[stop]
-        if splittable and last.late:
+        if splittable and last.is_linear:
             return *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # no operation reads it
         runs = not last.keeps_first or any(name in wanted for name in last.makes)  # an operation that did not run again keeps its result
         return inner[: stop + 1 if runs else stop]
@@ -81,8 +81,9 @@ class Graph(NamedTuple):
             for name in self.cached & self.made_by(part):
                 found.setdefault(name, set()).add(self.again(part))
         for op in self.ops if splits else ():
-            if op.late and self.roots[op.keeps[0]] != INPUT:
-                found[self.roots[op.keeps[0]]].add(LATER)
+            for name in (self.roots[kept] for kept in op.keeps if op.late):
+                if name != INPUT:
+                    found[name].add(LATER)
         return found
 
 

@@ -22,7 +22,7 @@ class Halves(NamedTuple):
     Attributes:
         inputs: The program with I instead of its backward.
         late: Parameters whose gradients are left to W, in W's order.
-        weights: One live set per such parameter, with pending storages and the new gradient; W's fetch of an input adds one without a
+        weights: One live set per product of W, with pending storages and the new gradients; W's fetch of an input adds one without a
             gradient.
         fetched: Storages that W itself makes.
     """
@@ -70,18 +70,20 @@ def halves(run: Replay, *, owns_input: bool = True) -> Halves:
     """The halves of a program's backward; W's points have the block's input, if W needs it and `owns_input`."""
     inputs, backward = with_backward(run, run.program, splits=True)
     weights, operations = [], [pending.op for pending in backward.pending]
-    for index, (op, param, _, _) in enumerate(backward.pending):
-        left = backward.pending[operations.index(op) :]  # weights of one input are freed together
-        storages = dict.fromkeys((*(pending.kept for pending in left), *op.late_fetches))
+    for op in dict.fromkeys(operations):
+        left, name = backward.pending[operations.index(op) :], f"W of {op.name}"  # weights of one input are freed together
+        own, further = left[0].kept, [each for pending in left if pending.op is not op for each in pending.kept]
         gradients = tuple(size_name(holder) for holder in dict.fromkeys(pending.gradient for pending in left))
         if op.late_fetches:  # the saved part of the input exists while the input is fetched, and is freed when it is used
-            if index == operations.index(op):
-                weights.append(LiveSet(f"W of {op.name}", tuple(storages), gradients))
-            storages = dict.fromkeys((*(pending.kept for pending in left if pending.op is not op), *op.late_fetches))
-        weights.append(LiveSet(f"W of {op.name}", tuple(storages), gradients, (param,), (param,)))
+            weights.append(LiveSet(name, tuple(dict.fromkeys((*own, *further, *op.late_fetches))), gradients))
+            own = (*own[1:], *op.late_fetches)
+        storages, params = tuple(dict.fromkeys((*own, *further, *op.late_inside))), tuple(param for param, _ in op.late)
+        products = [params] if op.late_inside else [(param,) for param in params]
+        weights += [LiveSet(name, storages, gradients, made, made) for made in products]
     if not owns_input:
         weights = [replace(point, storages=tuple(name for name in point.storages if name != INPUT)) for point in weights]
-    late, fetched = tuple(pending.param for pending in backward.pending), frozenset(name for op in operations for name in op.late_fetches)
+    late = tuple(pending.param for pending in backward.pending)
+    fetched = frozenset(name for op in operations for name in (*op.late_fetches, *op.late_inside))
     return Halves(inputs, late, tuple(weights), fetched)
 
 

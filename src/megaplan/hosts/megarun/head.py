@@ -387,6 +387,7 @@ def _renamed(op: Op, prefix: str, rename: dict[str, str]) -> Op:
         holds=names(op.holds),
         late=(),  # a depth's backward is not split under any schedule
         late_fetches=names(op.late_fetches),
+        late_inside=names(op.late_inside),
         call="",
         before=tuple((names(made), are_there) for made, are_there in op.before),
     )

@@ -193,7 +193,7 @@ def _adds_at_its_end(part: BlockReplay) -> bool:
     if readers != [ops[0]] or ops[0].name == CAST_IN:
         return False
     first = ops[0]
-    return first.flow is Flow.COMPUTE and not first.late and tensors[first.makes[0]][0] >= tensors[OUTPUT][0]
+    return first.flow is Flow.COMPUTE and not first.is_linear and tensors[first.makes[0]][0] >= tensors[OUTPUT][0]
 
 
 def summarize_with_arriving(block: BlockBytes, arriving: Arriving, *, splittable: bool) -> BlockBytes:

@@ -236,13 +236,13 @@ class Pending(NamedTuple):
     Attributes:
         op: Operation of the linear; several weights that read one gathered input belong to one operation.
         param: The weight.
-        kept: The storage that the operation keeps.
+        kept: The storages that the operation keeps, the linear's input or its copy first.
         gradient: The holder of the output's gradient.
     """
 
     op: Op
     param: str
-    kept: str
+    kept: tuple[str, ...]
     gradient: str
 
 
@@ -295,14 +295,12 @@ class Backward:
 
     def _compute(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
         """New holders for the gradients of the operation's inputs, and the parameter gradients that it makes."""
-        made, new, fetches = op.reads if op.grads is None else op.grads, op.params, op.fetches
+        made, new, fetches, before = op.reads if op.grads is None else op.grads, op.params, op.fetches, op.before
         if self._splits and op.late:
-            kept = self._graph.roots[op.keeps[0]]
-            self.pending += [Pending(op, param, kept, self._gradients[output]) for param, output in op.late]
-            new = tuple(param for param in op.params if param not in [late for late, _ in op.late])
+            new, before = self._leave(op)
         else:
-            fetches += op.late_fetches
-        for storages, is_made in op.before:
+            fetches = (*fetches, *op.late_fetches, *op.late_inside)
+        for storages, is_made in before:
             there = made if is_made else ()
             held = (*self._held(), *there)
             self.points += (LiveSet(op.name, (*self._live, *storages), held, self._params, (), len(there), len(storages)),)
@@ -320,6 +318,14 @@ class Backward:
         self._params = (*self._params, *new)
         self.points += (LiveSet(op.name, storages, held, self._params, new, len(made), len(own)),)
         return {name: name for name in made}, new
+
+    def _leave(self, op: Op) -> tuple[tuple[str, ...], tuple[tuple[tuple[str, ...], bool], ...]]:
+        """Leave an operation's late gradients to W; the parameters whose gradients it still makes, and its moments before them."""
+        kept = tuple([self._graph.roots[name] for name in op.keeps])
+        self.pending += [Pending(op, param, kept, self._gradients[output]) for param, output in op.late]
+        late = frozenset(param for param, _ in op.late)
+        before = tuple((tuple([name for name in made if name not in op.late_fetches]), is_made) for made, is_made in op.before)
+        return tuple(param for param in op.params if param not in late), before
 
     def _freed_before_bias(self, op: Op) -> str | None:
         """Input that torch frees before it sums a bias's gradient: a recomputed one that this product reads last.

@@ -210,14 +210,15 @@ def _ops(call: Call, group: list[Op], by_row: bool) -> list[Op]:
         keeps=(source,),
         params=tuple(param for op in group for param in op.params),
         grads=(source,),
-        fetches=(names[IN_WEIGHTS],),
+        late=tuple(made for op in group for made in op.late),
+        late_inside=(names[IN_WEIGHTS],),
         holds=group[0].holds,
         keeps_first=True,
         before=(((names[IN_INPUT],), True),),
     )
     if call.gathered is not None:
         fetched = names[GATHERED] if call.keeps_low else call.gathered, partial_gradient(call.gathered)
-        products = products._replace(fetches=(*fetched, names[IN_WEIGHTS]), before=(((*fetched, names[IN_INPUT]), False),))
+        products = products._replace(fetches=fetched[1:], late_fetches=fetched[:1], before=(((*fetched, names[IN_INPUT]), False),))
     if not call.keeps_low:
         return [products if call.gathered is None else products._replace(makes=(call.gathered, *products.makes))]
     keeping = Op(f"{call.name} keep", (source,), (low, scales, names[IN_KEEPING]), keeps=(low, scales), grads=())

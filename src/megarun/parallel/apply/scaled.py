@@ -34,7 +34,7 @@ def scale_products(stage: Stage, spec: Spec, inventory: Inventory) -> None:
     by = scaling_of(recipe.name)
     gradient_format = GRADIENT_FORMATS[recipe.format or FORMATS.get(recipe.name, "e4m3")]
     if recipe.head:
-        stage.head_scaling = Scaling(by, gradient_format, keeps_low=False)
+        stage.head_scaling = Scaling(by, gradient_format, keeps_low=False, may_wait=False)  # as wide as the vocabulary
     for name, block in stage.layers.items():
         if isinstance(block, GroupedQueryAttention | LatentAttention) and attends_in_eight_bits(
             spec, int(name), inventory.layers[int(name)].family

@@ -29,18 +29,20 @@ from megarun.model.norm import RowLinear
 from megarun.model.stage import Stage
 from megarun.parallel.apply.gradients import parameter_groups
 from megarun.parallel.apply.whole import add_gradient, whole_state
-from megarun.parallel.groups.deferred import deferring_to, leave_pending, product
+from megarun.parallel.groups.deferred import Fetch, Products, deferring_to, leave_pending, product
+from megarun.parallel.groups.scaled import scaling_of
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 class _Pending(NamedTuple):
-    """Deferred products of one input; `fetch` makes the input from the held rows if these are only a part of it."""
+    """Deferred products of one input, see `leave_pending`."""
 
     weights: Sequence[Tensor]
     rows: Tensor
     gradients: Sequence[Tensor]
-    fetch: Callable[[Tensor], Tensor] | None
+    fetch: Fetch | None
+    made: Products
 
 
 class WeightGradients:
@@ -55,12 +57,10 @@ class WeightGradients:
         """Context in which a backward defers its products."""
         return deferring_to(self)
 
-    def add(
-        self, weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
+    def add(self, weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Fetch | None, made: Products) -> None:
         """Defer the products of one input, see `leave_pending`."""
         # detached: a saved tensor's grad_fn leads to the stage's input, which a V's middle stage would then hold until W
-        self._pending.append(_Pending(weights, rows.detach(), gradients, fetch))
+        self._pending.append(_Pending(weights, rows.detach(), gradients, fetch, made))
 
     def take(self) -> Callable[[], None]:
         """A function that computes the deferred products, for torch's `dw_builder`."""
@@ -70,11 +70,12 @@ class WeightGradients:
     @torch.no_grad()
     def _compute(self, products: deque[_Pending]) -> None:
         while products:
-            weights, rows, gradients, fetch = products.popleft()  # each is freed once it is used
+            weights, rows, gradients, fetch, make = products.popleft()  # each is freed once it is used
             rows = rows if fetch is None else fetch(rows)
-            for weight, gradient in zip(weights, gradients, strict=True):
-                self.accumulate(weight, product(rows, gradient))
-            del rows, gradients, gradient  # free them before the next input is fetched
+            made = make(rows, gradients)
+            for weight in weights:
+                self.accumulate(weight, next(made))
+            del rows, gradients, made  # free them before the next input is fetched
 
     def accumulate(self, weight: Tensor, gradient: Tensor) -> None:
         """Accumulate one microbatch's gradient, as autograd and the end of a group's backward do."""
@@ -147,9 +148,9 @@ class SplitLinear(torch.autograd.Function):
 
 
 def split_linears(stage: Stage) -> None:
-    """Make every linear of a stage's layers defer its weight gradient in a split backward."""
+    """Make every linear of a stage's layers defer its weight gradient in a split backward; one in eight bits does so by itself."""
     for module in stage.layers.modules():
-        if isinstance(module, nn.Linear) and module.weight.requires_grad:
+        if isinstance(module, nn.Linear) and module.weight.requires_grad and scaling_of(module) is None:
             module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 

@@ -12,13 +12,14 @@ Source: torchao 0.18, `Float8Linear` (which keeps the 16-bit input).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
+from megarun.parallel.groups.deferred import leave_pending
 
 KEPT_DTYPE = torch.float8_e4m3fn
 
@@ -30,11 +31,13 @@ class Scaling(NamedTuple):
         by: tensor or rows, what has a scale; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
         gradient_format: e4m3 or e5m2, in which outputs' gradients multiply.
         keeps_low: True if the input's copy is kept in place of the input.
+        may_wait: True if a split backward defers the weight gradients.
     """
 
     by: str
     gradient_format: str
     keeps_low: bool
+    may_wait: bool = True
 
 
 class PackedMatrix:
@@ -205,20 +208,60 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         """Gradients of x, of the weights and of the biases."""
-        group, (by, gradient_format, _), weights = ctx.group, ctx.scaling, ctx.weights
+        group, (by, gradient_format, _, may_wait), weights = ctx.group, ctx.scaling, ctx.weights
         rows, *scales = ctx.kept.saved_tensors
-        scale = scales[0] if scales else None
+        product = _WeightProduct(scales[0] if scales else None, ctx.width, by, gradient_format)
+        gather = _RowGather(group, low=bool(scales))
         given, largest = _given(weights, turned=True)
-        if group.degree == 1:
-            own = fp8_input_gradients(gradients, given, by, gradient_format, largest)
-            made = fp8_weight_gradients(gradients, rows, scale, ctx.width, by, gradient_format, ctx.biased)
+        gathers = group.degree > 1
+        pending = may_wait and leave_pending(weights, rows, gradients, gather.whole if gathers else None, product.one_by_one)
+        arriving = gather.start(rows) if gathers and not pending else None
+        own = fp8_input_gradients(gradients, given, by, gradient_format, largest)
+        leaving = group.start_reduce(own) if gathers else None
+        made: list[Tensor | None] = [None] * len(weights)
+        if pending:
+            sums = [gradient.flatten(0, -2).sum(0) for gradient, biased in zip(gradients, ctx.biased, strict=True) if biased]
         else:
-            arriving = group.start_gather(rows if scale is None else rows.view(torch.uint8))
-            partial = fp8_input_gradients(gradients, given, by, gradient_format, largest)
-            leaving = group.start_reduce(partial)
-            gathered = arriving.wait()
-            gathered = gathered if scale is None else gathered.view(KEPT_DTYPE)
-            made = fp8_weight_gradients(gradients, gathered, scale, ctx.width, by, gradient_format, ctx.biased)
-            own = leaving.wait()
-        sums = iter(made[len(weights) :])
-        return None, None, None, own, None, None, *made[: len(weights)], *(next(sums) if biased else None for biased in ctx.biased)
+            made[:], sums = product.of(rows if arriving is None else gather.arrived(arriving), gradients, ctx.biased)
+        own = own if leaving is None else leaving.wait()
+        each = iter(sums)
+        return None, None, None, own, None, None, *made, *(next(each) if biased else None for biased in ctx.biased)
+
+
+class _WeightProduct(NamedTuple):
+    """The product that makes the gradients of a call's weights; a deferred one outlives the node of the call."""
+
+    scale: Tensor | None
+    width: int
+    by: str
+    gradient_format: str
+
+    def of(self, rows: Tensor, gradients: Sequence[Tensor], biased: Sequence[bool]) -> tuple[list[Tensor], list[Tensor]]:
+        """Gradients of the weights, and of those biases that there are."""
+        found = fp8_weight_gradients(gradients, rows, self.scale, self.width, self.by, self.gradient_format, biased)
+        return found[: len(gradients)], found[len(gradients) :]
+
+    def one_by_one(self, rows: Tensor, gradients: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Gradients of the weights, each freed by its reader."""
+        made, _ = self.of(rows, gradients, [False] * len(gradients))
+        while made:
+            yield made.pop(0)
+
+
+class _RowGather(NamedTuple):
+    """Gathers what each rank keeps of a call's input, in eight bits where that is a copy."""
+
+    group: TensorGroup
+    low: bool
+
+    def start(self, own: Tensor) -> _Arriving:
+        """Start with the rank's own rows."""
+        return self.group.start_gather(own.view(torch.uint8) if self.low else own)
+
+    def arrived(self, arriving: _Arriving) -> Tensor:
+        """Rows of all ranks."""
+        return arriving.wait().view(KEPT_DTYPE) if self.low else arriving.wait()
+
+    def whole(self, own: Tensor) -> Tensor:
+        """Rows of all ranks, waited for."""
+        return self.arrived(self.start(own))
