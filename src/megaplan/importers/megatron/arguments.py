@@ -294,7 +294,7 @@ class Arguments:
                 self.warn(key, ARGUMENTS[key].note)
             elif self._given.parsed and not (self._given.forked and key not in ARGUMENTS and names_a_tensor(key, value)):
                 continue
-            elif key not in ARGUMENTS and not self._policy.strict and key not in MEANT and not names_a_tensor(key, value):
+            elif key not in ARGUMENTS and not self._policy.strict and not decides_a_tensor(key, value):
                 unknown.append(key)
             elif whole or key not in ARGUMENTS:
                 self._errors.append(self._unread(key))
@@ -361,6 +361,11 @@ def name_of(key: str) -> str:
 def changes_nothing(key: str) -> bool:
     """True for an argument, known by its name, on which nothing of a spec depends."""
     return key in IGNORED or key in OLDER_IGNORED or key.startswith(IGNORED_PREFIXES)
+
+
+def decides_a_tensor(key: str, value: Any) -> bool:
+    """True for an argument that the import does not know and that decides the size of a tensor, by its name."""
+    return key in MEANT or names_a_tensor(key, value)
 
 
 def typed(value: Any) -> Any:
