@@ -264,7 +264,10 @@ class Arguments:
             return False
         model = next((key for key in _MODEL_OF_OTHERS if isinstance(self.values.get(key), str)), None)
         whose = "" if model is None else f": its model comes from {flag(model)} {_shown(self.values[model])}"
-        said = f"no {', '.join(map(flag, ('num_layers', *needed)))}: this is the launch of another front end than Megatron-LM's own{whose}"
+        program = f" of {self.program.rpartition('/')[2]}" if self.program else ""
+        said = (
+            f"no {', '.join(map(flag, ('num_layers', *needed)))}: the launch{program} is of another front end than Megatron-LM's own{whose}"
+        )
         hint = "megaplan import hf CONFIG.json, then --set host.name=megatron and the degrees of the launch"
         self._errors.append(diagnostic("MP916", said, Location(self.name), (hint,)))
         return True

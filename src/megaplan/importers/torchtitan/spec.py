@@ -173,6 +173,10 @@ def _flavor(config: JobConfig) -> Flavor:
             return stated
         config.unread("model.flavor", config.stated.line)
         config.finish()
+    if (built := config.values.get("model.config")) and isinstance(built, str):
+        named = "a fork builds the model of this config, and not of a flavor of torchtitan"
+        config.refuse("model.config", named, f"megaplan estimate {built} --gpus 8")
+        config.finish()
     why = REFUSED.get(f"{name}/{flavor}", REFUSED.get(name))
     if why is not None:
         config.refuse(
