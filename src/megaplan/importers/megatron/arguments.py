@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
-from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, letters, renamed, translate_forks
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, decides_a_tensor, letters, renamed, translate_forks
 from megaplan.importers.megatron.unset import readable, remedies, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
@@ -364,11 +364,6 @@ def name_of(key: str) -> str:
 def changes_nothing(key: str) -> bool:
     """True for an argument, known by its name, on which nothing of a spec depends."""
     return key in IGNORED or key in OLDER_IGNORED or key.startswith(IGNORED_PREFIXES)
-
-
-def decides_a_tensor(key: str, value: Any) -> bool:
-    """True for an argument that the import does not know and that decides the size of a tensor, by its name."""
-    return key in MEANT or names_a_tensor(key, value)
 
 
 def typed(value: Any) -> Any:

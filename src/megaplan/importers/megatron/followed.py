@@ -14,7 +14,8 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
-from megaplan.importers.megatron.arguments import Given, changes_nothing, decides_a_tensor
+from megaplan.importers.megatron.arguments import Given, changes_nothing
+from megaplan.importers.megatron.meant import decides_a_tensor
 from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.script import OF_LAUNCHER, Field, read_words
 from megaplan.importers.megatron.shell.builtins import OF_NODES

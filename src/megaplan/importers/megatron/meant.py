@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from megaplan.hosts.megatron.argument import flag
+from megaplan.importers.structure import names_a_tensor
 from megaplan.spec.models import MAX_LAYERS
 
 MEANT = MappingProxyType(
@@ -246,6 +247,11 @@ def _deepspeed_experts(values: dict[str, Any]) -> list[Translated]:
     values.setdefault("moe_layer_freq", [int(layer % interval == 0) for layer in range(1, layers + 1)])
     said = f"of DeepSpeed: in every layer whose number divides by {interval}, with {choices} for each token"
     return [Translated("num_experts", f"--num-experts {values['num_experts']} {said}")]
+
+
+def decides_a_tensor(key: str, value: Any) -> bool:
+    """True for an argument that the import does not know and that decides the size of a tensor, by its name."""
+    return key in MEANT or names_a_tensor(key, value)
 
 
 def foreign_modules(spec: Any) -> str:
