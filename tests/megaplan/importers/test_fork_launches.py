@@ -32,6 +32,9 @@ def piece(field: int, data: bytes) -> bytes:
     [
         ("codellama/CodeLlama-7b-hf", 32_016),  # not of Llama-2, whose name it has a part of
         ("mistralai/Mistral-7B-v0.3", 32_768),
+        ("mistralai/Mixtral-8x22B-v0.1", 32_000),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", 32_768),
+        ("pile/20B_tokenizer.json", 50_277),
         ("HuggingFaceTB/SmolLM3-3B", 128_256),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 128_256),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 151_665),

@@ -85,7 +85,7 @@ def test_a_vocabulary_of_the_usual_name_is_that_of_gpt2_with_a_warning() -> None
 
 def test_adapters_of_a_rank_are_no_training_of_the_whole_model() -> None:
     (found,) = errors(f"{BARE} --use-fused-rmsnorm --lora-r 16 --lora-alpha 32")
-    assert (found.code, found.hints[0]) == ("MP913", "--ignore lora-r")
+    assert (found.code, found.hints[0]) == ("MP902", "megaplan import hf CONFIG.json --set lora.rank=16 --set lora.alpha=32 -o spec.yaml")
 
 
 def test_mindspeeds_launches_with_sizes_are_read_as_megatrons() -> None:

@@ -190,6 +190,12 @@ def test_a_width_may_be_repeated_under_the_name_of_another_class(family: str) ->
     assert (found.code, found.location.key) == ("MP806", "moe_intermediate_size")
 
 
+def test_the_dense_width_that_minimax_m2_publishes_makes_no_tensor() -> None:
+    fields, total = SMALL["minimax_m2"][0]
+    published = import_hf(text(fields | {"mlp_intermediate_size": 8 * fields["intermediate_size"]}), "config.json")
+    assert build_inventory(published.loaded.spec).parameters == total
+
+
 def test_an_unread_field_that_decides_a_tensor_is_an_error() -> None:
     """The latent attention of a relative is not dropped with a note."""
     config = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}

@@ -270,7 +270,10 @@ def test_gpus_are_those_of_the_launcher_until_stated():
     assert spec_of(job).mesh.dp_shard == 8
     both = "[parallelism]\ndata_parallel_replicate_degree = 8\n"
     assert (spec_of(job + both).mesh.dp_replicate, spec_of(job + both).mesh.dp_shard) == (8, 2)
-    assert spec_of(job.replace('flavor = "8B"', 'flavor = "8B_flex"')).model == spec_of(job).model
+    cut = job.replace('flavor = "8B"', 'flavor = "8B_flex"')
+    assert spec_of(cut).model == spec_of(job).model
+    said = "model.flavor = 8B_flex is read with the sizes of llama3/8B"
+    assert any(said in each.detail for each in import_torchtitan(cut, "job.toml").loaded.diagnostics)
     assert spec_of(job.replace('flavor = "8B"', 'flavor = "8B"\nnorm_type = "fused_rmsnorm"')).model == spec_of(job).model
     assert codes(job.replace('flavor = "8B"', 'flavor = "8B"\nnorm_type = "np_layernorm"'))[0] == ["MP914"]
     assert spec_of(job + "global_batch_size = 4\n").mesh.dp_shard == 4

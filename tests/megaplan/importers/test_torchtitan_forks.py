@@ -23,6 +23,13 @@ llama3_args = {
 """A fork's registry."""
 
 
+def test_a_model_that_a_config_makes_is_no_flavor():
+    with pytest.raises(MegaplanError) as caught:
+        import_torchtitan('[model]\nconfig = "org/model"\n[training]\nbatch_size = 4\nseq_len = 128\n', "job.toml")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.hints[0]) == ("MP914", "megaplan estimate org/model --gpus 8")
+
+
 @pytest.mark.parametrize(("flavor", "sizes"), [("9B", (80, 16_384, 8, 128, 128_256)), ("2B", (16, 8192, 16, 64, 5120))])
 def test_a_flavor_of_a_forks_own_tree_has_the_sizes_of_its_registry(tmp_path, flavor, sizes):
     folder = tmp_path / "torchtitan/models/llama3"

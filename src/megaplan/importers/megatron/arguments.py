@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind, flag
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
-from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, letters, renamed, translate_forks
+from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, decides_a_tensor, letters, renamed, translate_forks
 from megaplan.importers.megatron.unset import readable, remedies, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.scalars import MAX_INT
@@ -264,7 +264,10 @@ class Arguments:
             return False
         model = next((key for key in _MODEL_OF_OTHERS if isinstance(self.values.get(key), str)), None)
         whose = "" if model is None else f": its model comes from {flag(model)} {_shown(self.values[model])}"
-        said = f"no {', '.join(map(flag, ('num_layers', *needed)))}: this is the launch of another front end than Megatron-LM's own{whose}"
+        program = f" of {self.program.rpartition('/')[2]}" if self.program else ""
+        said = (
+            f"no {', '.join(map(flag, ('num_layers', *needed)))}: the launch{program} is of another front end than Megatron-LM's own{whose}"
+        )
         hint = "megaplan import hf CONFIG.json, then --set host.name=megatron and the degrees of the launch"
         self._errors.append(diagnostic("MP916", said, Location(self.name), (hint,)))
         return True
@@ -294,7 +297,7 @@ class Arguments:
                 self.warn(key, ARGUMENTS[key].note)
             elif self._given.parsed and not (self._given.forked and key not in ARGUMENTS and names_a_tensor(key, value)):
                 continue
-            elif key not in ARGUMENTS and not self._policy.strict and key not in MEANT and not names_a_tensor(key, value):
+            elif key not in ARGUMENTS and not self._policy.strict and not decides_a_tensor(key, value):
                 unknown.append(key)
             elif whole or key not in ARGUMENTS:
                 self._errors.append(self._unread(key))

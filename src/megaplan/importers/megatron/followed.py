@@ -15,6 +15,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given, changes_nothing
+from megaplan.importers.megatron.meant import decides_a_tensor
 from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.script import OF_LAUNCHER, Field, read_words
 from megaplan.importers.megatron.shell.builtins import OF_NODES
@@ -31,7 +32,7 @@ NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", OF_NODES, "PET_NNODES")
 """Those of the number of nodes."""
 MOST_CONDITIONS = 12
 """Most conditions whose other outcome is followed too."""
-_BLANK = re.compile(r"(?<![<\w])<([A-Z][\w. -]*)>(?=[\s\"'/]|$)")
+_BLANK = re.compile(r"(?<![<\w])<([A-Za-z][\w./ -]*)>(?=[\s\"'/]|$)")
 """A place that a template leaves for a path, `<PATH TO DATA>`; a variable that nothing sets, and to a shell redirections."""
 _TAKES_ALL = re.compile(r"\$[@*#]|\$\{[@*#]|\bshift\b|\bgetopts\b")
 
@@ -113,11 +114,11 @@ class _Script:
             keys = self._changed({**decisions, place: not decisions.get(place, False)}, given, number)
             outcome = "holds" if decisions.get(place, False) else "does not hold"
             of_a_file = _FILE_TEST.match(condition.text) is not None
-            if keys and all(_changes_no_tensor(key) or (of_a_file and key in _OF_TOKENIZER) for key in keys):
+            if keys and all(_changes_no_tensor(key, value) or (of_a_file and key in _OF_TOKENIZER) for key, value in keys.items()):
                 said = f"{condition.text} is not known, and is read as if it {outcome}; it decides {', '.join(map(flag, keys))}"
                 notes.append((condition.line, said))
             elif keys:
-                said = f"{self._name} decides {', '.join(map(flag, keys[:8]))} by {condition.text!r}, which only running it answers"
+                said = f"{self._name} decides {', '.join(map(flag, list(keys)[:8]))} by {condition.text!r}, which only running it answers"
                 errors.append(diagnostic("MP922", said, Location(self._name, condition.line)))
         return replace(given, left_out=(*given.left_out, *notes)), errors
 
@@ -143,15 +144,15 @@ class _Script:
         self._environment = {**self._environment, **{name: required(name) for name in found if not name.isdecimal()}}
         return [name for name in found if not name.isdecimal()]
 
-    def _changed(self, decisions: Mapping[int, bool], given: Given, number: int | None) -> list[str]:
-        """Arguments that have another value with other decisions; none if nothing is launched then."""
+    def _changed(self, decisions: Mapping[int, bool], given: Given, number: int | None) -> dict[str, Any]:
+        """Arguments that have another value with other decisions, and one of the values; none if nothing is launched then."""
         try:
             shell = self._follow(decisions)
             other = read_recording(shell.recording(), self._name, number).values if shell.launches else given.values
         except (MegaplanError, NeedsBashError):
-            return []
-        keys = dict.fromkeys((*given.values, *other))
-        return [key for key in keys if given.values.get(key) != other.get(key) and not changes_nothing(key)]
+            return {}
+        values = {**other, **given.values}
+        return {key: value for key, value in values.items() if given.values.get(key) != other.get(key) and not changes_nothing(key)}
 
 
 def _assumed(shell: Shell, lacking: Collection[str]) -> list[tuple[int, str]]:
@@ -187,9 +188,11 @@ def _ranks(values: Mapping[str, Any]) -> int:
     return max(ranks("tensor_model", "context"), ranks("expert_model", "expert_tensor"))
 
 
-def _changes_no_tensor(key: str) -> bool:
-    """True for an argument of training alone, and for counts of processes, which `--gpus` states."""
-    return key in OF_LAUNCHER.values() or key == "world_size" or (key in ARGUMENTS and ARGUMENTS[key].key.startswith("training."))
+def _changes_no_tensor(key: str, value: Any) -> bool:
+    """True for an argument of training alone, for counts of processes, which `--gpus` states, and for one that is not read at all."""
+    if key in OF_LAUNCHER.values() or key == "world_size":
+        return True
+    return ARGUMENTS[key].key.startswith("training.") if key in ARGUMENTS else not decides_a_tensor(key, value)
 
 
 def _own(text: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
+from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.meant import foreign_modules
 
@@ -98,6 +101,8 @@ _OURS = {
     "local_batch_size": "batch.micro_batch_size",
     "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
 }
+_TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter", "tuner_backend")
+"""Arguments by which front ends choose between all parameters and low-rank adapters."""
 _SIZES = {
     "global_batch_size": "--global-batch",
     "train_batch_size": "--global-batch",
@@ -123,10 +128,21 @@ _OTHER_PROGRAMS = {
 }
 """Parts of the names of programs in Megatron's tree that train no decoder of text."""
 _BRIDGE = re.compile(r"^_target_: *megatron\.bridge\.", re.MULTILINE)
+_STATES_MODEL = re.compile(
+    r"\A(?=.*^\W*num[-_]layers\W*:)(?=.*^\W*hidden[-_]size\W*:)"
+    r"(?=.*^\W*(?:encoder_seq_length|pipe[-_]parallel[-_]size|train_micro_batch_size_per_gpu)\W*:)",
+    _WHOLE,
+)
+"""YAML of gpt-neox and of NeMo 1 with the model's sizes, which `other_yaml` reads."""
 _STARTS_MEGATRON = re.compile(r"^[^#\n]*\bpretrain_(?:gpt|mamba|hybrid)\.py\b", re.MULTILINE)
 _WITH_ENCODERS = re.compile(r"vlm|multimodal|mimo|flamingo|llava|omni|vl\.py")
 _OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "vision_pretraining", "use_tiling", "max_num_tiles")
 """Arguments that only a model with images has, whatever its program is called."""
+_DECODERS_TOKENS = ("decoder_seq_length", "dataloader_seq_length")
+"""Arguments with the tokens of a decoder behind encoders, whose own tokens are `--seq-length`."""
+_FREEZES = re.compile(r"freeze_(?:lm|llm|language_model|model|all_layers|base_for_mtp)$")
+_BY_CONFIG = MappingProxyType({"use_bridge": "bridge_hf_model"})
+"""Switches of forks with which a config makes the model, whatever sizes a launch states, and the argument that names the config."""
 
 
 def refuse_other_program(launch: Arguments) -> None:
@@ -135,6 +151,8 @@ def refuse_other_program(launch: Arguments) -> None:
     Raises:
         MegaplanError: MP926.
     """
+    _refuse_configs(launch)
+    _refuse_frozen(launch)
     modules = foreign_modules(launch.values.get("spec"))
     if modules.startswith("mindspeed"):  # whose arguments state the model, as Megatron-LM's do
         launch.guess("spec", f"--spec {modules} builds the layers; they are planned as those of Megatron-LM")
@@ -151,6 +169,40 @@ def refuse_other_program(launch: Arguments) -> None:
     if of_images or _WITH_ENCODERS.search(program):
         said = f"{program.rpartition('/')[2] or launch.name} builds encoders in front of the decoder, which are not counted"
         launch.guess(of_images, said)
+        _take_decoders_tokens(launch)
+
+
+def _take_decoders_tokens(launch: Arguments) -> None:
+    """Gives a launch with encoders in front the length of its decoder's sequences.
+
+    Source: `examples/multimodal/model.py` of NVIDIA/Megatron-LM sets `--seq-length` to the tokens of the images.
+    """
+    key = next((key for key in _DECODERS_TOKENS if isinstance(launch.values.get(key), int)), None)
+    if key is not None:
+        launch.note("seq_length", f"{flag('seq_length')} is of the encoder, and {flag(key)} {launch.values[key]} is planned")
+        launch.values["seq_length"] = launch.values[key]
+
+
+def _refuse_frozen(launch: Arguments) -> None:
+    """Refuses a launch whose decoder is frozen: without gradients and optimizer state its memory is another."""
+    key = next((key for key, value in launch.values.items() if value is True and _FREEZES.match(key.lower())), None)
+    if key is not None:
+        launch.pass_over(key)
+        ignored = f"--ignore {key.replace('_', '-')}   # to plan it as trained"
+        launch.cannot(key, "the decoder is frozen, and host megatron trains all of it", None, ignored)
+
+
+def _refuse_configs(launch: Arguments) -> None:
+    """Refuses a launch whose model is built from a config, whatever sizes it states.
+
+    Raises:
+        MegaplanError: MP926.
+    """
+    for switch, key in _BY_CONFIG.items():
+        if launch.values.get(switch):
+            said = f"{launch.name} builds the model of {flag(key)} by {flag(switch)}, and not of the sizes that it states"
+            stated = "\n".join(f"{name}={value}" for name, value in {**launch.values, "model": launch.values.get(key)}.items())
+            raise MegaplanError([diagnostic("MP926", said, launch.at(switch), (_command(stated),))])
 
 
 def refuse_file(text: str, name: str) -> None:
@@ -163,7 +215,7 @@ def refuse_file(text: str, name: str) -> None:
     Raises:
         MegaplanError: MP926, with the command that reads the file, or that estimates its model.
     """
-    if _BRIDGE.search(text) or _STARTS_MEGATRON.search(text):
+    if _BRIDGE.search(text) or _STARTS_MEGATRON.search(text) or _STATES_MODEL.search(text):
         said = f"{name} is {'a configuration of Megatron-Bridge' if _BRIDGE.search(text) else 'a launch of Megatron'}"
         raise MegaplanError([diagnostic("MP926", said, Location(name), (f"megaplan import megatron {shlex.quote(name)} -o spec.yaml",))])
     refuse_front_end(text, name)
@@ -202,7 +254,7 @@ def refuse_front_end(text: str, name: str) -> None:
     """
     stated = all(re.search(rf"^[^#\n]*--{size}\b", text, re.MULTILINE) for size in ("num-layers", "hidden-size"))
     python = _is_python(text, name)
-    if stated and not python and _STARTS_MEGATRON.search(text):
+    if _STATES_MODEL.search(text) or (stated and not python and _STARTS_MEGATRON.search(text)):
         return
     asked = (one for one in _FRONT_ENDS if not (stated and one.model == _ARGUMENTS))
     found = next(((one, match) for one in asked if (match := one.mark.search(text)) is not None), None)
@@ -269,4 +321,16 @@ def _command(text: str) -> str:
     for key, ours in _OURS.items():
         if given.get(key, "").isdigit():
             words += ["--set", f"{ours}={given[key]}"]
+    for key, value in _adapters(given).items():
+        words += ["--set", f"lora.{key}={value}"]
     return shlex.join(words)
+
+
+def _adapters(given: Mapping[str, str]) -> dict[str, str]:
+    """The section `lora` of a text that trains low-rank adapters alone; ms-swift and LLaMA-Factory have rank 8 by default."""
+    named = any(given.get(key, "").lower() in ("lora", "qlora", "dora") for key in _TUNED_BY)
+    rank = given.get("lora_rank", "8" if named else "0")
+    if not rank.isdigit() or not int(rank):
+        return {}
+    alpha = given.get("lora_alpha", "")
+    return {"rank": rank, "alpha": alpha if alpha.isdigit() else str(2 * int(rank))}

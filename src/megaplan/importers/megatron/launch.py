@@ -12,6 +12,7 @@ from megaplan.importers.megatron.arguments import Given, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge, refuse_override
 from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import has_table, read_table
+from megaplan.importers.megatron.other_yaml import is_nemo, is_neox, read_nemo, read_neox
 from megaplan.importers.megatron.script import Field, read_words, substituted
 from megaplan.importers.megatron.sections import in_sections, is_primus, read_primus, read_sections
 from megaplan.spec.document import Document, parse_document
@@ -87,6 +88,10 @@ def _of_other_form(document: Document, name: str, environment: Mapping[str, str]
     whole = document.value
     if str(whole.get("format")).startswith("megaplan."):
         raise MegaplanError([diagnostic("MP926", f"{name} is a spec of megaplan", Location(name), (f"megaplan estimate {name}",))])
+    if is_neox(whole):
+        return read_neox(document, name)
+    if is_nemo(whole):
+        return read_nemo(document, name)
     if is_bridge(whole):
         refuse_override(whole, name, document.source.locate)
         return read_bridge(whole, document.source.locate)

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from megaplan.hosts.megatron.argument import flag
+from megaplan.importers.structure import names_a_tensor
+from megaplan.spec.models import MAX_LAYERS
 
 MEANT = MappingProxyType(
     {
@@ -39,6 +41,8 @@ RENAMED = MappingProxyType(
     {
         "model_parallel_size": "tensor_model_parallel_size",
         "batch_size": "micro_batch_size",
+        "lora_r": "lora_rank",
+        "pad_vocab_size_to": "padded_vocab_size",
         "use_qk_norm": "qk_layernorm",
         "use_qk_layernorm": "qk_layernorm",
         "qk_nope_head_dim": "qk_head_dim",
@@ -98,6 +102,21 @@ OLDER_IGNORED = frozenset({
 })  # fmt: skip
 """Arguments of earlier releases that change no tensor of the ledger."""
 
+NOT_PLANNED = MappingProxyType(
+    {
+        "reuse_fp32_param": "parameters share the storage of their fp32 copies there, and both are counted",
+        "swap_optimizer": "the optimizer's state is in host memory there, and is counted on the device",
+        "swap_attention": "kept tensors of attention are in host memory there, and are counted on the device",
+        "recompute_activation_function": "outputs of activation functions are computed again there, and are counted as kept",
+        "recompute_norm": "outputs of norms are computed again there, and are counted as kept",
+        "recompute_in_bubble": "other layers are computed again there",
+        "recompute_in_advance": "other layers are computed again there",
+        "enable_recompute_layers_per_pp_rank": "recomputed layers are of a rank there, and are read as of each of its stages",
+        "moe_zero_memory": "kept tensors of experts are computed again there, and are counted",
+    }
+)
+"""Switches of forks that change memory and have no counterpart, and what is counted instead."""
+
 HEADS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {"multihead": {}, "multiquery": {"group_query_attention": True, "num_query_groups": 1}}
 )
@@ -156,7 +175,58 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
             found.append(Translated("use_distributed_optimizer", said, uncertain=True))
     if values.get("deepspeed") and values.get("num_experts") is not None:
         found += _deepspeed_experts(values)
+    if "embedding" in str(values.get("pp_partition_method")):
+        found.append(_deepspeed_stages(values))
+    if isinstance(ranks := values.get("ds_sequence_parallel_size"), int) and values.get("context_parallel_size") in (None, 1):
+        del values["ds_sequence_parallel_size"]
+        values["context_parallel_size"] = ranks
+        found += [Translated("context_parallel_size", f"--ds-sequence-parallel-size {ranks} is planned as context parallelism")][
+            : ranks > 1
+        ]
+    if values.get("num_experts") is not None:
+        found += _mindspeed_experts(values)
+    recomputes = values.get("checkpoint_activations") or values.get("recompute_granularity") == "full"
+    shares = values.pop("partition_activations", False) and recomputes and not values.get("sequence_parallel")
+    if shares and values.get("tensor_model_parallel_size") not in (None, 1):
+        values["distribute_saved_activations"] = True
+    given = [key for key in NOT_PLANNED if values.pop(key, None)]
+    found += [Translated(key, f"{flag(key)}: {NOT_PLANNED[key]}", uncertain=True) for key in given]
     return found
+
+
+def _mindspeed_experts(values: dict[str, Any]) -> list[Translated]:
+    """Dense layers and shared experts of MindSpeed.
+
+    Source: `core/transformer/transformer_block.py` and `features_manager/moe/shared_expert.py` of Ascend/MindSpeed-LLM.
+    """
+    found = []
+    first, period, layers = (values.get(key) for key in ("first_k_dense_replace", "moe_layer_freq", "num_layers"))
+    if isinstance(first, int) and isinstance(layers, int) and 0 < layers <= MAX_LAYERS:
+        del values["first_k_dense_replace"]
+        period = abs(period) if isinstance(period, int) and not isinstance(period, bool) else 0
+        if first and period:
+            values["moe_layer_freq"] = [int(layer >= first and layer % period == 0) for layer in range(layers)]
+            said = f"--first-k-dense-replace {first}: experts from layer {max(first, 0)} on, in every {period}. by its number from 0"
+            found.append(Translated("moe_layer_freq", said))
+    shared, width = values.get("n_shared_experts"), values.get("moe_ffn_hidden_size") or values.get("ffn_hidden_size")
+    if isinstance(shared, int) and isinstance(width, int):
+        del values["n_shared_experts"]
+        if shared and values.get("moe_shared_expert_intermediate_size") is None:
+            values["moe_shared_expert_intermediate_size"] = shared * width
+            found.append(Translated("moe_shared_expert_intermediate_size", f"--n-shared-experts {shared} has the width of as many experts"))
+    return found
+
+
+def _deepspeed_stages(values: dict[str, Any]) -> Translated:
+    """Stages of DeepSpeed that count modules by the names of their classes: layers, the embedding, and a tied head, which has its class.
+
+    Source: `megatron/model/gpt_model.py` of bigscience-workshop/Megatron-DeepSpeed, `PipelineModule` of DeepSpeed.
+    """
+    method = values.pop("pp_partition_method")
+    tied = not (values.get("untie_embeddings_and_output_weights") or values.get("no_tie_embed_logits"))
+    values |= {"account_for_embedding_in_pipeline_split": True, **({"account_for_loss_in_pipeline_split": True} if tied else {})}
+    counted = "embedding and head" if tied else "embedding"
+    return Translated("account_for_embedding_in_pipeline_split", f"--pp-partition-method {method} counts {counted} as layers of stages")
 
 
 def _deepspeed_experts(values: dict[str, Any]) -> list[Translated]:
@@ -177,6 +247,11 @@ def _deepspeed_experts(values: dict[str, Any]) -> list[Translated]:
     values.setdefault("moe_layer_freq", [int(layer % interval == 0) for layer in range(1, layers + 1)])
     said = f"of DeepSpeed: in every layer whose number divides by {interval}, with {choices} for each token"
     return [Translated("num_experts", f"--num-experts {values['num_experts']} {said}")]
+
+
+def decides_a_tensor(key: str, value: Any) -> bool:
+    """True for an argument that the import does not know and that decides the size of a tensor, by its name."""
+    return key in MEANT or names_a_tensor(key, value)
 
 
 def foreign_modules(spec: Any) -> str:

@@ -34,6 +34,7 @@ def read_model(launch: Arguments, stack: LaunchLayers, tp: int) -> dict[str, Any
         "vocab_size": _vocabulary(launch, tp),
     }
     hidden = model["hidden_size"]
+    _norm_embeddings(launch, hidden, copied=model["tie_embeddings"] and len(stack.stages) > 1)
     bias, position = not launch.given("disable_bias_linear"), _position(launch)
     if position == "learned_absolute" and "A" in letters:
         model["learned_positions"] = launch.whole("max_position_embeddings")
@@ -61,6 +62,14 @@ def read_model(launch: Arguments, stack: LaunchLayers, tp: int) -> dict[str, Any
         width = model["moe"]["ffn_hidden_size"] if "D" not in stack.ahead and "moe" in model else ffn
         model["features"] = {"mtp": _module(stack, width, activation, bias=bias)}
     return model
+
+
+def _norm_embeddings(launch: Arguments, hidden: int, *, copied: bool) -> None:
+    """Warns of BLOOM's norm of embeddings, which host megatron has not; a pipeline's copy of a tied table has one, too."""
+    where = " on the first stage and on the last" if copied else ""
+    launch.pass_over("embed_layernorm")
+    if launch.values.get("embed_layernorm"):
+        launch.guess("embed_layernorm", f"the norm of the embeddings is not counted: {2 * hidden:,} parameters{where}")
 
 
 def _module(stack: LaunchLayers, width: int, activation: str, *, bias: bool) -> dict[str, Any]:

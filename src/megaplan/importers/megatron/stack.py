@@ -258,8 +258,9 @@ def _fitting_layers(layers: int, pp: int, stages: int, counted: list[str], *, al
     total = layers + len(counted)
     nearest = [size for size in (total // stages * stages, -(-total // stages) * stages) if size > len(counted)]
     fits = f"{' or '.join(str(size - len(counted)) for size in dict.fromkeys(nearest))}"
-    if pp > 1 and alone and not counted:
-        fits += f"; or --decoder-last-pipeline-num-layers {layers - (pp - 1) * -(-layers // pp)}"
+    last = layers - (pp - 1) * -(-layers // pp)
+    if pp > 1 and alone and not counted and last > 0:
+        fits += f"; or --decoder-last-pipeline-num-layers {last}"
     also = [each for each in range(pp, 1, -1) if total % each == 0][:1] if alone else []
     return fits + (f"; or --pipeline-model-parallel-size {also[0]}" if also else "")
 

@@ -173,6 +173,10 @@ def _flavor(config: JobConfig) -> Flavor:
             return stated
         config.unread("model.flavor", config.stated.line)
         config.finish()
+    if (built := config.values.get("model.config")) and isinstance(built, str):
+        named = "a fork builds the model of this config, and not of a flavor of torchtitan"
+        config.refuse("model.config", named, f"megaplan estimate {built} --gpus 8")
+        config.finish()
     why = REFUSED.get(f"{name}/{flavor}", REFUSED.get(name))
     if why is not None:
         config.refuse(
@@ -183,9 +187,11 @@ def _flavor(config: JobConfig) -> Flavor:
         return own
     if config.values.get("model.norm_type", RMSNORMS[0]) not in RMSNORMS:
         config.refuse("model.norm_type", f"norms of other tensors than {', '.join(RMSNORMS)}", f"norm_type = {RMSNORMS[0]}")
-    flavor = _plain(flavor)
+    named, flavor = flavor, _plain(flavor)
     if flavor not in FLAVORS.get(name, {}):
         _refuse_flavor(config, name, flavor)
+    if named != flavor:
+        config.say(f"model.flavor = {named} is read with the sizes of {name}/{flavor}, as torchtitan has it; a fork's may differ")
     found = FLAVORS[name][flavor]
     tokens = tokens_of(config.name, _tokenizer(config)) if name.startswith("llama") else None
     return found if tokens is None else found._replace(vocab=tokens)

@@ -1,0 +1,110 @@
+"""Arguments of forks that change what is counted: each is planned, refused, or named; none is passed over."""
+
+import pytest
+from recorded_launches import PLAIN
+
+from megaplan.errors import MegaplanError, Severity
+from megaplan.importers.megatron.spec import import_megatron
+from megaplan.importers.structure import Policy
+from megaplan.inventory.build import build_inventory
+
+RUN = f"torchrun --nproc_per_node 1 pretrain_gpt.py {PLAIN}"
+FRONT = f"torchrun --nproc_per_node 1 pretrain_vlm.py {PLAIN} --vocab-size 256"
+
+
+@pytest.mark.parametrize(("words", "length"), [("--decoder-seq-length 96", 96), ("--dataloader-seq-length 64", 64), ("", 128)])
+def test_sequences_of_a_decoder_behind_encoders_are_its_own(words: str, length: int) -> None:
+    assert import_megatron(f"{FRONT} {words}", "x.sh").loaded.spec.batch.seq_length == length
+    plain = f"{RUN} --vocab-size 256 {words}"
+    assert import_megatron(plain, "x.sh").loaded.spec.batch.seq_length == 128  # without encoders the argument has no effect
+
+
+@pytest.mark.parametrize("switch", ["freeze-LM", "freeze-llm", "freeze-all-layers"])
+def test_a_frozen_decoder_is_refused_and_can_be_planned_as_trained(switch: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{FRONT} --{switch}", "x.sh")
+    found = caught.value.diagnostics[0]
+    assert (found.code, found.hints[0].split("   ")[0]) == ("MP914", f"--ignore {switch}")
+    ignored = Policy(ignored=frozenset({switch.replace("-", "_")}))
+    assert import_megatron(f"{FRONT} --{switch}", "x.sh", policy=ignored).loaded.spec.model.num_layers == 4
+    assert import_megatron(f"{FRONT} --freeze-ViT", "x.sh").loaded.spec.model.num_layers == 4
+
+
+def test_a_model_that_a_config_makes_is_refused_whatever_its_sizes() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{FRONT} --use-bridge --bridge-hf-model org/model --micro-batch-size 2", "x.sh")
+    (found,) = caught.value.diagnostics
+    assert (found.code, "--bridge-hf-model" in found.detail) == ("MP926", True)
+    assert found.hints[0].startswith("megaplan estimate org/model --gpus")
+    assert "batch.micro_batch_size=2" in found.hints[0]
+
+
+NEEDED = "--vocab-size 256 --make-vocab-size-divisible-by 1"
+STAGES = "--pipeline-model-parallel-size 2 --pp-partition-method 'type:transformer|embedding'"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [("", "128 parameters"), ("--pipeline-model-parallel-size 2", "128 parameters on the first stage and on the last")]
+)
+def test_parameters_of_a_norm_of_embeddings_are_named(words: str, said: str) -> None:
+    found = import_megatron(f"{RUN.replace('node 1', 'node 2')} {NEEDED} {words} --embed-layernorm", "x.sh").loaded
+    assert [each.severity for each in found.diagnostics if each.detail.endswith(said)] == [Severity.WARNING]
+    assert build_inventory(found.spec).parameters == build_inventory(import_megatron(f"{RUN} {NEEDED}", "x.sh").loaded.spec).parameters
+
+
+@pytest.mark.parametrize(("tied", "sizes"), [("", [2, 2]), ("--untie-embeddings-and-output-weights", [2, 3])])
+def test_stages_of_deepspeed_count_embeddings(tied: str, sizes: list[int]) -> None:
+    layers = sum(sizes)
+    text = RUN.replace("--num-layers 2", f"--num-layers {layers}").replace("node 1", "node 2")
+    spec = import_megatron(f"{text} {NEEDED} {STAGES} {tied}", "x.sh").loaded.spec
+    assert [stage.count("A") for stage in spec.model.pattern.split("|")] == sizes
+
+
+def test_sequence_parallelism_of_deepspeed_divides_the_sequence() -> None:
+    text = f"{RUN.replace('node 1', 'node 4')} {NEEDED} --deepspeed --ds-sequence-parallel-size 4"
+    mesh = import_megatron(text, "x.sh").loaded.spec.mesh
+    assert (mesh.cp, mesh.dp_shard) == (4, 1)
+
+
+MOE = "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 48 --moe-grouped-gemm --disable-bias-linear"
+
+
+@pytest.mark.parametrize(
+    ("words", "letters"),
+    [
+        ("--first-k-dense-replace 1 --moe-layer-freq 1", "DEEE"),
+        ("--first-k-dense-replace 1 --moe-layer-freq 2", "DDED"),
+        ("--first-k-dense-replace -1 --moe-layer-freq -1", "EEEE"),
+        ("--first-k-dense-replace 2", "EEEE"),
+    ],
+)
+def test_dense_layers_and_shared_experts_of_mindspeed(words: str, letters: str) -> None:
+    text = RUN.replace("--num-layers 2", "--num-layers 4")
+    model = import_megatron(f"{text} {NEEDED} {MOE} {words} --n-shared-experts 3", "x.sh").loaded.spec.model
+    assert (model.pattern.replace("A", ""), model.moe.shared_ffn_hidden_size) == (letters, 144)
+
+
+@pytest.mark.parametrize("switch", ["--reuse-fp32-param", "--swap-optimizer", "--swap-attention"])
+def test_switches_of_forks_that_change_memory_are_warned_of(switch: str) -> None:
+    found = import_megatron(f"{RUN} {NEEDED} {switch}", "x.sh").loaded.diagnostics
+    assert [each.severity for each in found if each.detail.startswith(f"{switch}: ")] == [Severity.WARNING]
+
+
+def test_conditions_on_arguments_that_are_not_read_decide_nothing() -> None:
+    text = f"if [ -f /lib/provider.so ]; then MORE='--volume /lib'; fi\n{RUN} {NEEDED} $MORE\n"
+    found = import_megatron(text, "x.sh").loaded
+    assert any("it decides --volume" in each.detail for each in found.diagnostics)
+    with pytest.raises(MegaplanError, match="MP922"):
+        import_megatron(text.replace("--volume /lib", "--num-layers 8"), "x.sh")
+
+
+@pytest.mark.parametrize("place", ["<path to data>", "<path/to/data>", "<DATA>"])
+def test_places_of_a_template_are_variables(place: str) -> None:
+    text = f"srun --container-image {place} \\\n  bash -c 'x'\n{RUN} {NEEDED} --data-path {place}\n"
+    assert import_megatron(text, "x.sh").loaded.spec.model.num_layers == 4
+
+
+def test_the_command_of_a_front_end_with_adapters_has_them() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron("megatron sft --model a/b --tuner_type lora --lora_alpha 32", "x.sh")
+    assert caught.value.diagnostics[0].hints[0].endswith("--set lora.rank=8 --set lora.alpha=32")
