@@ -162,10 +162,7 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
             yield from [(point.before(), ahead.cast_bytes) for point in points if point.op != CRITERION][:1]
         return
     dense, experts = unit.closes, unit.bank
-    first, before_first = points[0], points[0].before()
-    if name.startswith("mtp.") or _begins_with_work(run.program.graph.ops):
-        kept = dict(run.saved)
-        first = before_first = before_first.without(each for each in before_first.storages if each not in kept)
+    first, before_first = _first(run, makes=name.startswith("mtp."))
     held = experts.part_bytes - experts.gathered_bytes
     if dense is not NOTHING:
         yield first, dense.flat_bytes + dense.casting_bytes + dense.part_bytes + held + ahead.pending_bytes
@@ -178,6 +175,15 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
     for point in points:
         if runs_bank(point.op):
             yield point.before(), copied if ahead.explicit else max(copied, ahead.cast_bytes)
+
+
+def _first(run: Replay, *, makes: bool) -> tuple[LiveSet, LiveSet]:
+    """The first point of a backward, and that without what its operation makes; `makes` is true if something runs before that."""
+    first, before = run.backward[0], run.backward[0].before()
+    if makes or _begins_with_work(run.program.graph.ops):
+        kept = dict(run.saved)
+        first = before = before.without(each for each in before.storages if each not in kept)
+    return first, before
 
 
 def _begins_with_work(ops: Sequence[Op]) -> bool:
