@@ -31,6 +31,18 @@ Inputs and weights are e4m3. Outputs' gradients are e5m2 under fp8_current and e
 otherwise; all three products of a linear multiply in 8 bits. Scales are powers of two ([decision
 14](../decisions/0014-powers-of-two-as-scales.md)).
 
+`fp8_delayed` is Transformer Engine's DelayedScaling, for the same linears and banks: a matrix is multiplied by a factor that follows from
+its largest magnitudes of earlier steps, the format's largest number over the largest of `amax_history` steps (`amax_compute: max`) or
+over that of the last step (`most_recent`), divided by 2 to the power `margin`. It is no power of two. Elements beyond the format's
+largest number become that number. Inputs, weights and outputs' gradients of each product have a factor each, of one in the first step; a
+bank has one for its matrices and one for its rows, as under fp8_current. A step has one update, after the optimizer's: all its
+microbatches, and what recompute runs again, multiply by equal factors. Transformer Engine updates after each autocast region, and keeps
+casts of weights over microbatches, which megarun makes again. Largest magnitudes are reduced in one collective over all ranks of a stage,
+so a layout rounds as one process does. A rank keeps 12 · (`amax_history` + 3) bytes for each weight, in `activations`; histories and
+factors are in checkpoints, and a run continues bitwise under the same plan, or with other cuts and data ranks. A history of another
+length, or of another recipe, begins again (MP679). Evaluations record nothing, and a step that is skipped leaves no trace. Triton kernels
+read a matrix once, since its scale is known ([decision 47](../decisions/0047-delayed-scaling.md)).
+
 All products of an expert bank are in 8 bits: the forward products and the gradients of rows and matrices. The bank's gradients are e4m3
 whatever `format` says, since torch's scaled grouped product accepts nothing else. That product returns bf16 on Hopper; with other dtypes
 and generations each expert has its own product. Under fp8_current the bank's matrices share one scale, and so do its rows. Under
@@ -70,17 +82,19 @@ With four layers of the demo's model (AMED) and batches of 512 tokens, 200 steps
 in the first 20), 3.541 (-0.45 %) under mxfp8, 3.568 (+0.33 %) under nvfp4 and 3.559 (+0.05 %) in fp16; a slow test requires at most 1 %,
 and 2 % under nvfp4: `pytest tests/megarun/training/test_low_precision.py -k near_that_of_bf16`. MEGAPLAN_LOSS_RUNS=DIR keeps its runs.
 Of later runs, against 3.539 in bf16: 3.558 (+0.54 %) under fp8_blockwise, 3.535 (-0.11 %) under mxfp8 and 3.565 (+0.72 %) under fp8_rowwise
-with the head, and 3.552 (+0.37 %) under fp8_current with attention; the test requires at most 1 %.
+with the head, and 3.552 (+0.37 %) under fp8_current with attention; 3.541 (+0.04 %) under fp8_delayed, against 3.540; the test
+requires at most 1 %.
 
-With `param_gather` a rank packs its shard of a weight of these linears, and FSDP2 gathers the rows of bytes: elements, and behind them the
-scales of their blocks, per element 1 byte under fp8_current, fp8_blockwise and fp8_rowwise (and 4 bytes a row), 1.03 under mxfp8 and 0.56
-under nvfp4. A shard is rounded to `params` first, so the gathered weights are bit by bit those that a product would make of a weight
-gathered in 16 bits, or in fp32 with `params: fp32`. There is no copy of the weight with 16 bits. A weight is packed if each shard has
-whole blocks: rows of a shard are a multiple of 32 under mxfp8 and of 16 under nvfp4, with as many columns. The matrices of a bank of
-experts are packed as the rows of all its experts, of which each has whole blocks, too. The others are gathered as without the key, and so
-are layers of `first_last_bf16`, norms, routers and all that the recipe leaves out; a larger width, or a smaller `dp_shard`, makes the rows
-of shards whole. `estimate --explain` lists the weights that are packed and those that are not, with the reason. What no other rank shares
-is not gathered, and nothing changes.
+With `param_gather` a rank packs its shard of a weight of these linears, and FSDP2 gathers the rows of bytes: elements, and behind them
+the scales of their blocks, per element 1 byte under fp8_delayed, fp8_current, fp8_blockwise and fp8_rowwise (and 4 bytes a row), 1.03
+under mxfp8 and 0.56 under nvfp4. Under fp8_delayed factors are known before a gather, and no maxima are exchanged for it. A shard is
+rounded to `params` first, so the gathered weights are bit by bit those that a product would make of a weight gathered in 16 bits, or in
+fp32 with `params: fp32`. There is no copy of the weight with 16 bits. A weight is packed if each shard has whole blocks: rows of a shard
+are a multiple of 32 under mxfp8 and of 16 under nvfp4, with as many columns. The matrices of a bank of experts are packed as the rows of
+all its experts, of which each has whole blocks, too. The others are gathered as without the key, and so are layers of `first_last_bf16`,
+norms, routers and all that the recipe leaves out; a larger width, or a smaller `dp_shard`, makes the rows of shards whole. `estimate
+--explain` lists the weights that are packed and those that are not, with the reason. What no other rank shares is not gathered, and
+nothing changes.
 
 With `attention`, under fp8_current, the core's dot products are of eight-bit operands in the layers that the recipe covers: queries, keys,
 values and the output's gradient have a scale each, the softmax' weights a constant factor of 2^8, and the gradient of scores its own
@@ -110,9 +124,8 @@ each, which a rank keeps; a gather in backward brings elements of these scales, 
 cases. A bank has such numbers for each expert's matrix under fp8_rowwise, fp8_blockwise and nvfp4, and one under fp8_current, as its
 grouped products have scales.
 
-Refused: `param_gather` and `head` with recipes that megarun does not train (MP905). Planned with a note (MP790): the other recipes.
-`--compile` is refused (MP625). Under a schedule that splits the backward W makes the gradients of the linears' weights, of the kept copies
-([pipelines](../concepts/pipelines.md#a-split-backward)).
+Refused: `attention` with other recipes than fp8_current (MP905); `--compile` (MP625). Under a schedule that splits the backward W makes the
+gradients of the linears' weights, of the kept copies ([pipelines](../concepts/pipelines.md#a-split-backward)).
 """
 
 
@@ -210,8 +223,8 @@ def page() -> str:
         "`benchmarks/low_precision_pairs.py` writes this page. With `precision.recipe`, linears multiply in 8 or 4 bits, and activations",
         "between them stay in 16. Memory is not simply halved. Some tensors are added: each 16-bit weight gets copies that stay",
         "for the step, and",
-        "under delayed scaling so do attention outputs and the inputs of routers and shared experts, which other operations keep",
-        "in 16 bits. Others",
+        "under Megatron-Core's delayed scaling so do attention outputs and the inputs of routers and shared experts, which other",
+        "operations keep in 16 bits. Others",
         "shrink: an input that only a linear keeps, and with `param_gather` the weights themselves.",
         "",
         "## Bytes of an element",

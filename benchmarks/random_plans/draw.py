@@ -11,7 +11,7 @@ from random_plans.choices import LARGE, Draw, Scope, Size, divisors
 from random_plans.families import later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.lora import add_base, add_lora
-from random_plans.low_precision import add_blocks, add_gathers, add_low_precision
+from random_plans.low_precision import add_blocks, add_delayed, add_gathers, add_low_precision
 from random_plans.maxtext import MAXTEXT_SHARE, maxtext_document
 from random_plans.model import Shape, add_later_features, draw_hidden, draw_letters, limit_experts, model_section
 from random_plans.options import add_megatron_options, add_options, add_scores, add_values, add_windows, with_layer_skew
@@ -87,6 +87,7 @@ def draw(seed: int, scope: Scope = Scope.ANY, size: Size = LARGE) -> dict[str, A
         add_used_dtypes(stream("used dtypes"), document)
         _add_whole_stages(stream("units"), document)
         add_blocks(stream("scales of blocks"), document)
+        add_delayed(stream("delayed scaling"), document)
         add_gathers(stream("packed gathers"), document)
         add_base(stream("base"), document)
         add_attention_residuals(stream("attention residuals"), document)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from megaplan.devices import load_device
 from megaplan.dtypes import DType
 from megaplan.hosts.megatron.state import MEGATRON_RECIPES
-from megaplan.low_precision import EMULATED, FORMATS, GENERATIONS, PACKED, TRAINED, Recipe
+from megaplan.low_precision import EMULATED, FORMATS, GENERATIONS, Recipe
 from megaplan.spec.low_precision_rules import SCALED_TWICE, widths
 from megaplan.spec.models import LatentAttention, Spec
 from random_plans.choices import Draw, Scope
@@ -22,7 +22,10 @@ TRAINED_SHARE = 0.3
 COVERED = 0.5
 BLOCKED = 0.4
 GATHERED = 0.5
-BANKS, ATTENDS = "E", "fp8_current"
+BY_PAST, HISTORIES, MARGINS = 0.4, (1, 2, 16, 1024), (0, 0, 1, 3)
+BANKS, ATTENDS, DELAYED = "E", "fp8_current", "fp8_delayed"
+BY_PRESENT = ("fp8_current", "fp8_rowwise")
+"""Recipes in eight bits whose scales follow from what they scale, in whole matrices or rows."""
 WIDTHS = (
     "hidden_size",
     "ffn_hidden_size",
@@ -86,7 +89,7 @@ def add_trained_recipe(draw: Draw, sections: dict[str, Any]) -> None:
     except ValidationError:
         return
     generation = load_device(sections.get("device", {}).get("name") or "h200").generation
-    names = [name for name in sorted(TRAINED - EMULATED) if generation in GENERATIONS[name]]
+    names = [name for name in BY_PRESENT if generation in GENERATIONS[name]]
     if not names or any(width % 16 for _, _, width in widths(spec)):
         return
     recipe: dict[str, Any] = {"name": draw.choice(names)}
@@ -134,12 +137,25 @@ def add_blocks(draw: Draw, sections: dict[str, Any]) -> None:
     sections.setdefault("device", {})["name"] = "b200"
 
 
+def add_delayed(draw: Draw, sections: dict[str, Any]) -> None:
+    """Let recipes in eight bits scale by past steps in some of the plans that have one."""
+    recipe = sections.get("precision", {}).get("recipe")
+    if recipe is None or recipe["name"] in EMULATED or not draw.chance(BY_PAST):
+        return
+    generation = load_device(sections.get("device", {}).get("name") or "h200").generation
+    if generation not in GENERATIONS[DELAYED]:
+        return
+    recipe |= {"name": DELAYED, "amax_history": draw.choice(HISTORIES), "amax_compute": draw.choice(["max", "most_recent"])}
+    recipe["margin"] = draw.choice(MARGINS)
+    recipe.pop("attention", None)
+
+
 def add_gathers(draw: Draw, sections: dict[str, Any]) -> None:
-    """Let a recipe whose weights megarun packs gather them so in half of the plans that have one."""
+    """Let a recipe gather its weights packed in half of the plans that have one."""
     recipe = sections.get("precision", {}).get("recipe")
     if recipe is not None:
         whole = sections.get("sharding", {}).get("wrap") == "stage"
-        recipe["param_gather"] = recipe["name"] in PACKED and not whole and draw.chance(GATHERED)
+        recipe["param_gather"] = not whole and draw.chance(GATHERED)
 
 
 def _round(section: dict[str, Any], multiple: int) -> None:
@@ -158,11 +174,11 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
     """Keys of a recipe that the host has terms for."""
     recipe: dict[str, Any] = {"name": name, "param_gather": draw.chance(0.5)}
     step = 2 if spec.host.model == "gpt" else 1
-    if name != "fp8_delayed" and spec.model.num_layers >= 2 * step:
+    if name != DELAYED and spec.model.num_layers >= 2 * step:
         draw.maybe(recipe, 0.3, first_last_bf16=[step, step])
     if name != "nvfp4":
         draw.maybe(recipe, 0.3, format=lambda: draw.choice(["hybrid", "e4m3"]))
-    if name == "fp8_delayed":
+    if name == DELAYED:
         draw.maybe(recipe, 0.4, amax_history=lambda: draw.choice([1, 16]))
     if spec.host.name == "megatron":
         draw.maybe(recipe, 0.3, attention=True)
@@ -175,8 +191,8 @@ def _recipe(draw: Draw, name: str, spec: Spec) -> dict[str, Any]:
     letters = sorted(set(spec.model.pattern.replace("|", "").upper()))
     draw.maybe(recipe, 0.5, families=lambda: draw.sample(letters, draw.randint(1, len(letters))))
     wide = spec.precision.params is DType.FP32 or bool(spec.precision.families)
-    recipe["param_gather"] &= name in PACKED and name not in EMULATED and "first_last_bf16" not in recipe and not wide
-    if name in TRAINED:
+    recipe["param_gather"] &= name in BY_PRESENT and "first_last_bf16" not in recipe and not wide
+    if name != DELAYED:  # as drawn for pinned plans
         draw.maybe(recipe, 0.3, head=True)
     if name == ATTENDS and _attends_plainly(spec):
         draw.maybe(recipe, 0.3, attention=True)
@@ -196,6 +212,6 @@ def _attends_plainly(spec: Spec) -> bool:
 def _runs(name: str, sections: dict[str, Any]) -> bool:
     """True if Megatron-Core takes the recipe here."""
     host = sections["host"]
-    twice = name == "fp8_delayed" and set(SCALED_TWICE) & set(host.get("recompute_modules", ()))
+    twice = name == DELAYED and set(SCALED_TWICE) & set(host.get("recompute_modules", ()))
     plain = host.get("transformer_impl") != "local" and not sections.get("sharding", {}).get("reshard_after_forward")
     return name in MEGATRON_RECIPES and not twice and plain

@@ -179,7 +179,8 @@ def _products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     elif func._opname in ATTENTION:
         flops = _attention_flops(func._opname, args) // (2 if _named(func, args, kwargs, "is_causal") else 1)
     elif packet in flop_registry:
-        flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
+        given = [value for value in args if not isinstance(value, torch.dtype)]  # the formulas know no dtype of the result
+        flops = int(flop_registry[packet](*given, **kwargs, out_val=out))
     else:
         return {}
     return {dtype_name(next(each.dtype for each in operands if each.is_floating_point())): flops}

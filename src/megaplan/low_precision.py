@@ -22,10 +22,8 @@ FORMATS = {
 """Number formats. hybrid: e4m3 forward and e5m2 for gradients; 4 bits have one format."""
 EMULATED = frozenset({"mxfp8", "nvfp4", "fp8_blockwise"})
 """Recipes whose products megarun makes in fp32, of the values that their operands represent."""
-TRAINED = frozenset({"fp8_current", "fp8_rowwise", *EMULATED})
-"""Recipes that megarun trains."""
-PACKED = {"fp8_current": "tensor", "fp8_rowwise": "rows", **{name: name for name in sorted(EMULATED)}}
-"""Recipes whose weights megarun gathers in eight or four bits, with the scaling of their elements (`megakernels`)."""
+SCALINGS = {"fp8_delayed": "delayed", "fp8_current": "tensor", "fp8_rowwise": "rows", **{name: name for name in sorted(EMULATED)}}
+"""Scaling of a recipe's operands, as the operations of `megakernels` name it."""
 GENERATIONS = {
     "fp8_delayed": ("ada", "hopper", "blackwell", "cdna"),
     "fp8_current": ("ada", "hopper", "blackwell", "cdna", "tpu"),

@@ -135,10 +135,10 @@ def test_stated_scratch_is_what_the_operations_allocate(scaling: str, elements: 
     gradients = [made(2, 96, width, seed=width, dtype=torch.bfloat16) for width in (96, 208)]
     kept = fp8_quantize(x, scaling)
     operands: list[tuple[str, tuple[Any, ...]]] = [
-        ("fp8_quantize", (x, scaling)),
-        ("fp8_linears", (x, None, weights, [None, None], scaling, torch.bfloat16, [None, None])),
-        ("fp8_input_gradients", (gradients, weights, scaling, "e4m3", [None, None])),
-        *(("fp8_weight_gradients", (gradients, *pair, K, scaling, "e4m3", [True, False])) for pair in (kept, (x, None))),
+        ("fp8_quantize", (x, scaling, None)),
+        ("fp8_linears", (x, None, weights, [None, None], scaling, torch.bfloat16, [None, None], [])),
+        ("fp8_input_gradients", (gradients, weights, scaling, "e4m3", [None, None], [])),
+        *(("fp8_weight_gradients", (gradients, *pair, K, scaling, "e4m3", [True, False], [])) for pair in (kept, (x, None))),
     ]
     for name, values in operands:
         with Peak(values) as counted:

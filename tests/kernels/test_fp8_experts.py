@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from delayed_numbers import numbers_for
 from rounding import Peak, blocked, quantised
 from storages import Idle
 from torch import Tensor
@@ -18,7 +19,7 @@ from megakernels.ops.fp8_experts import op as module
 from megakernels.ops.fp8_experts import products
 from megakernels.ops.fp8_linear.packing.facts import packed_columns
 
-SCALED = pytest.mark.parametrize("scaling", ["tensor", "rows"])
+ALL = pytest.mark.parametrize("scaling", ["tensor", "rows", "delayed"])
 EXPERTS, HIDDEN, WIDTH, TOKENS = 4, 32, 48, 11
 NAMES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 
@@ -52,18 +53,23 @@ def case(dtype: torch.dtype, *, gated: bool, biased: bool, top_k: int = 2) -> Ca
     return Case(made(TOKENS, HIDDEN), made(TOKENS, HIDDEN), weights, rows, counts, bank, "swiglu" if gated else "relu2")
 
 
+def numbers_of(given: Case, scaling: str) -> list[Tensor]:
+    return numbers_for(scaling, 2 + (given.bank["gate"] is not None))
+
+
 def forward(given: Case, scaling: str, keeps: bool, x: Tensor | None = None) -> list[Tensor]:
     x, bank = given.x if x is None else x, given.bank
     biases = {name: bank[name] for name in NAMES[3:]}
     front = (x, given.weights, given.rows, given.counts, bank["gate"], bank["up"], bank["down"], given.activation)
-    return fp8_experts(*front, scaling, keeps, **biases)  # type: ignore[arg-type]
+    return fp8_experts(*front, scaling, keeps, **biases, numbers=numbers_of(given, scaling))  # type: ignore[arg-type]
 
 
 def backward(given: Case, scaling: str, kept: tuple[Tensor, Tensor | None], made: list[Tensor]) -> list[Tensor]:
     bank, gated = given.bank, given.bank["gate"] is not None
     front = (given.grad_y, *kept, given.weights, given.rows, given.counts, made[1] if gated else None, made[1 + gated])
     biases = {name: bank[name] for name in NAMES[3:]}
-    return fp8_experts_backward(*front, bank["gate"], bank["up"], bank["down"], given.activation, scaling, **biases)  # type: ignore[arg-type]
+    front += (bank["gate"], bank["up"], bank["down"], given.activation)  # type: ignore[assignment]
+    return fp8_experts_backward(*front, scaling, **biases, numbers=numbers_of(given, scaling))  # type: ignore[arg-type]
 
 
 def exact(tensor: Tensor | None) -> np.ndarray:
@@ -167,7 +173,7 @@ def near(found: Tensor, expected: np.ndarray, dtype: torch.dtype) -> None:
     assert np.sqrt(((found.double().numpy() - expected) ** 2).mean()) <= (2**-6 if dtype == torch.bfloat16 else 2**-10) * size
 
 
-@SCALED
+@ALL
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_what_is_kept_gives_the_gradients_that_the_input_gives(scaling: str, top_k: int) -> None:
     given = case(torch.bfloat16, gated=True, biased=True, top_k=top_k)
@@ -178,7 +184,7 @@ def test_what_is_kept_gives_the_gradients_that_the_input_gives(scaling: str, top
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, second, strict=True))
 
 
-@SCALED
+@ALL
 def test_no_rows_at_all(scaling: str) -> None:
     """A rank of an EP group whose experts no token chose has no rows."""
     given = case(torch.bfloat16, gated=True, biased=True)
@@ -191,7 +197,7 @@ def test_no_rows_at_all(scaling: str) -> None:
     assert all(not each.any() for each in found)
 
 
-@SCALED
+@ALL
 @pytest.mark.parametrize("gated", [False, True])
 def test_fake_tensors_match_real_ones(scaling: str, gated: bool) -> None:
     def described(results: list[Tensor]) -> list[tuple[Any, ...]]:
@@ -208,7 +214,7 @@ def test_fake_tensors_match_real_ones(scaling: str, gated: bool) -> None:
         assert described(backward(fake, scaling, (fakes[-2], fakes[-1]), fakes)) == described(found)
 
 
-@SCALED
+@ALL
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("gated", "biased", "top_k", "keeps"), [(True, False, 4, False), (True, True, 1, True), (False, True, 2, True)])
 def test_stated_scratch_is_what_the_operations_allocate(
@@ -241,11 +247,12 @@ def test_stated_scratch_is_what_the_operations_allocate(
             kinds = (gate, up, down)
             low += [None if each is None else packed_rows(each, scaling) for each in kinds]
             low += [None if each is None else torch.empty(count * each.shape[2] if scaling == "rows" else 1) for each in kinds]
-        operands: tuple[Any, ...] = (empty(tokens, hidden), weights, rows, counts, *bank, keeps, *biases, None, low)
+        numbers = numbers_for(scaling, 2 + gated)
+        operands: tuple[Any, ...] = (empty(tokens, hidden), weights, rows, counts, *bank, keeps, *biases, None, low, numbers)
         made = check("_fp8_experts", operands)
         kept = (made[-2], made[-1]) if keeps else (operands[0], None)
         first = (empty(tokens, hidden), *kept, weights, rows, counts, made[1] if gated else None, made[1 + gated])
-        check("_fp8_experts_backward", (*first, *bank, *biases, None, low))
+        check("_fp8_experts_backward", (*first, *bank, *biases, None, low, numbers))
 
 
 def packed_rows(stack: Tensor, scaling: str) -> Tensor:

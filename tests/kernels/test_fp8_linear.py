@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from delayed_numbers import numbers_for
 from rounding import Peak, quantised
 from storages import Idle
 from torch import Tensor
@@ -19,6 +20,7 @@ from megakernels.ops.fp8_linear import facts, reference
 from megakernels.ops.fp8_linear import op as fp8_linear
 
 SCALED = pytest.mark.parametrize("scaling", ["tensor", "rows"])
+ALL = pytest.mark.parametrize("scaling", ["tensor", "rows", "delayed"])
 ROWS, K, WIDTHS = (2, 9), 20, (16, 24, 5)
 
 
@@ -129,16 +131,18 @@ def test_gradients_are_products_of_quantised_matrices(dtype: torch.dtype, scalin
 
 
 def calls(x: Tensor, weights: list[Tensor], biases: list[Any], gradients: list[Tensor], scaling: str) -> list[Callable[[], Any]]:
-    kept = "columns" if scaling == "rows" else "tensor"
+    kept = "columns" if scaling == "rows" else scaling
+    own: Any = (*numbers_for(scaling, 1), None)[0]
+    each = numbers_for(scaling, len(weights))
     return [
-        lambda: fp8_quantize(x, kept),
-        lambda: fp8_linears(x, None, weights, biases, scaling),
-        lambda: fp8_input_gradients(gradients, weights, scaling, "e5m2"),
-        lambda: fp8_weight_gradients(gradients, *fp8_quantize(x, kept), K, scaling, "e5m2", [False, True, True]),
+        lambda: fp8_quantize(x, kept, own),
+        lambda: fp8_linears(x, None, weights, biases, scaling, numbers=each),
+        lambda: fp8_input_gradients(gradients, weights, scaling, "e5m2", numbers=each),
+        lambda: fp8_weight_gradients(gradients, *fp8_quantize(x, kept, own), K, scaling, "e5m2", [False, True, True], each),
     ]
 
 
-@SCALED
+@ALL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_fake_tensors_match_real_ones(dtype: torch.dtype, scaling: str) -> None:
     def described(results: Any) -> list[tuple[Any, ...]]:
@@ -180,32 +184,34 @@ def fakes_write_scaled_products() -> bool:
 
 
 @pytest.mark.skipif(not fakes_write_scaled_products(), reason="this torch has no fake of a product that writes into a given result")
-@SCALED
+@ALL
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
 def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: bool, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In addition to their results: of the code that CUDA runs, on tensors without data."""
-    kept = "columns" if scaling == "rows" else "tensor"
+    kept = "columns" if scaling == "rows" else scaling
     monkeypatch.setitem(device._chosen, "kernels", kernels)
     if kernels == "triton":
         kernel = pytest.importorskip("megakernels.ops.fp8_linear.kernel")
         monkeypatch.setattr(device, "runs_triton", lambda *_: True)
-        for name in ("fp8_row_kernel", "fp8_maxima_kernel", "fp8_scale_kernel", "fp8_round_kernel", "fp8_turn_kernel"):
+        for name in [name for name in vars(kernel) if name.endswith("_kernel")]:
             monkeypatch.setattr(kernel, name, Idle())
     monkeypatch.setattr(reference, "has_tensor_cores", lambda _: True)
     with FakeTensorMode():
         x, weights = torch.empty(*ROWS, K, dtype=torch.bfloat16), [torch.empty(width, K, dtype=torch.bfloat16) for width in WIDTHS]
         gradients = [torch.empty(*ROWS, width, dtype=torch.bfloat16) for width in WIDTHS]
         biases = [None, torch.empty(WIDTHS[1], dtype=torch.bfloat16), None]
-        with_x = fp8_quantize(x, kept) if given else (x, None)
+        numbers: list[Tensor] = numbers_for(scaling, len(weights))
+        own = numbers[0] if numbers else None
+        with_x = fp8_quantize(x, kept, own) if given else (x, None)
         operands: dict[str, tuple[Any, ...]] = {
-            "_fp8_input_gradients": (gradients, weights, scaling, "e4m3", [None] * len(weights)),
-            "_fp8_weight_gradients": (gradients, *with_x, K, scaling, "e4m3", [True, False, True]),
+            "_fp8_input_gradients": (gradients, weights, scaling, "e4m3", [None] * len(weights), numbers),
+            "_fp8_weight_gradients": (gradients, *with_x, K, scaling, "e4m3", [True, False, True], numbers),
         }
-        if not given or scaling == "tensor":
-            operands["_fp8_linears"] = (*with_x, weights, biases, scaling, torch.bfloat16, [None] * len(weights))
+        if not given or scaling != "rows":
+            operands["_fp8_linears"] = (*with_x, weights, biases, scaling, torch.bfloat16, [None] * len(weights), numbers)
         if not given:
-            operands["_fp8_quantize"] = (x, kept)
+            operands["_fp8_quantize"] = (x, kept, own)
         for name, values in operands.items():
             with Peak(values) as counted:
                 results = getattr(fp8_linear, name)._init_fn(*values)
@@ -223,6 +229,9 @@ def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: boo
         (lambda x, w: fp8_linears(*fp8_quantize(x, "columns"), [w], [None], "rows"), "x must be"),
         (lambda x, w: fp8_linears(x, None, [w, w.bfloat16()], [None, None], "rows"), "weights must be"),
         (lambda x, w: fp8_input_gradients([x], [w], "rows", "e4m3"), "gradients must be"),
+        (lambda x, w: fp8_linears(x, None, [w], [None], "delayed"), "numbers = ()"),
+        (lambda x, _: fp8_quantize(x, "delayed", torch.ones(2, 3)), "numbers = ((2, 3),)"),
+        (lambda x, w: fp8_linears(x, None, [w], [None], "tensor", numbers=[torch.ones(3, 3)]), "scaling = tensor"),
         (lambda x, _: fp8_weight_gradients([x[:1]], x, None, K, "rows", "e4m3", [False]), "gradients [...,N]"),
     ],
 )

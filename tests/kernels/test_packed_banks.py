@@ -3,9 +3,12 @@
 import pytest
 import test_fp8_experts as plain
 import torch
+from delayed_numbers import numbers_for
 from torch import Tensor
 
 from megakernels import fp8_experts, fp8_experts_backward
+from megakernels.ops.fp8_linear.blocks import WEIGHT
+from megakernels.ops.fp8_linear.delayed import delayed_of
 from megakernels.ops.fp8_linear.packing import facts as packing
 from megakernels.ops.fp8_linear.weights import pack_weight
 
@@ -16,7 +19,8 @@ def packed_of(stack: Tensor | None, scaling: str, shards: int, *, turned: bool) 
         return None, None
     count, rows, columns = stack.shape
     wide = stack.abs().float()
-    numbers = {"tensor": wide.max().view(1), "rows": wide.amax(1).flatten(), "mxfp8": None}.get(scaling, wide.amax((1, 2)))
+    of_bank = {"tensor": wide.max().view(1), "rows": wide.amax(1).flatten(), "mxfp8": None, "delayed": None}
+    numbers, delayed = of_bank.get(scaling, wide.amax((1, 2))), delayed_of((*numbers_for(scaling, 1), None)[0], WEIGHT)
     packed = torch.zeros((count * rows, packing.packed_columns(columns, scaling)), dtype=torch.uint8)
     step = count * rows // shards
     for start in range(0, count * rows, step):
@@ -26,7 +30,8 @@ def packed_of(stack: Tensor | None, scaling: str, shards: int, *, turned: bool) 
             stop, own = min(start + step, (expert + 1) * rows), numbers
             if scaling in packing.OWN_LARGEST and numbers is not None:
                 own = numbers.view(count, -1)[expert]
-            pack_weight(stack.flatten(0, 1)[place:stop], scaling, packed[place:stop], own, stack.dtype, turned=turned, place=place % rows)
+            how = {"turned": turned, "place": place % rows, "delayed": delayed}
+            pack_weight(stack.flatten(0, 1)[place:stop], scaling, packed[place:stop], own, stack.dtype, **how)
             place = stop
     return packed, numbers
 
@@ -40,7 +45,7 @@ def test_results_are_those_of_the_matrices(
     monkeypatch.setattr(plain, "WIDTH", 64)
     monkeypatch.setattr(plain, "HIDDEN", 128)
     given = plain.case(dtype, gated=gated, biased=True)
-    keeps = scaling in ("tensor", "rows")
+    keeps, each = scaling in ("tensor", "rows", "delayed"), plain.numbers_of(given, scaling)
     biases = {name: given.bank[name] for name in plain.NAMES[3:]}
 
     def bank(*, turned: bool) -> tuple[list[Tensor | None], list[Tensor | None]]:
@@ -58,11 +63,12 @@ def test_results_are_those_of_the_matrices(
     expected = plain.forward(given, scaling, keeps)
     matrices, packed = bank(turned=False)
     front = (given.x, given.weights, given.rows, given.counts, *matrices, given.activation)
-    found = fp8_experts(*front, scaling, keeps, **biases, packed=packed)  # type: ignore[arg-type]
+    found = fp8_experts(*front, scaling, keeps, **biases, packed=packed, numbers=each)  # type: ignore[arg-type]
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, expected, strict=True))
     kept = (expected[-2], expected[-1]) if keeps else (given.x, None)
     wanted = plain.backward(given, scaling, kept, expected)
     matrices, packed = bank(turned=True)
     of_forward = given.weights, given.rows, given.counts, expected[1] if gated else None, expected[1 + gated]
-    made = fp8_experts_backward(given.grad_y, *kept, *of_forward, *matrices, given.activation, scaling, **biases, packed=packed)  # type: ignore[arg-type]
+    of_backward = given.grad_y, *kept, *of_forward, *matrices, given.activation, scaling
+    made = fp8_experts_backward(*of_backward, **biases, packed=packed, numbers=each)  # type: ignore[arg-type]
     assert all(map(torch.equal, made, wanted))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from delayed_numbers import numbers_for
 from rounding import Peak
 from test_block_scales import made
 from torch import Tensor
@@ -15,10 +16,17 @@ from megakernels import fp8_input_gradients, fp8_linears, scratch_bytes
 from megakernels._common import device
 from megakernels.ops.fp8_linear import choice, facts, reference
 from megakernels.ops.fp8_linear import op as fp8_linear
+from megakernels.ops.fp8_linear.blocks import WEIGHT
+from megakernels.ops.fp8_linear.delayed import delayed_of
+from megakernels.ops.fp8_linear.inputs import OWN_SCALES
 from megakernels.ops.fp8_linear.packing import facts as packing
 from megakernels.ops.fp8_linear.weights import pack_weight
 
 SCALINGS = pytest.mark.parametrize("scaling", list(packing.PACKED_ROWS))
+
+
+def own_numbers(scaling: str) -> Tensor | None:
+    return (*numbers_for(scaling, 1), None)[0]
 
 
 def gathered(weight: Tensor, scaling: str, shards: int, dtype: torch.dtype, *, turned: bool) -> tuple[Tensor, Tensor | None]:
@@ -34,8 +42,10 @@ def gathered(weight: Tensor, scaling: str, shards: int, dtype: torch.dtype, *, t
         largest = largest.amax(0) if scaling == "rows" else largest.max().view(1)
     packed = torch.zeros((chunk * shards, packing.packed_columns(columns, scaling)), dtype=torch.uint8)
     for index, (shard, out) in enumerate(zip(filled.split(chunk), packed.split(chunk), strict=True)):
-        pack_weight(shard, scaling, out, None if scaling == "mxfp8" else largest, dtype, turned=turned, place=index * chunk)
-    return packed[:rows], None if scaling == "mxfp8" else largest
+        own = None if scaling in OWN_SCALES else largest
+        delayed = delayed_of(own_numbers(scaling), WEIGHT)
+        pack_weight(shard, scaling, out, own, dtype, turned=turned, place=index * chunk, delayed=delayed)
+    return packed[:rows], None if scaling in OWN_SCALES else largest
 
 
 @SCALINGS
@@ -55,8 +65,9 @@ def test_shards_make_the_operand_of_the_whole(scaling: str, seed: int, monkeypat
         monkeypatch.setattr(facts, "SCALED_SLICE_ELEMENTS", 40 * columns)
     for turned in (False, True):
         packed, largest = gathered(weight, scaling, shards, dtype, turned=turned and scaling in packing.TWO_FORMS)
-        found = choice.weight(packed, scaling, largest, transposed=turned)
-        wanted = choice.weight(weight.to(dtype), scaling, None, transposed=turned)
+        numbers = own_numbers(scaling)
+        found = choice.weight(packed, scaling, largest, transposed=turned, numbers=numbers)
+        wanted = choice.weight(weight.to(dtype), scaling, None, transposed=turned, numbers=numbers)
         assert torch.equal(found.data.float(), wanted.data.float())
         assert found.data.stride() == wanted.data.stride()
         assert (found.scale is None) == (wanted.scale is None)
@@ -72,13 +83,13 @@ def test_products_with_packed_weights_are_those_with_the_weights(scaling: str) -
         [gathered(each, scaling, 2, torch.bfloat16, turned=turned and scaling in packing.TWO_FORMS) for each in weights]
         for turned in (False, True)
     )
-    largest = [each for _, each in forward]
-    found = fp8_linears(x, None, [packed for packed, _ in forward], [None, bias], scaling, torch.bfloat16, largest)
-    assert all(map(torch.equal, found, fp8_linears(x, None, weights, [None, bias], scaling)))
+    largest, each = [each for _, each in forward], numbers_for(scaling, 2)
+    found = fp8_linears(x, None, [packed for packed, _ in forward], [None, bias], scaling, torch.bfloat16, largest, each)
+    assert all(map(torch.equal, found, fp8_linears(x, None, weights, [None, bias], scaling, numbers=each)))
     mixed = [forward[0][0], weights[1]]
-    assert all(map(torch.equal, fp8_linears(x, None, mixed, [None, bias], scaling, torch.bfloat16, largest), found))
-    made_here = fp8_input_gradients(gradients, [packed for packed, _ in back], scaling, "e4m3", largest)
-    assert torch.equal(made_here, fp8_input_gradients(gradients, weights, scaling, "e4m3"))
+    assert all(map(torch.equal, fp8_linears(x, None, mixed, [None, bias], scaling, torch.bfloat16, largest, each), found))
+    made_here = fp8_input_gradients(gradients, [packed for packed, _ in back], scaling, "e4m3", largest, each)
+    assert torch.equal(made_here, fp8_input_gradients(gradients, weights, scaling, "e4m3", numbers=each))
 
 
 @pytest.mark.parametrize(("scaling", "casts", "elements"), list(product(list(packing.PACKED_ROWS), [False, True], [1 << 22, 64 * 160])))
@@ -90,10 +101,11 @@ def test_packing_allocates_what_the_facts_say(scaling: str, casts: bool, element
         torch.ones(packing.num_largest(192, 160, scaling)),
     )
     stated, peaks = packing.packing_bytes(192, 160, scaling, 2, casts=casts), []
+    given, delayed = None if scaling in OWN_SCALES else largest, delayed_of(own_numbers(scaling), WEIGHT)
     for turned in (False, True):
-        with Peak((shard, packed, largest)) as counted:
-            given = None if scaling == "mxfp8" else largest
-            pack_weight(shard, scaling, packed, given, torch.bfloat16, turned=turned and scaling in packing.TWO_FORMS)
+        with Peak((shard, packed, largest, delayed)) as counted:
+            forms = turned and scaling in packing.TWO_FORMS
+            pack_weight(shard, scaling, packed, given, torch.bfloat16, turned=forms, delayed=delayed)
         peaks.append(counted.peak)
     assert max(peaks) <= stated <= 1.01 * max(peaks)
 
@@ -104,13 +116,13 @@ def test_stated_scratch_is_what_products_with_packed_weights_allocate(scaling: s
     x = made(2, 96, 160, dtype=torch.bfloat16)
     gradients = [made(2, 96, rows, seed=rows, dtype=torch.bfloat16) for rows in (96, 192)]
     packed = [gathered(each, scaling, 3, torch.bfloat16, turned=False) for each in weights]
-    given, largest = [each for each, _ in packed], [each for _, each in packed]
+    given, largest, numbers = [each for each, _ in packed], [each for _, each in packed], numbers_for(scaling, 2)
     monkeypatch.setitem(device._chosen, "kernels", "torch")
     monkeypatch.setattr(reference, "has_tensor_cores", lambda _: True)
     monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **__: None)
     operands: list[tuple[str, tuple[Any, ...]]] = [
-        ("fp8_linears", (x, None, given, [None, None], scaling, torch.bfloat16, largest)),
-        ("fp8_input_gradients", (gradients, given, scaling, "e4m3", largest)),
+        ("fp8_linears", (x, None, given, [None, None], scaling, torch.bfloat16, largest, numbers)),
+        ("fp8_input_gradients", (gradients, given, scaling, "e4m3", largest, numbers)),
     ]
     for name, values in operands:
         with Peak(values) as counted:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from delayed_numbers import numbers_for
 from rounding import Peak, blocked, quantised
 from torch import Tensor
 
@@ -114,7 +115,7 @@ class InPlace:
         return grad
 
 
-@SCALINGS
+@pytest.mark.parametrize("scaling", ["tensor", "rows", "mxfp8", "nvfp4", "fp8_blockwise", "delayed"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("vocab", "words"), [(320, 320), (320, 128), (330, 256)])
 def test_stated_scratch_is_what_the_walk_allocates(
@@ -129,15 +130,15 @@ def test_stated_scratch_is_what_the_walk_allocates(
     monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **__: None)
     x, weight = (torch.randn(count, hidden).to(dtype) for count in (rows, vocab))
     labels, lse, share = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows), torch.tensor(1.0)
-    numbers = 16 * rows * 4
+    numbers, numbers_of_head = 16 * rows * 4, (*numbers_for(scaling, 1), None)[0]
     with Peak((x, weight, labels)) as forward:
-        slices.statistics(x, weight, labels, 0, InPlace(), products_of(x, scaling))
-    stated = scratch_bytes("megakernels.linear_slice_statistics.default", (x, weight, labels, 0, scaling))
+        slices.statistics(x, weight, labels, 0, InPlace(), products_of(x, scaling, numbers=numbers_of_head))
+    stated = scratch_bytes("megakernels.linear_slice_statistics.default", (x, weight, labels, 0, scaling, None))
     assert stated - 0.01 * stated <= forward.peak <= stated + numbers
     with Peak((x, weight, labels, lse, share)) as backward:
-        products = products_of(x, scaling, "e5m2", backward=True)
+        products = products_of(x, scaling, "e5m2", numbers_of_head, backward=True)
         slices.backward(share, x, weight, labels, lse, 0, -100, 0.0, [True, True], InPlace(), products)
-    operands = (share, x, weight, labels, lse, 0, -100, scaling, "e5m2", [True, True])
+    operands = (share, x, weight, labels, lse, 0, -100, scaling, "e5m2", numbers_of_head, [True, True])
     stated = scratch_bytes("megakernels.linear_slice_gradients.default", operands)
     found = backward.peak - weight.nbytes - x.nbytes
     assert stated - 0.01 * stated <= found <= stated + numbers

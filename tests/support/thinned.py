@@ -40,7 +40,6 @@ ONE_IN = {
     "megaplan/partition/test_fitting.py": 2,
     "megaplan/search/test_exhaustive.py": 3,
     "megaplan/search/test_pinned_searches.py": 2,
-    "megarun/benchmarks/test_kernel_counts.py": 2,
     "megarun/checkpoint/test_checkpoint.py": 3,
     "megarun/faults/test_faults.py": 3,
     "megarun/huggingface/test_convert.py": 6,

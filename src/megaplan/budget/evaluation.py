@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import NamedTuple
 
+from megakernels.ops.fp8_linear.facts import delayed_bytes
 from megaplan.blocks.ops import Dims
 from megaplan.blocks.payload import PACK, UNPACK
 from megaplan.budget.chunk import Chunk, ChunkPolicy
@@ -38,7 +39,7 @@ from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.ranks import Layout, Slot
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.host import device_of
-from megaplan.spec.local import Boundary, Part, boundary, local_dims, payload_parts
+from megaplan.spec.local import Boundary, Part, boundary, delayed_weights, local_dims, payload_parts
 from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 from megaplan.tuples import new
@@ -125,7 +126,8 @@ class SlotParts(NamedTuple):
     Attributes:
         chunk: Blocks of the slot as units.
         stored: Storage of its parameters.
-        step_sum_bytes: Sums that its layers keep over the microbatches of a step, and largest magnitudes of its packed weights.
+        step_sum_bytes: Sums that its layers keep over the microbatches of a step, largest magnitudes of its packed weights, and numbers and
+            histories of delayed scaling.
     """
 
     chunk: Chunk
@@ -263,6 +265,10 @@ class Evaluation:
             chunk = Chunk(named, units, policy, handed, self._offloaded(named.names))
         step_sums = sum([count * self.step_sum_bytes.get(family, 0) for family, count in stored.families.items()])
         step_sums += sum([storage.maxima_bytes for storage in stored.blocks])
+        recipe = self.spec.precision.recipe
+        if recipe is not None:
+            delayed = [len(delayed_weights(self.spec, self.inventory, name)) for name in stored.names]
+            step_sums += delayed_bytes(sum(delayed), recipe.amax_history)
         return new(SlotParts, (chunk, stored, step_sums))
 
     def _in_stage(self, name: str, start: int) -> Evaluated:

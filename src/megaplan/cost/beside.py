@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from megakernels.facts import MEMORY, SUM, KindWork
+from megakernels.ops.fp8_linear.facts import DELAYED_ROLES, SCALE_BYTES
 from megakernels.ops.newton_schulz.facts import num_inner_products, segments, tiles_of
 from megakernels.ops.optimizer.facts import adamw_bytes, decayed_add_bytes, nesterov_bytes
 from megaplan.inventory.tensors import MatrixRound, matrix_round
@@ -28,6 +29,8 @@ CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
 """Limits of one launch over many tensors: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
 CLIP_OPERATIONS, ROUND_OPERATIONS, NORM_LAUNCHES = 4, 8, 4
 """Operations of the host for the gradients' norm, for a round of Muon's without its products, and of those the ones on norms."""
+DELAYED_PASSES, DELAYED_LAUNCHES = 30, 14
+"""Numbers that an operand's next factor reads and writes, beside its history, and kernels of the update of all of a rank."""
 ADAMW_OPERATIONS, MUON_OPERATIONS = 2, 2
 """Those for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; Muon's two passes."""
 
@@ -75,6 +78,7 @@ class StoredParameters(NamedTuple):
         matrices: That Muon updates.
         packed: Elements of weights that are packed for the gather, and their bytes: of dense ones, and of banks.
         packed_tensors: Tensors of both.
+        delayed_weights: Weights whose products have numbers of delayed scaling.
     """
 
     elements: int
@@ -87,6 +91,7 @@ class StoredParameters(NamedTuple):
     matrices: tuple[Matrices, ...]
     packed: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
     packed_tensors: int = 0
+    delayed_weights: int = 0
 
 
 def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
@@ -140,6 +145,14 @@ def clip_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once: the norm, and the sum of squares; the gradients are scaled where they are read."""
     yield KindWork("clip", held.shard * spec.precision.grads.bytes, 0, _launches(held.shard))
     yield KindWork(MEMORY, 0, 0, (CLIP_OPERATIONS - 1) * spec.pp_shares)
+
+
+def delayed_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
+    """Once: a column of the histories of maxima written, all of them or that column read, and factors made of them."""
+    recipe, operands = spec.precision.recipe, held.delayed_weights * DELAYED_ROLES
+    if recipe is not None and operands:
+        read = recipe.amax_history if recipe.amax_compute == "max" else 0
+        yield KindWork(MEMORY, operands * SCALE_BYTES * (read + DELAYED_PASSES), 0, DELAYED_LAUNCHES * spec.pp_shares)
 
 
 def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:

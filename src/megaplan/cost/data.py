@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from megakernels.facts import KindWork
+from megakernels.ops.fp8_linear.facts import DELAYED_ROLES, SCALE_BYTES
 from megaplan.cost.beside import (
     CLIP_OPERATIONS,
     Matrices,
@@ -26,6 +27,7 @@ from megaplan.cost.beside import (
     adamw_operations,
     adamw_parts,
     clip_parts,
+    delayed_parts,
     exchanged_elements,
     gather_parts,
     muon_operations,
@@ -34,7 +36,7 @@ from megaplan.cost.beside import (
     reduce_parts,
     sum_parts,
 )
-from megaplan.cost.elements import LocalElements, local_elements, with_packed
+from megaplan.cost.elements import LocalElements, local_elements, with_recipe
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns, sum_ns
@@ -90,7 +92,7 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
     whole = local_elements(inventory, 1, 1, 1, spec.packing)
-    packed = with_packed(spec, inventory, whole)
+    packed = with_recipe(spec, inventory, whole)
     used = precision.params.bytes
     saved = (
         (times, count * used - size)
@@ -112,6 +114,7 @@ class DataSends(NamedTuple):
         context: Sum of the gradients over context ranks.
         matrices: Muon's matrices, sent to the ranks that orthogonalise them and back.
         mirrored: Sum of the gradients of shards over both copies of the model.
+        maxima: Largest magnitudes of operands under delayed scaling, reduced over all ranks of a stage.
     """
 
     gather: int
@@ -121,6 +124,13 @@ class DataSends(NamedTuple):
     context: int
     matrices: int
     mirrored: int
+    maxima: int
+
+
+def stage_ranks(spec: Spec) -> Ranks:
+    """The ranks that multiply by a stage's weights."""
+    count = spec.mesh.world_size // spec.pp_shares
+    return Ranks(count, spec.mesh.world_size // count if spec.num_copies > 1 else 1)
 
 
 def mirrors_of(spec: Spec) -> Ranks:
@@ -151,6 +161,8 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
     if spec.optimizer.uses_muon:
         pairs = zip((shards, banks), exchanged_elements(spec, held_of(spec, local)), strict=True)
         exchange = 2 * sum([gather_ns(rates, spec, ranks, own // pp * spec.newton_schulz_dtype.bytes) for ranks, own in pairs])
+    maxima = local.delayed_weights // pp * DELAYED_ROLES * SCALE_BYTES
+    maxima = sum_ns(rates, spec, stage_ranks(spec), maxima) if maxima else 0
     return DataSends(
         gather=gather_ns(rates, spec, shards, dense, groups) + gather_ns(rates, spec, banks, experts, stacks),
         again=gather_ns(rates, spec, keepers, dense, groups) + gather_ns(rates, spec, bank_keepers, experts, stacks),
@@ -159,6 +171,7 @@ def data_sends(spec: Spec, rates: Rates, local: LocalElements) -> DataSends:
         context=sum_ns(rates, spec, Ranks(mesh.cp, mesh.tp), own * summed, groups),
         matrices=exchange,
         mirrored=mirrored,
+        maxima=maxima,
     )
 
 
@@ -171,7 +184,7 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
         local: Elements of its tensor and expert ranks.
     """
     sends, held, pp = data_sends(spec, rates, local), held_of(spec, local), spec.pp_shares
-    gather, reduced, exchange = sends.gather, sends.shards + sends.replicas + sends.context + sends.mirrored, sends.matrices
+    gather, reduced, exchange = sends.gather, sends.shards + sends.replicas + sends.context + sends.mirrored, sends.matrices + sends.maxima
     dense_degree, bank_degree = spec.shard_degrees
     shard = local.trained // pp // dense_degree + local.trained_experts // pp // bank_degree
     if rates.measured is None:
@@ -182,13 +195,14 @@ def data_times(spec: Spec, rates: Rates, local: LocalElements) -> DataTimes:
         return sum(part_ns(spec, rates, part) for part in parts)
 
     clip, adamw = taken(clip_parts(spec, held)), taken(adamw_parts(spec, held))
+    scaled = taken(delayed_parts(spec, held))
     muon = taken(muon_parts(spec, held, rates.device.num_sms.value))
     phases = (clip // pp, CLIP_OPERATIONS), (muon // pp, muon_operations(spec, held) // pp)
     late = adamw_operations(spec, held) // pp
     before, after = tuple(gather_parts(spec, held)), tuple(reduce_parts(spec, held))
     copies = taken(before) // pp, taken(after) // pp, taken(sum_parts(spec, held)) // pp
     issued = sum(part.launches for part in before) // pp, sum(part.launches for part in after) // pp
-    update = max(adamw // pp + muon // pp + exchange, _offload_ns(spec, rates, held))
+    update = max(adamw // pp + muon // pp + exchange, _offload_ns(spec, rates, held)) + scaled // pp
     return DataTimes(gather, reduced, clip // pp + update, copies, phases, late, issued, sends.again)
 
 
@@ -263,6 +277,7 @@ def held_of(spec: Spec, local: LocalElements) -> StoredParameters:
         local.matrices,
         (local.made_packed, local.made_packed_banks),
         local.packed_tensors,
+        local.delayed_weights,
     )
 
 

@@ -10,7 +10,7 @@ from megakernels.ops.packed_weight.facts import Packing
 from megaplan.cost.beside import Matrices
 from megaplan.inventory.adapters import packable, packed_tensor
 from megaplan.inventory.tensors import Group, Inventory, Owner, layer_names
-from megaplan.spec.local import packed_gather
+from megaplan.spec.local import delayed_weights, packed_gather
 from megaplan.spec.models import Spec
 
 
@@ -33,6 +33,7 @@ class LocalElements(NamedTuple):
         made_packed: The same of dense weights that are packed before a gather (a recipe's `param_gather`).
         made_packed_banks: The same of expert banks.
         packed_tensors: Tensors of both.
+        delayed_weights: Weights whose products have numbers of delayed scaling.
     """
 
     dense: int
@@ -50,6 +51,7 @@ class LocalElements(NamedTuple):
     made_packed: tuple[int, int] = (0, 0)
     made_packed_banks: tuple[int, int] = (0, 0)
     packed_tensors: int = 0
+    delayed_weights: int = 0
 
     def dense_bytes(self, size: int, pp: int) -> int:
         """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes an element."""
@@ -92,8 +94,14 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
     return LocalElements(dense, experts, own, banked, whole, stacked, tensors, trained_tensors, groups, banks, made, (packed, stored))
 
 
-def with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
-    """The elements with those of the weights that the recipe has packed before they are gathered."""
+def with_recipe(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
+    """The elements with those of the weights that the recipe has packed before they are gathered, and its weights with numbers."""
+    names = *layer_names(len(inventory.layers)), "head"
+    delayed = sum([len(delayed_weights(spec, inventory, name)) for name in names])
+    return _with_packed(spec, inventory, local._replace(delayed_weights=delayed))
+
+
+def _with_packed(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
     packs = packed_gather(spec)
     if packs is None:
         return local

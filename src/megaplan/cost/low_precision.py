@@ -9,12 +9,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 from megakernels.ops.fp8_experts.facts import ScaledBankCost
-from megakernels.ops.fp8_linear.facts import NOTHING, ScaledPass, ScaledPasses, linear_passes
+from megakernels.ops.fp8_linear.facts import DELAYED, NOTHING, ScaledPass, ScaledPasses, linear_passes
 from megakernels.ops.moe.facts import ExpertSizes
 from megaplan.blocks.work import OpWork, Works
 from megaplan.cost.blocks import HEAD, LOGITS_AGAIN
 from megaplan.dtypes import DType
-from megaplan.low_precision import PER_TENSOR
+from megaplan.low_precision import SCALINGS
 from megaplan.spec.host import device_of
 from megaplan.spec.local import packed_gather
 from megaplan.spec.models import Spec
@@ -34,7 +34,8 @@ class EightBits:
 
     def __init__(self, spec: Spec, itemsize: int, policy: str) -> None:
         recipe, moe, mesh = spec.precision.recipe, spec.model.moe, spec.mesh
-        self._by_row = recipe is not None and recipe.name not in PER_TENSOR
+        scaling = "" if recipe is None else SCALINGS[recipe.name]
+        self._by_row, self._delayed = scaling == "rows", scaling == DELAYED
         self._emulated = spec.emulates_products
         self._itemsize, self._fused, self._grad_bytes = itemsize, spec.host.uses_triton, spec.precision.grads.bytes
         self._travels, self._etp = mesh.ep * mesh.etp > 1, mesh.etp
@@ -56,7 +57,12 @@ class EightBits:
         if self._emulated:
             return None
         if in_eight_bits(op):
-            setting = {"by_row": self._by_row, "fused": self._fused, "has_weight_gradient": op.work.weight_grad > 0}
+            setting = {
+                "by_row": self._by_row,
+                "delayed": self._delayed,
+                "fused": self._fused,
+                "has_weight_gradient": op.work.weight_grad > 0,
+            }
             out = op.weights // op.in_width
             packed = self._packs is not None and self._packs.fits((out, op.in_width))
             return linear_passes(op.in_width, out, tokens, self._itemsize, shares=shares, keeps=keeps, packed=packed, **setting)
@@ -64,14 +70,15 @@ class EightBits:
             return None
         rows = tokens * op.facts.slots * self._etp
         bank = op.facts._replace(tokens=rows if self._travels else tokens)
-        how = self._by_row, self._fused, self._travels, self._keeps, self._products, self._packed_bank(bank)
+        how = self._by_row, self._fused, self._travels, self._keeps, self._products, self._packed_bank(bank), self._delayed
         return ScaledBankCost(bank, rows, *how).passes(op.weights * 2 * self._grad_bytes)
 
     def of_head(self, op: OpWork, tokens: int) -> ScaledPasses | None:
         """F, I and W of the head's product, and of its logits that backward makes again; None for other operations and emulated ones."""
         if self._emulated or op.name not in (HEAD, LOGITS_AGAIN):
             return None
-        made = linear_passes(*self._head, tokens, self._itemsize, by_row=self._by_row, fused=self._fused, shares=False, keeps=False)
+        how = {"by_row": self._by_row, "delayed": self._delayed, "fused": self._fused}
+        made = linear_passes(*self._head, tokens, self._itemsize, **how, shares=False, keeps=False)
         nothing = ScaledPass(NOTHING, NOTHING)
         return made if op.name == HEAD else (nothing, made[0], nothing)
 

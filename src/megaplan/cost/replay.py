@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from megakernels.facts import KindWork
-from megaplan.cost.beside import adamw_parts, clip_parts, gather_parts, muon_parts, reduce_parts, sum_parts
+from megaplan.cost.beside import adamw_parts, clip_parts, delayed_parts, gather_parts, muon_parts, reduce_parts, sum_parts
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.data import DataTimes, copies_ns, data_times, exchanges, exposed_ns, held_of, host_ns, part_ns
-from megaplan.cost.elements import LocalElements, local_elements, with_packed
+from megaplan.cost.elements import LocalElements, local_elements, with_recipe
 from megaplan.cost.offload import waits_of, with_copies
 from megaplan.cost.rates import Note, Rates, Seen, rates_of
 from megaplan.cost.times import end_times, layer_time
@@ -218,13 +218,14 @@ class ReplayTimer:
 
     def _parts_beside(self, spec: Spec) -> list[KindWork]:
         local = local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp, spec.packing)
-        held = held_of(spec, with_packed(spec, self.inventory, local))
+        held = held_of(spec, with_recipe(spec, self.inventory, local))
         gathers, reductions = exchanges(spec)
         return [
             *list(gather_parts(spec, held)) * gathers,
             *list(reduce_parts(spec, held)) * reductions,
             *list(sum_parts(spec, held)) * (reductions - 1),
             *clip_parts(spec, held),
+            *delayed_parts(spec, held),
             *adamw_parts(spec, held),
             *muon_parts(spec, held, self.rates(spec).device.num_sms.value),
         ]
@@ -341,7 +342,7 @@ class ReplayTimer:
         if found is None:
             if degrees not in self._elements:
                 self._elements[degrees] = local_elements(self.inventory, *degrees, spec.packing)
-            found = kept(self._data)[key] = data_times(spec, self.rates(spec), with_packed(spec, self.inventory, self._elements[degrees]))
+            found = kept(self._data)[key] = data_times(spec, self.rates(spec), with_recipe(spec, self.inventory, self._elements[degrees]))
         return found
 
     def _replayed(self, spec: Spec, sums: Sums, spans: SlotSpans) -> tuple[int, int]:

@@ -297,6 +297,8 @@ def _low_precision(spec: Spec) -> Values:
         "fp8_recipe": MEGATRON_RECIPES[recipe.name],
         "fp8_param_gather": recipe.param_gather,
         "fp8_amax_history_len": recipe.amax_history if recipe.name == "fp8_delayed" else None,
+        "fp8_amax_compute_algo": recipe.amax_compute if recipe.name == "fp8_delayed" else None,
+        "fp8_margin": recipe.margin if recipe.name == "fp8_delayed" else None,
         "fp8_output_proj": recipe.head,
     }
 

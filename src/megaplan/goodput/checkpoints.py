@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import NamedTuple
 
+from megakernels.ops.fp8_linear.facts import DELAYED_ROLES, SCALE_BYTES
 from megaplan.budget.values import Budget, RankBudget
 from megaplan.columns import Column, Phase
 from megaplan.goodput.figures import RunFigure, figures, given
@@ -12,6 +13,7 @@ from megaplan.hosts.megarun.packed import packed_block
 from megaplan.hosts.megarun.storage import STEP_BYTES
 from megaplan.inventory.tensors import Group, Inventory, ParamTensor
 from megaplan.layout.ranks import Layout
+from megaplan.spec.local import delayed_weights
 from megaplan.spec.models import Spec
 
 CLASSES = ("local", "parallel", "s3")
@@ -130,7 +132,9 @@ def checkpoint_sizes(spec: Spec, inventory: Inventory, layout: Layout, budget: B
         held = [tensors[name] for slot in slots for name in slot.blocks if name not in slot.copies]
         stored = sum(_saved_bytes(spec, tensor) for block in held for tensor in packed_block(spec.packing, block, 1).tensors)
         biases = BIAS_BYTES * sum(_bias_elements(spec, block.family) for block in held)
-        stages.append(StageBytes(pp_rank, num_ranks, stored + biases))
+        names = [name for slot in slots for name in ({*slot.blocks, *(("head",) if "final_norm" in slot.blocks else ())} - {*slot.copies})]
+        scaled = sum(len(delayed_weights(spec, inventory, name)) for name in names)
+        stages.append(StageBytes(pp_rank, num_ranks, stored + biases + _scaling_bytes(spec, scaled)))
     sizes = CheckpointSizes(tuple(stages), (), spec.device.per_node)
     if spec.host.kind.saves_working_copy:
         return sizes._replace(rank_host_bytes=sizes.rank_bytes)
@@ -159,6 +163,12 @@ def _bias_elements(spec: Spec, family: str) -> int:
     """Elements of the experts' bias of a layer, a buffer that is saved too."""
     moe = spec.model.moe
     return moe.num_choices if family == "E" and moe is not None and moe.expert_bias else 0
+
+
+def _scaling_bytes(spec: Spec, num_weights: int) -> int:
+    """Bytes of the factors and histories of so many weights' products under delayed scaling, buffers that are saved too."""
+    recipe = spec.precision.recipe
+    return 0 if recipe is None else num_weights * DELAYED_ROLES * SCALE_BYTES * (1 + recipe.amax_history)
 
 
 def _state_bytes(rank: RankBudget) -> int:

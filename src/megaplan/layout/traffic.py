@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.cost.blocks import rank_workload
-from megaplan.cost.data import data_sends, exchanges, mirrors_of
-from megaplan.cost.elements import local_elements, with_packed
+from megaplan.cost.data import data_sends, exchanges, mirrors_of, stage_ranks
+from megaplan.cost.elements import local_elements, with_recipe
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import (
     RankGroup,
@@ -152,12 +152,13 @@ def _of_data_ranks(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[A
         yield from _of_fitted_host(spec, inventory, spans)
         return
     mesh = spec.mesh
-    local = with_packed(spec, inventory, local_elements(inventory, mesh.tp, mesh.ep, mesh.etp, spec.packing))
+    local = with_recipe(spec, inventory, local_elements(inventory, mesh.tp, mesh.ep, mesh.etp, spec.packing))
     once = data_sends(spec, _counted(spec, FABRIC), local)
     gathers, reductions = exchanges(spec)
     stride = mesh.cp * mesh.tp
     shards, replicas = RankGroup(mesh.dp_shard, stride), RankGroup(mesh.dp_replicate, mesh.dp_shard * stride)
     yield _row(spec, "pp", "gradients of the mirrored copy", mirrors_of(spec), once.mirrored)
+    yield _row(spec, "dp", "largest magnitudes of operands", stage_ranks(spec), once.maxima)
     if spec.sharding.copies:  # whole gradients of all data ranks are summed once
         yield _row(spec, "dp", "gradients", RankGroup(mesh.data_ranks, stride), once.replicas)
         yield _row(spec, "cp", "gradients", RankGroup(mesh.cp, mesh.tp), once.context)

@@ -21,7 +21,7 @@ from math import prod
 from typing import NamedTuple
 
 from megakernels.libraries import FLASH4
-from megakernels.ops.fp8_linear.facts import SCALE_BYTES
+from megakernels.ops.fp8_linear.facts import DELAYED, SCALE_BYTES
 from megakernels.ops.fp8_linear.packing.facts import (
     OWN_LARGEST,
     PACKED_COLUMNS,
@@ -37,7 +37,8 @@ from megaplan.blocks.payload import Payload
 from megaplan.dtypes import DType
 from megaplan.families.registry import FAMILIES
 from megaplan.inventory.adapters import linear_of
-from megaplan.low_precision import PACKED
+from megaplan.inventory.tensors import Inventory, Outside
+from megaplan.low_precision import SCALINGS
 from megaplan.spec.models import Spec
 
 ALIGNMENT_BYTES = 16
@@ -138,6 +139,8 @@ def payload_parts(spec: Spec, dims: Dims) -> list[tuple[Payload, Part]]:
     return [(value, Part(value, value.shape(dims), dtype)) for value, dtype in of_value]
 
 
+ONE_ROW = "shared_gate.weight"
+"""The weight of a linear that multiplies in a recipe's bits and has one row, so that it is not packed."""
 BANKS, BANK_DIMS = frozenset({"experts.gate_proj", "experts.up_proj", "experts.down_proj"}), 3
 """Matrices of a bank [E, a, b], which are sharded as the rows of all."""
 
@@ -226,12 +229,30 @@ def multiplies(name: str, shape: tuple[int, ...]) -> bool:
     return linear_of(name) is not None if len(shape) == BANK_DIMS - 1 else name in BANKS
 
 
+def delayed_weights(spec: Spec, inventory: Inventory, name: str) -> tuple[str, ...]:
+    """The weights of a block of the inventory whose products have numbers of delayed scaling (`megakernels.fp8_linears`), in order.
+
+    `head` names a tied head, too.
+    """
+    recipe = spec.precision.recipe
+    if recipe is None or SCALINGS[recipe.name] != DELAYED or not spec.host.kind.trained:
+        return ()
+    if name == Outside.HEAD:
+        return ("weight",) if recipe.head else ()
+    if not name.startswith("layers."):
+        return ()
+    index = int(name.removeprefix("layers."))
+    block = inventory.layers[index]
+    covered = spec.multiplies_in_eight_bits(index, block.family)
+    return tuple([name for name, shape, *_ in block.tensors if name == ONE_ROW or multiplies(name, shape)]) if covered else ()
+
+
 def packed_gather(spec: Spec) -> PackedGather | None:
     """The packed weights of a spec that megarun trains; None if it gathers none so."""
     recipe, degrees = spec.precision.recipe, spec.shard_degrees
-    if recipe is None or not recipe.param_gather or recipe.name not in PACKED or max(degrees) == 1 or not spec.host.kind.trained:
+    if recipe is None or not recipe.param_gather or max(degrees) == 1 or not spec.host.kind.trained:
         return None
     kept = not spec.sharding.reshard_after_forward or spec.sharding.kept_over > 0 or spec.mesh.is_pipelined
-    both = [letter for letter in FAMILIES if PACKED[recipe.name] in TWO_FORMS and (kept or spec.recompute.of(letter) != "none")]
+    both = [letter for letter in FAMILIES if SCALINGS[recipe.name] in TWO_FORMS and (kept or spec.recompute.of(letter) != "none")]
     families, (first, last) = frozenset(FAMILIES if recipe.families is None else recipe.families), recipe.first_last_bf16
-    return PackedGather(PACKED[recipe.name], families, (first, spec.model.num_layers - last), frozenset(both), degrees)
+    return PackedGather(SCALINGS[recipe.name], families, (first, spec.model.num_layers - last), frozenset(both), degrees)

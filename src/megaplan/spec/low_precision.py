@@ -22,6 +22,8 @@ class LowPrecision(Section):
         prediction: Multi-token prediction uses the recipe too.
         attention: The attention core uses the recipe too; megarun takes it under fp8_current.
         amax_history: Steps whose maxima fp8_delayed remembers.
+        amax_compute: The maximum that fp8_delayed scales by: the largest of these steps, or the most recent.
+        margin: Under fp8_delayed factors are divided by two to this power.
     """
 
     name: RecipeName
@@ -33,6 +35,8 @@ class LowPrecision(Section):
     prediction: StrictBool = True
     attention: StrictBool = False
     amax_history: PositiveInt = 1024
+    amax_compute: Literal["max", "most_recent"] = "max"
+    margin: NaturalInt = 0
 
     def covers(self, letter: str, layer: int, num_layers: int) -> bool:
         """True if the linears of a layer of the stack multiply in the recipe's type."""

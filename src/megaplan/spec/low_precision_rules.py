@@ -95,7 +95,7 @@ def _delayed(checked: Checked, recipe: LowPrecision) -> Iterator[Diagnostic]:
     if twice:
         detail = f"precision.recipe.name = fp8_delayed, host.recompute_modules has {series(twice, 'and')}"
         yield checked.error("MP724", detail, "host.recompute_modules", "name: fp8_current", f"remove {', '.join(twice)}")
-    if any(recipe.first_last_bf16):
+    if any(recipe.first_last_bf16) and not checked.spec.host.kind.trained:
         detail = (
             "precision.recipe.name = fp8_delayed, precision.recipe.first_last_bf16 is given: its maxima are reduced for all layers at once"
         )

@@ -20,7 +20,7 @@ from megaplan.families.moe.section import LayerSkew, MixtureOfExperts
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.families.registry import Letter
 from megaplan.families.short_convolution.section import ShortConvolution
-from megaplan.low_precision import EMULATED, TRAINED
+from megaplan.low_precision import EMULATED
 from megaplan.scalars import (
     MAX_LAYERS,
     Activation,
@@ -312,9 +312,7 @@ class Spec(OptionsSection):
     def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:
         """True if megarun multiplies the linears and banks of layer `layer` (global index, with this letter) in eight bits."""
         recipe = self.precision.recipe
-        if not self.host.kind.trained or recipe is None or recipe.name not in TRAINED:
-            return False
-        return recipe.covers(letter, layer, self.model.num_layers)
+        return self.host.kind.trained and recipe is not None and recipe.covers(letter, layer, self.model.num_layers)
 
     @property
     def emulates_products(self) -> bool:

@@ -13,7 +13,6 @@ from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.families.linear_attention.section import WITHOUT_DELTA_RULE
 from megaplan.families.registry import FAMILIES
-from megaplan.low_precision import TRAINED
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
 from megaplan.spec.document import NOWHERE
@@ -74,11 +73,6 @@ def _families(spec: Spec) -> object | None:
     if spec.model.parallel_layers or spec.model.attention_residuals is not None or precision.recipe is not None:
         wrong = {letter: dtype for letter, dtype in precision.families.items() if dtype is not precision.params}
     return ", ".join(f"{letter}: {dtype}" for letter, dtype in wrong.items()) or None
-
-
-def _recipe(spec: Spec) -> object | None:
-    recipe = spec.precision.recipe
-    return recipe.name if recipe is not None and recipe.name not in TRAINED else None
 
 
 def _shared_norm(spec: Spec) -> object | None:
@@ -147,7 +141,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("grads", "master", "moments", "reduce")),
     ("precision.reduce", _other_reduction, "precision.grads"),
     ("precision.families", _families, "fp32, bf16 or fp16, without a recipe, parallel_layers or attention_residuals"),
-    ("precision.recipe.name", _recipe, " or ".join(sorted(TRAINED))),
     ("host.name", _other_host, "megarun"),
 )
 

@@ -13,6 +13,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.inventory.tensors import Inventory, layer_names
+from megaplan.spec.local import delayed_weights
 from megaplan.spec.models import Spec
 from megaplan.terminal.output import report
 from megarun.checkpoint.adapters import check_adapters, is_adapter
@@ -29,6 +31,7 @@ from megarun.data.progress import START, DataProgress
 from megarun.engine.trainer import Trainer
 from megarun.errors import refusal
 from megarun.job.run import Run
+from megarun.parallel.groups.delayed import HISTORY, is_scaling
 from megarun.remote import AnyPath, StorageError
 
 UNREADABLE = "MP644"
@@ -162,6 +165,7 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
         return _wanted([*kept, *((base.name, base.pieces) for base in bases)], found, job.spec, weights_only=weights_only)
 
     wanted = _agreed(select, group)
+    _note_new_scaling(found, job.spec, job.inventory)
     planner = PiecesLoadPlanner()
     try:
         load(dict(wanted), storage_reader=CheckpointReader(found.path, found.manifest), planner=planner, process_group=group)
@@ -199,11 +203,11 @@ def _wanted(items: list[tuple[str, Pieces]], found: Found, spec: Spec, *, weight
     saved = {name: tuple(tensor.size) for name, tensor in metadata.items()}  # type: ignore[union-attr]
     wanted: dict[str, Pieces] = {}
     for name, pieces in items:
-        if name in saved:
+        if name in saved and _fits(name, saved[name], pieces):
             wanted.setdefault(name, pieces)
     check_adapters(path, found.manifest, spec, saved)
     from_base = weights_only and not any(is_adapter(name) for name in saved)
-    missing = sorted({name for name, _ in items if name not in saved and not name.startswith(GENERATOR)})
+    missing = sorted({name for name, _ in items if name not in saved and not _may_be_missing(name)})
     missing = [name for name in missing if not (from_base and is_adapter(name))]
     if missing:
         lost = [name for name in missing if name.startswith(OPTIMIZER) or is_adapter(name)]
@@ -214,6 +218,32 @@ def _wanted(items: list[tuple[str, Pieces]], found: Found, spec: Spec, *, weight
         if saved[name] != tuple(pieces.shape):
             raise refusal("MP644", f"{path / INDEX}: {name} = {list(saved[name])}, the plan's = {list(pieces.shape)}", file=str(path))
     return wanted
+
+
+def _fits(name: str, saved: tuple[int, ...], pieces: Pieces) -> bool:
+    """False for a history of delayed scaling of another length, which begins again."""
+    return not is_scaling(name) or saved == tuple(pieces.shape)
+
+
+def _may_be_missing(name: str) -> bool:
+    """True for the generators of ranks and the state of delayed scaling, without which a run continues."""
+    return name.startswith(GENERATOR) or is_scaling(name)
+
+
+def _note_new_scaling(found: Found, spec: Spec, inventory: Inventory) -> None:
+    """Report once where delayed scaling begins again: the checkpoint is of another recipe, or has a history of another length."""
+    recipe = spec.precision.recipe
+    if recipe is None or dist.get_rank():
+        return
+    blocks = [name for name in (*layer_names(len(inventory.layers)), "head") if delayed_weights(spec, inventory, name)]
+    metadata = CheckpointReader(found.path, found.manifest).read_metadata().state_dict_metadata
+    saved = {name: metadata.get(f"{name}.{HISTORY}") for name in blocks}
+    lengths = {name: 0 if each is None else int(each.size[1]) for name, each in saved.items()}  # type: ignore[union-attr]
+    new = [name for name, length in lengths.items() if length != recipe.amax_history]
+    if new:
+        detail = f"precision.recipe.amax_history = {recipe.amax_history}, the checkpoint's of {new[0]} = {lengths[new[0]]}"
+        more = f", and {len(new) - 1} blocks more" if len(new) > 1 else ""
+        _report("MP679", detail + more, Location(file=str(found.path)), Severity.NOTE)
 
 
 def _restore_copies(items: list[tuple[str, Pieces]], wanted: dict[str, Pieces], trainer: Trainer) -> None:

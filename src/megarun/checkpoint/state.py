@@ -2,7 +2,8 @@
 
 A parameter has the inventory's name; a packed weight (`lora.base`) is saved as the parts of its rows, `NAME.codes` and others. The
 optimizer state of a parameter is `optimizer.NAME.momentum` (Muon) or `.exp_avg`, `.exp_avg_sq` and `.step` (AdamW).
-The experts' bias of an E layer is `layers.I.expert_bias`, of a prediction depth `mtp.D.mlp.expert_bias`. Batches are a function of step and
+The experts' bias of an E layer is `layers.I.expert_bias`, of a prediction depth `mtp.D.mlp.expert_bias`. Under delayed
+scaling a block has `NAME.scaling_factors` and `NAME.scaling_history`. Batches are a function of step and
 seed, so the data position is the step.
 `generator.RANK.cpu` and `.cuda` are torch's generators, which no step uses; they are restored by the rank of the same number if the number
 of ranks is the same.
@@ -26,7 +27,7 @@ OPTIMIZER, GENERATOR = "optimizer", "generator"
 
 
 def model_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:
-    """This rank's pieces of every parameter and of the experts' biases; a tensor that two of its stages have occurs twice."""
+    """This rank's pieces of every parameter, the experts' biases and delayed scaling; a tensor that two of its stages have occurs twice."""
     tensors, parameters = dict(inventory.tensors()), list[tuple[str, Pieces]]()
     for stage in trainer.stages:
         packed = packings(stage)
@@ -36,7 +37,8 @@ def model_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Piece
                 parameters += [(f"{name}.{part}", pieces) for part, pieces in parts]
             else:
                 parameters.append((name, pieces_of(tensors[name], parameter, trainer.mesh)))
-    return parameters + [(name, Pieces.unsharded(bias)) for name, bias in biases(trainer.stages)]
+    parameters += [(name, Pieces.unsharded(bias)) for name, bias in biases(trainer.stages)]
+    return parameters + [(name, Pieces.unsharded(own)) for stage in trainer.stages if stage.delayed for name, own in stage.delayed.state()]
 
 
 def optimizer_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:

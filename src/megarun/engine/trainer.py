@@ -32,6 +32,7 @@ from megarun.parallel.apply.offload import HostPool, offload_stage
 from megarun.parallel.apply.pipeline import build_runner
 from megarun.parallel.apply.recompute import recompute_stage
 from megarun.parallel.groups.context import context_parallel
+from megarun.parallel.groups.delayed import DelayedUpdates
 from megarun.parallel.groups.expert import expert_parallel
 from megarun.parallel.groups.local import local
 from megarun.parallel.groups.mesh import RankMesh
@@ -126,6 +127,7 @@ class Trainer:
         self.optimizers = Optimizers(self.stages, job.inventory, spec, self._tp, expert_parallel(spec, mesh).slices)
         self._routers = router_modules(spec, job.inventory)
         self._sums: list[list[float]] = []
+        self._delayed = self._delayed_updates(spec)
         self.scales_losses, self._scale = spec.precision.scales_losses, 1.0
         self.scale_losses(START.loss_scale)
         self._norm = 0.0  # of gradients that were measured and not yet applied
@@ -158,6 +160,11 @@ class Trainer:
         """Initialise every parameter."""
         for stage in self.stages:
             initialise(stage, job.inventory, job.spec.training.seed, self.mesh)
+
+    def _delayed_updates(self, spec: Spec) -> DelayedUpdates:
+        """Updates of delayed scaling, of stages in the model's order, which differs between the ranks with copies of a stage."""
+        in_order = sorted(self.stages, key=lambda stage: stage.span)
+        return DelayedUpdates([stage.delayed for stage in in_order if stage.delayed is not None], self.mesh, spec.num_copies)
 
     def take_note(self) -> str | None:
         """A message for the log that has not been taken yet; None if there is none."""
@@ -216,19 +223,21 @@ class Trainer:
         return StepResult(losses[-1], self._norm, self._routed(sums), losses[0] if len(losses) > 1 else 0.0)
 
     def update(self, step: int) -> None:
-        """Clip the measured gradients, update by them, free them, and move the experts' biases by the step's rows; `step` is 0-based."""
+        """Clip the measured gradients, update by them, free them, and move factors and experts' biases by the step; `step` is 0-based."""
         factor, self._norm = clip_factor(self._norm, self._spec.training.gradient_clip) / self._scale, 0.0
         if isinstance(self._runner, GraphedRunner):
             self._runner.update(self.optimizers.update, self.optimizers.numbers(step, factor))
         else:
             self.optimizers.step(step, factor)
+        self._delayed.update(step)
         moe = self._spec.model.moe
         if moe is not None and moe.expert_bias_rate:
             move_biases(self.stages, self._routers, self._sums, moe.expert_bias_rate)
 
     def drop_gradients(self) -> None:
-        """Free the gradients of a step without an update."""
+        """Free the gradients of a step without an update, and what it has recorded."""
         self._norm = 0.0
+        self._delayed.drop()
         for stage in self.stages:
             stage.zero_grad(set_to_none=True)
 

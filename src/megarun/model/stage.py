@@ -31,6 +31,7 @@ from megarun.model.streams import StreamConnections
 from megarun.model.vision import build_images, merged
 from megarun.parallel.groups.adapters import start_gradients
 from megarun.parallel.groups.context import WHOLE, ContextParallel
+from megarun.parallel.groups.delayed import DelayedNumbers
 from megarun.parallel.groups.expert import LOCAL, ExpertParallel
 from megarun.parallel.groups.scaled import Scaling, multiply
 from megarun.parallel.groups.tensor import ALONE, TensorParallel, column_parallel
@@ -83,6 +84,7 @@ class Stage(nn.Module):
         self.predicts = "final_norm" in slot.blocks
         self.joins_loss = model.joins_loss(kernels=config.host.uses_triton)
         self.head_scaling: Scaling | None = None  # of the recipe
+        self.delayed: DelayedNumbers | None = None  # of the recipe
         self.packed_maxima: Tensor
         self.num_packed = 0  # largest magnitudes of weights that packing needs
         self.vision, self.projector = build_images(config, slot.blocks, tp)
@@ -164,11 +166,14 @@ class Stage(nn.Module):
         return [[self.get_submodule(name) for name in unit] for unit in fsdp_units(names, unit_layers)]
 
     def add_buffers(self, device: torch.device) -> None:
-        """Create the buffers that are not in checkpoints: rotary tables, sums of a step."""
+        """Create the buffers that are no parameters' state: rotary tables, sums of a step, numbers of delayed scaling."""
         if self.looks_ahead:
             self.register_buffer("further_loss", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
         if self.num_packed:
             self.register_buffer("packed_maxima", torch.zeros(self.num_packed, device=device), persistent=False)
+        if self.delayed is not None:
+            for name, numbers in zip(("delayed_numbers", "delayed_history"), self.delayed.create(device), strict=True):
+                self.register_buffer(name, numbers, persistent=False)
         if self.relation_bias is not None:
             self.relation_bias.add_gradient_parts(device)
         for module in self.modules():
@@ -364,7 +369,7 @@ class Stage(nn.Module):
     def whole_logits(self, normed: Tensor) -> Tensor:
         """Logits without a cap."""
         if self.head_scaling is not None:
-            return multiply(self.tp if self.slices_words else ALONE, self.head_scaling, normed, [self.head_weight], [None])[0]
+            return multiply(self.tp if self.slices_words else ALONE, [self.head_scaling], normed, [self.head_weight], [None])[0]
         if not self.slices_words:
             return linear_op(normed, self.head_weight)
         # a deferred weight gradient would keep the gradient of the logits alive

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from delayed_numbers import numbers_for
 from kernel_checks import shuffled_grid
 from op_checks import rms_ratio
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from megakernels import dispatch_plan, fp8_experts, fp8_experts_backward, use_kernels
 from megakernels._common.device import module_for
 from megakernels.ops.fp8_experts import kernel, reference
+from megakernels.ops.fp8_linear.delayed import delayed_of
 from megakernels.ops.moe.inputs import Experts
 
 SEEDS, QUICK = range(24), 2
@@ -67,6 +69,14 @@ def test_copies_and_what_is_between_products(seed: int) -> None:
                 found = kernel.turned(x, groups, by_row=by_row, **places)
             assert torch.equal(bits(found.data[:, :used]), bits(expected.data[:, :used]))
             assert torch.equal(found.scale, expected.scale)
+            if not by_row:
+                mine, theirs = (numbers_for("delayed", 1)[0] for _ in range(2))
+                expected = reference.turned(x, groups, by_row=False, **places, delayed=delayed_of(theirs, "input"))
+                with shuffled_grid(seed):
+                    found = kernel.turned(x, groups, by_row=False, **places, delayed=delayed_of(mine, "input"))
+                assert torch.equal(bits(found.data[:, :used]), bits(expected.data[:, :used]))
+                assert torch.equal(found.scale, expected.scale)
+                assert torch.equal(mine, theirs)
     shape = (given.rows.shape[0], given.up.shape[1])
     generator = torch.Generator().manual_seed(seed)
     up_out, gate_out, pulled = (torch.randn(shape, generator=generator).to(given.x.dtype) for _ in range(3))

@@ -5,11 +5,13 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from delayed_numbers import numbers_for
 from kernel_checks import shuffled_grid
 from torch import Tensor
 
 from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients, use_kernels
 from megakernels.ops.fp8_linear import choice, kernel, reference
+from megakernels.ops.fp8_linear.delayed import delayed_of
 
 FORMATS = {torch.float8_e4m3fn: (3, -6, 448.0), torch.float8_e5m2: (2, -14, 57344.0)}
 """Bits of the fraction, exponent of the smallest normal number, largest number."""
@@ -74,16 +76,43 @@ def test_copies(seed: int) -> None:
         assert_same_bits(kernel.turned(data, scale).data, reference.turned(other, other_scale).data)
 
 
-@pytest.mark.parametrize("scaling", ["tensor", "rows"])
+@pytest.mark.parametrize("seed", [each if each < QUICK else pytest.param(each, marks=pytest.mark.slow) for each in SEEDS])
+def test_copies_with_given_factors(seed: int) -> None:
+    """The same bits, scales and recorded magnitudes, where some elements are beyond the largest number."""
+    x, factor = drawn(seed), Random(seed).choice([1.0, 37.3, 1e-3, 3e4])
+    for dtype in FORMATS:
+        for transposed in (False, True):
+            for second in (False, True):
+                mine, theirs = (numbers_for("delayed", 1, (1.0, 1.0, factor))[0] for _ in range(2))
+                how = {"dtype": dtype, "by_row": False, "transposed": transposed, "second": second}
+                expected = reference.operand(x, **how, delayed=delayed_of(theirs, "gradient"))
+                with shuffled_grid(seed):
+                    found = kernel.operand(x, **how, delayed=delayed_of(mine, "gradient"))
+                for one, other in zip(found, expected, strict=True):
+                    assert_same_bits(one, other)
+                assert torch.equal(mine, theirs)
+    mine, theirs = (numbers_for("delayed", 1, (factor, 1.0, 1.0))[0] for _ in range(2))
+    for one, other in zip(
+        kernel.kept(x, by_column=False, delayed=delayed_of(mine, "input")),
+        reference.kept(x, by_column=False, delayed=delayed_of(theirs, "input")),
+        strict=True,
+    ):
+        assert_same_bits(one, other)
+    assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "rows", "delayed"])
 def test_operations_use_them(scaling: str) -> None:
     torch.manual_seed(0)
     x, weights = torch.randn(2, 9, 20).bfloat16(), [torch.randn(width, 20).bfloat16() for width in (16, 5)]
-    gradients, kept = [torch.randn(2, 9, width).bfloat16() for width in (16, 5)], "columns" if scaling == "rows" else "tensor"
+    gradients, kept = [torch.randn(2, 9, width).bfloat16() for width in (16, 5)], "columns" if scaling == "rows" else scaling
 
     def results() -> list[Tensor]:
-        low = fp8_quantize(x, kept)
-        made = [*low, *fp8_linears(x, None, weights, [None, None], scaling), fp8_input_gradients(gradients, weights, scaling, "e5m2")]
-        return [*made, *fp8_weight_gradients(gradients, *low, 20, scaling, "e5m2", [True, False])]
+        numbers = numbers_for(scaling, 2)
+        low = fp8_quantize(x, kept, (*numbers, None)[0])
+        made = [*low, *fp8_linears(x, None, weights, [None, None], scaling, numbers=numbers)]
+        made.append(fp8_input_gradients(gradients, weights, scaling, "e5m2", numbers=numbers))
+        return [*made, *fp8_weight_gradients(gradients, *low, 20, scaling, "e5m2", [True, False], numbers), *numbers]
 
     assert choice.chosen(x, x) is kernel
     found = results()

@@ -20,12 +20,17 @@ def configurations() -> dict[str, Any]:
     side, group_launch = split(TURNED_TILE)
     for dtype in ("bf16", "fp32"):
         own = ("x", "gate_out", "up_out", "hidden", "pulled", "grad_gate_out", "grad_up_out", "out", "bias", "gate_bias", "up_bias")
-        types = dict.fromkeys(own, f"*{dtype}") | dict.fromkeys(("rows", "ends", "stops"), "*i32") | dict.fromkeys(SIZES, "i32:16")
+        types = (
+            dict.fromkeys(own, f"*{dtype}")
+            | dict.fromkeys(("rows", "ends", "stops", "largest_seen"), "*i32")
+            | dict.fromkeys(SIZES, "i32:16")
+        )
         types |= dict.fromkeys(("one", "scales", "weights", "grad_weights"), "*fp32") | {"data": "*u8", "limit": "fp32"}
         for gathers in (False, True):
-            for columns in (False, True):
-                constants = {"GATHERS": gathers, "OWN": columns, "EXPONENT": 8, "FRACTION_BITS": 3, **side}
-                name = f"fp8 experts copy, {'columns' if columns else 'whole'} {dtype}{' of tokens' if gathers else ''}"
+            for scaled in ("whole", "columns", "delayed"):
+                of = {"OWN": scaled == "columns", "GIVEN": scaled == "delayed", "LIMIT": 448.0}
+                constants = {"GATHERS": gathers, **of, "EXPONENT": 8, "FRACTION_BITS": 3, **side}
+                name = f"fp8 experts copy, {scaled} {dtype}{' of tokens' if gathers else ''}"
                 found[name] = (kernel.fp8_group_kernel, types, constants, group_launch)
         for activation, kind, biased in KINDS_OF:
             name = f"{activation}{' clamped' if kind == CLAMPED else ''}{', biases,' if biased else ''} {dtype}"

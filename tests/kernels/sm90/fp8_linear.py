@@ -25,6 +25,11 @@ def configurations() -> dict[str, Any]:
                     key = f"fp8 round, {name} {dtype} to {format}{' transposed' if turned else ''}"
                     found[key] = (kernel.fp8_round_kernel, types, constants, options)
         for format, stored in FORMATS.items():
+            for turned in (False, True):
+                limit = {"FRACTION_BITS": kernel.FRACTION_BITS[stored], "LIMIT": torch.finfo(stored).max}
+                own = types | {"factor": "*fp32", "largest": "*i32", "scale": "*fp32"}
+                key = f"fp8 delayed {dtype} to {format}{' transposed' if turned else ''}"
+                found[key] = (kernel.fp8_delayed_kernel, own, {**tile, "TURNED": turned, **limit}, options)
             constants = {"EXPONENT": kernel.LARGEST_EXPONENT[stored], "FRACTION_BITS": kernel.FRACTION_BITS[stored]}
             for width in (64, 4096, facts.LONGEST_ROW):
                 found[f"fp8 rows of {width} {dtype} to {format}"] = (

@@ -7,7 +7,7 @@ import pytest
 
 from megaplan.cost.beside import gather_parts
 from megaplan.cost.data import held_of
-from megaplan.cost.elements import local_elements, with_packed
+from megaplan.cost.elements import local_elements, with_recipe
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.local import packed_gather
 from megaplan.spec.models import Spec
@@ -22,7 +22,7 @@ def test_only_packed_tensors_are_packed(gathers: bool, mesh: dict[str, int], mak
     host = {"kernels": "triton"}
     spec = make_spec("ADEMAD", precision={"params": "bf16", "recipe": recipe}, mesh=mesh, host=host, schedule={"num_microbatches": 2})
     inventory = build_inventory(spec)
-    held = held_of(spec, with_packed(spec, inventory, local_elements(inventory, mesh.get("tp", 1), mesh.get("ep", 1), 1)))
+    held = held_of(spec, with_recipe(spec, inventory, local_elements(inventory, mesh.get("tp", 1), mesh.get("ep", 1), 1)))
     packs, packed = packed_gather(spec), 0
     if packs is not None:
         degrees = mesh.get("tp", 1), mesh.get("ep", 1), 1

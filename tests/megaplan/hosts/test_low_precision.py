@@ -3,20 +3,22 @@
 from typing import Any, get_args
 
 import pytest
+from random_plans.choices import Scope
+from random_plans.draw import draw
 
 import megaplan
 from megaplan.columns import Column
 from megaplan.cost.data import shard_traffic
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megarun.explain import gather_texts
-from megaplan.hosts.megarun.ledger import block_ledger, block_variants
+from megaplan.hosts.megarun.ledger import block_ledger, block_variants, layer_calls
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
 from megaplan.hosts.values import BlockLedger
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.step_time import planned_time
 from megaplan.low_precision import GENERATIONS, Recipe, RecipeName, history_bytes
-from megaplan.spec.local import packed_gather
+from megaplan.spec.local import BANKS, delayed_weights, packed_gather
 from megaplan.spec.models import Spec
 
 B, T, H, HEADS, KV, D, F = 2, 128, 256, 4, 2, 64, 512
@@ -66,18 +68,36 @@ def test_delayed_scaling_remembers_the_maxima_of_five_roles() -> None:
     assert history_bytes(1024) == 4 * 5 * 1024 + 4 * 5
 
 
-def test_products_of_one_input_keep_one_copy_of_it() -> None:
-    wide, narrow = saved(spec_of(), 0), saved(spec_of({"name": "fp8_delayed"}), 0)
-    assert wide["normed"] == 2 * ELEMENTS
-    assert "normed" not in narrow
-    assert narrow["normed.low"] == ELEMENTS + 4
-    assert sum(name.endswith(".low") for name in narrow) == 1
+def test_numbers_of_delayed_scaling_are_a_histories_length_for_each_operand() -> None:
+    """Four weights of attention and three of the MLP have them, in each of two layers, and a head: on each rank of a data group."""
+    for head, weights in ((False, 14), (True, 15)):
+        given = {"name": "fp8_delayed", "amax_history": 16, "head": head}
+        delayed, current = (
+            megaplan.estimate(spec_of(each, mesh={"dp_shard": 2}).as_document()) for each in (given, {"name": "fp8_current", "head": head})
+        )
+        more = delayed.columns[Column.ACTIVATIONS] - current.columns[Column.ACTIVATIONS]
+        assert more == 3 * weights * 4 * (16 + 3)
 
 
-def test_what_another_operation_keeps_in_sixteen_bits_has_no_copy() -> None:
-    narrow = saved(spec_of({"name": "fp8_delayed"}), 0)
-    kept = {name for name in narrow if name.endswith(".low")}
-    assert kept == {"normed.low"}  # the output of attention is attention's own
+def test_every_product_of_a_layer_has_numbers() -> None:
+    """The weights that the plan counts are those that the runtime's calls multiply by, in every family."""
+    found = set[str]()
+    for seed in range(300):
+        document = draw(seed, Scope.RUNTIME)
+        document.setdefault("precision", {})["recipe"] = {"name": "fp8_delayed"}
+        document.get("device", {}).pop("name", None)
+        document.pop("lora", None)
+        try:
+            loaded = megaplan.load(document)
+        except MegaplanError:
+            continue
+        spec, inventory = loaded.spec, loaded.inventory
+        for index, block in enumerate(inventory.layers):
+            found.add(block.family)
+            called = {weight for call in layer_calls(spec, inventory, index) for weight in call.weights}
+            banks = {name for name, *_ in block.tensors if name in BANKS}
+            assert {*delayed_weights(spec, inventory, f"layers.{index}")} == called | banks
+    assert found >= {*"ACDEGMR"}
 
 
 def test_a_dense_block_saves_its_activation_in_eight_bits_and_its_products_in_sixteen() -> None:
@@ -178,7 +198,7 @@ def test_weights_whose_shards_cut_a_block_are_gathered_as_they_are() -> None:
     whole = storage_sizes(spec_of(mesh={"dp_shard": 2}))
     wide = block_storage(whole, build_inventory(spec_of()).layers[1]).dense.gathered_bytes
     weights = wide - 2 * 256  # all but the norm
-    assert gathered("fp8_current", 2) == weights // 2 + 2 * 256
+    assert gathered("fp8_current", 2) == gathered("fp8_delayed", 2) == weights // 2 + 2 * 256
     scales = 4 * (2 * F + H)  # of each row of gate, up and down
     assert gathered("fp8_rowwise", 2) == weights // 2 + scales + 2 * 256
     assert gathered("fp8_rowwise", 2, reshard_after_forward=False) == weights + 2 * scales + 2 * 256
@@ -198,6 +218,7 @@ def test_banks_are_packed_as_the_rows_of_all_their_matrices() -> None:
     elements = 3 * 4 * 64 * H
     for name, expected, maxima in (
         ("fp8_current", elements, 3 * 4),
+        ("fp8_delayed", elements, 0),
         ("fp8_rowwise", elements + 4 * 4 * (2 * 64 + H), 4 * 4 * (2 * H + 64)),
         ("mxfp8", elements * 33 // 32, 0),
         ("nvfp4", elements * 9 // 16, 3 * 4 * 4),
@@ -237,12 +258,10 @@ def test_explain_lists_what_is_packed_and_why_the_rest_is_not() -> None:
         ({"name": "fp8_current"}, {"device": {"name": "a100-80gb"}}, "MP507", "precision.recipe.name"),
         ({"name": "fp8_current", "families": ("M",)}, {}, "MP721", "precision.recipe.families"),
         ({"name": "fp8_current", "first_last_bf16": (3, 2)}, {}, "MP723", "precision.recipe.first_last_bf16"),
-        ({"name": "fp8_delayed", "first_last_bf16": (1, 0)}, {}, "MP724", "precision.recipe.first_last_bf16"),
-        ({"name": "fp8_delayed", "head": True}, {}, "MP905", "precision.recipe.head"),
+        ({"name": "fp8_delayed", "first_last_bf16": (1, 0)}, {"host": {"name": "megatron"}}, "MP724", "precision.recipe.first_last_bf16"),
         ({"name": "fp8_rowwise", "attention": True}, {}, "MP905", "precision.recipe.attention"),
         ({"name": "fp8_delayed", "attention": True}, {}, "MP905", "precision.recipe.attention"),
         ({"name": "fp8_current", "attention": True}, {"mesh": {"cp": 2}}, "MP905", "precision.recipe.attention"),
-        ({"name": "fp8_delayed", "param_gather": True}, {}, "MP905", "precision.recipe.param_gather"),
     ],
 )
 def test_what_a_recipe_cannot_be_with_is_refused(recipe: dict[str, Any], more: dict[str, Any], code: str, key: str) -> None:

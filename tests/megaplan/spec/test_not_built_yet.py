@@ -15,6 +15,7 @@ BUILT = [
     "model.features.ngram={num_tables: 2, num_rows: 64, dim: 4}",
     "model.features.platform={num_categories: 4, bottleneck: 8}",
     "precision.recipe={name: fp8_rowwise, families: [A, M, D]}", "precision.recipe={name: fp8_current}",
+    "precision.recipe={name: fp8_delayed, families: [A], param_gather: true, head: true, first_last_bf16: [0, 1]}",
     "precision.recipe={name: fp8_current, families: [A], first_last_bf16: [0, 1]}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
     "mesh.etp=2",
@@ -28,9 +29,6 @@ NOT_BUILT = {
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
     "precision.families={E: fp8}": (
         "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16, without a recipe, parallel_layers or attention_residuals"
-    ),
-    "precision.recipe={name: fp8_delayed, families: [A]}": (
-        "precision.recipe.name = fp8_delayed; megarun trains with fp8_blockwise or fp8_current or fp8_rowwise or mxfp8 or nvfp4"
     ),
     "model.mamba={kind: mamba1, inner_norm: plain}": "model.mamba.inner_norm = plain; megarun trains with none or scaled",
 }

@@ -39,9 +39,11 @@ BANKS = [("swiglu", True, 4), ("relu2", False, 1)]
     ("recipe", "kernels"),
     [
         ("fp8_rowwise", "triton"),
+        ("fp8_delayed", "triton"),
+        ("fp8_current", "reference"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("fp8_current", "triton"), ("fp8_rowwise", "reference"), ("fp8_current", "reference"))
+            for each in (("fp8_current", "triton"), ("fp8_rowwise", "reference"), ("fp8_delayed", "reference"))
         ),
     ],
 )
@@ -95,9 +97,11 @@ def scaled_passes(source: Any) -> list[list[int]]:
     ("recipe", "kernels"),
     [
         ("fp8_rowwise", "triton"),
+        ("fp8_delayed", "triton"),
+        ("fp8_current", "reference"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("fp8_current", "triton"), ("fp8_rowwise", "reference"), ("fp8_current", "reference"))
+            for each in (("fp8_current", "triton"), ("fp8_rowwise", "reference"), ("fp8_delayed", "reference"))
         ),
     ],
 )

@@ -133,6 +133,10 @@ def test_a_list_of_tensors_takes_the_launches_that_its_chunks_need() -> None:
         "maximize": False,
     }
     (fused,) = noted(lambda: torch._fused_adamw_(parameters, gradients, first, second, [], steps, **options))
+    (of_device,) = noted(
+        lambda: torch._fused_adamw_(parameters, gradients, first, second, [], steps, **{**options, "lr": empty(dtype=FP32)})
+    )
+    assert of_device.launches == fused.launches
     numel = sum(each.numel() for each in parameters)
     assert fused.num_bytes == 28 * numel + 8  # parameter, momentum and variance read and written, gradient read; two step counters
 

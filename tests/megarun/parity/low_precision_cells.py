@@ -39,6 +39,11 @@ def core(attention: dict[str, object] | None = None, **more: object) -> dict[str
     return pattern("AD", 4) | {"model.attention": given, "precision.recipe": {"name": "fp8_current", "attention": True}}
 
 
+def delayed(**more: object) -> dict[str, object]:
+    """Delayed scaling, whose history is shorter than the steps of a cell."""
+    return {"precision.recipe": {"name": "fp8_delayed", "amax_history": 2, **more}}
+
+
 LOW_PRECISION_CELLS = [
     Cell("low-pp2-rows", {"pp": 2}, spec=pattern("AMDR", 4) | ROWS),
     Cell("low-pp2-current-selective", {"pp": 2}, spec=pattern("AMDR", 4) | CURRENT | SELECTIVE),
@@ -70,6 +75,21 @@ LOW_PRECISION_CELLS = [
     Cell("low-attention-tp2", T2, spec=core(window_size=6, score_cap=15.0, gate=True)),
     Cell("low-attention-pp2-selective", {"pp": 2}, spec=core() | SELECTIVE),
     Cell("low-attention-dp2-latent-reshard", {"dp_shard": 2}, spec=core(MLA) | RESHARD, tolerance=OTHER),
+    Cell("low-delayed-tp2-selective", T2, spec=pattern("AMD", 3) | delayed() | SELECTIVE, ci=True),
+    Cell("low-delayed-pp2-full", {"pp": 2}, spec=pattern("AMDR", 4) | delayed() | RECOMPUTED),
+    Cell("low-delayed-pp2-interleaved", {"pp": 2, "vpp": 2}, "interleaved_1f1b", spec=pattern("AMDR", 4) | delayed(margin=1)),
+    Cell("low-delayed-dp2-reshard", {"dp_shard": 2}, spec=pattern("AMD", 3) | delayed(amax_compute="most_recent") | RESHARD),
+    Cell("low-delayed-dp4-copies", {"dp_shard": 4}, spec=pattern("AD", 2) | delayed() | {"sharding.mode": "ddp"}),
+    Cell("low-delayed-cp2", C2, spec=pattern("AD", 2) | delayed(format="e4m3")),
+    Cell("low-delayed-paired-pp2", {"pp": 2}, "paired_1f1b", spec=pattern("AD", 4) | delayed()),
+    Cell("low-delayed-ep2", EP2, spec=pattern("AE", 2) | EXPERTS | delayed() | OPTIONS),
+    Cell("low-delayed-tp2-ep2-selective", T2 | {"ep": 2}, spec=pattern("AE", 2) | EXPERTS | delayed() | SELECTIVE),
+    Cell("low-delayed-pp2-experts", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | delayed() | LATENT),
+    Cell("low-delayed-head-pp2-tied", {"pp": 2}, spec=head("fp8_delayed") | TIED),
+    Cell("low-delayed-head-tp2-vocabulary", T2V, spec=head("fp8_delayed")),
+    Cell("low-delayed-head-joined-tp2-vocabulary", T2V, spec=head("fp8_delayed") | KERNELS),
+    Cell("low-delayed-head-joined-dp2-depths", {"dp_shard": 2}, spec=head("fp8_delayed") | DEPTHS | KERNELS, tolerance=OTHER),
+    Cell("low-delayed-zbv-pp2", V2, "zbv", pattern("AMDR", 4) | delayed()),
     Cell("low-zbv-pp2-rows", V2, "zbv", pattern("AMDR", 4) | ROWS, ci=True),
     Cell("low-zero-bubble-pp2-current-selective", V2, "interleaved_zero_bubble", pattern("AMDR", 4) | CURRENT | SELECTIVE),
     Cell("low-dualpipev-pp2-tp2-current-full", V2 | T2, "dualpipev", pattern("AMD", 4) | CURRENT | RECOMPUTED),

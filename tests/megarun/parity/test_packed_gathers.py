@@ -56,6 +56,11 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any], dict[str, Any]]] = {
     "blocks-banks": ("fp8_blockwise", FOUR | {"ep": 2}, pattern("AE", 2) | BANKS | {"model.moe.ffn_hidden_size": 176} | RESHARD | BF16, {}),
     "blocks-banks-uneven": ("fp8_blockwise", {"dp_shard": 3}, pattern("AE", 2) | BANKS | {"model.moe.ffn_hidden_size": 144}, {}),
     "blocks-banks-tp": ("fp8_blockwise", TWO | T2, pattern("AE", 2) | BANKS | RESHARD | BF16, {}),
+    "delayed": ("fp8_delayed", TWO, pattern("AMDR", 4) | RESHARD | BF16, {"amax_history": 2}),
+    "delayed-uneven": ("fp8_delayed", {"dp_shard": 3}, pattern("AD", 2) | UNEVEN | RESHARD, {}),
+    "delayed-parts-tp": ("fp8_delayed", FOUR | T2, pattern("AD", 2) | PARTS | BF16, {}),
+    "delayed-recomputed": ("fp8_delayed", HYBRID, pattern("AD", 4) | RESHARD | RECOMPUTED, {}),
+    "delayed-banks-pp": ("fp8_delayed", FOUR | {"pp": 2, "ep": 2}, pattern("AEDE", 4) | BANKS | BF16, {}),
     "nv-experts": ("nvfp4", TWO | {"ep": 2}, pattern("AE", 2) | {"model.moe.ffn_hidden_size": 48}, {"families": ("A", "E")}),
 }
 IN_CI = ("current-parts-tp", "rows-parts-tp", "mx-ends", "nv")

@@ -34,11 +34,12 @@ LOW = GENTLE | pattern("AD", 4) | {"model.hidden_size": 64, "model.mlp.ffn_hidde
 AGAIN = {"recompute": {"default": "full", "blocks": {"M": "none", "E": "selective"}}}
 
 
-def low(name: str, **more: bool) -> dict[str, Any]:
+def low(name: str, **more: object) -> dict[str, Any]:
     """A recipe of linears and head."""
     return {"precision.recipe": {"name": name, "head": True, **more}}
 
 
+DELAYED = LOW | low("fp8_delayed", amax_history=3)
 PLANS = {
     "one": Cell("one", {}, spec=MODEL),
     "dp2": Cell("dp2", {"dp_shard": 2}, spec=MODEL),
@@ -82,6 +83,11 @@ PLANS = {
     "low-packed-dp3": Cell("low-packed-dp3", {"dp_shard": 3}, spec=LOW | low("fp8_blockwise", param_gather=True), num_microbatches=12),
     "low-whole-dp3": Cell("low-whole-dp3", {"dp_shard": 3}, spec=LOW | low("fp8_blockwise"), num_microbatches=12),
     "low-attention-dp2": Cell("low-attention-dp2", {"dp_shard": 2}, spec=LOW | low("fp8_current", attention=True), num_microbatches=12),
+    "low-delayed-dp2": Cell("low-delayed-dp2", {"dp_shard": 2}, spec=DELAYED, num_microbatches=12),
+    "low-delayed-pp2-dp2": Cell("low-delayed-pp2-dp2", {"pp": 2, "dp_shard": 2}, spec=DELAYED, num_microbatches=12),
+    "low-delayed-packed-dp2": Cell(
+        "low-delayed-packed-dp2", {"dp_shard": 2}, spec=DELAYED | low("fp8_delayed", param_gather=True, amax_history=3), num_microbatches=12
+    ),
     "sided-one": Cell("sided-one", {}, spec=SIDED),
     "sided-zbv-pp2-dp2": Cell("sided-zbv-pp2-dp2", V2 | {"dp_shard": 2}, "zbv", SIDED),
     "sided-cp2-pp2": Cell("sided-cp2-pp2", C2 | {"pp": 2}, spec=SIDED),
@@ -99,7 +105,7 @@ PLANS = {
     "towers-split-tp2-dp2": Cell("towers-split-tp2-dp2", S2 | {"dp_shard": 2}, spec=SEEN),
     "towers-cp2-pp2": Cell("towers-cp2-pp2", C2 | {"pp": 2}, spec=SEEN),
 }
-CI = [("tp2", "zbv-pp2")]
+CI = [("tp2", "zbv-pp2"), ("low-delayed-dp2", "low-delayed-dp2")]
 PAIRS = [
     ("biased-one", "biased-ep2-pp2"), ("biased-ep2-pp2", "biased-one"),
     ("one", "one"), ("tp2", "zbv-pp2-dp2"), ("dualpipe-pp2", "zbv-pp2-dp2"), ("hsdp", "dualpipe-pp2"), ("dualpipe-pp2-tp2", "dualpipe-pp2"),
@@ -115,6 +121,8 @@ PAIRS = [
     ("looped-bfs-pp2", "hsdp"), ("tp2", "ep2-kernels"), ("ep2-kernels", "ep4"), ("sided-one", "sided-zbv-pp2-dp2"),
     ("sided-zbv-pp2-dp2", "sided-cp2-pp2"), ("sided-cp2-pp2", "sided-tp2-ep2-dp2"), ("sided-tp2-ep2-dp2", "sided-one"),
     ("low-packed-dp3", "low-packed-dp3"), ("low-packed-dp3", "low-whole-dp3"), ("low-attention-dp2", "low-attention-dp2"),
+    ("low-delayed-dp2", "low-delayed-pp2-dp2"), ("low-delayed-dp2", "low-delayed-packed-dp2"),
+    ("low-delayed-packed-dp2", "low-delayed-packed-dp2"), ("low-delayed-packed-dp2", "low-delayed-dp2"),
     ("lora-one", "lora-one"), ("lora-one", "lora-tp2"), ("lora-tp2", "lora-pp2-ep2-dp2"), ("lora-pp2-ep2-dp2", "lora-tp2"),
     ("nf4-one", "nf4-tp2-dp2"), ("nf4-tp2-dp2", "nf4-pp2-ep2-dp2"), ("nf4-pp2-ep2-dp2", "nf4-tp2-dp2"),
     ("dp2", "ddp-ep2"), ("ddp-ep2", "dp4-reshard"), ("ddp-ep2", "ddp-pp2-dp2"), ("ddp-pp2-dp2", "one"),

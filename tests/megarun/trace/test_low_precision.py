@@ -117,6 +117,26 @@ def test_scales_of_blocks_are_counted(
     compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name}}, **settings}))
 
 
+DELAYED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "tp-selective": ("AMDA", {"mesh": {"tp": 2}, **SELECTIVE}, NARROW, {}),
+    "pp-dp": ("AMDR", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}}, BF16, {"format": "e4m3", "amax_history": 3}),
+    "cp-packed-full": ("AMDA", {"mesh": {"cp": 2}, "data.packing": "documents", **FULL}, BF16, {"first_last_bf16": (1, 0)}),
+    "experts-ep": ("AEE", {"mesh": {"dp_shard": 2, "ep": 2}, **EXPERTS, "host": {"kernels": "triton"}}, BF16, {}),
+    "experts-options": ("AEE", EXPERTS | OPTIONS, NARROW, {"format": "hybrid", "amax_compute": "most_recent"}),
+    "experts-tp-selective": ("AEE", {"mesh": {"tp": 2}, **EXPERTS, **SELECTIVE}, BF16, {"families": ("E",)}),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=() if name in ("pp-dp", "experts-options") else pytest.mark.slow) for name in DELAYED]
+)
+def test_histories_and_given_scales_are_counted(job_with: Callable[..., Any], case: str) -> None:
+    """Numbers and histories of every product's operands stay; a copy needs no maximum."""
+    pattern, settings, precision, recipe = DELAYED[case]
+    model = {"model.pattern": pattern, "model.num_layers": len(pattern)}
+    compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": "fp8_delayed", **recipe}}, **settings}))
+
+
 SPLIT: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "rows-zbv-tp": ("fp8_rowwise", "AMDA", {"mesh": {"pp": 2, "vpp": 2, "tp": 2}, "schedule": {"kind": "zbv"}}, BF16, {}),
     "current-zero-bubble": (
@@ -190,6 +210,9 @@ GATHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any
     "mx-pp": ("mxfp8", "AMDR", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}, **RESHARD}, BF16, {}),
     "nv": ("nvfp4", "AMDR", {"mesh": {"dp_shard": 2}, **RESHARD, "schedule.num_microbatches": 2}, BF16, {}),
     "nv-parts": ("nvfp4", "AMDA", {"mesh": {"dp_shard": 4}, **PARTS}, NARROW, {}),
+    "delayed": ("fp8_delayed", "AMDA", {"mesh": {"dp_shard": 2}, **RESHARD}, BF16, {}),
+    "delayed-uneven": ("fp8_delayed", "ADDA", {"mesh": {"dp_shard": 5}, **RESHARD}, BF16, {"amax_history": 7}),
+    "delayed-banks-narrow": ("fp8_delayed", "EDE", {"mesh": {"dp_shard": 4, "ep": 2}, **BANKS}, NARROW, {}),
     "nv-experts": ("nvfp4", "AED", {"mesh": {"dp_shard": 2, "ep": 2}, "model.moe": EXPERTS["model.moe"], **RESHARD}, BF16, {}),
     "current-banks": ("fp8_current", "AED", {"mesh": {"dp_shard": 4, "ep": 2}, **BANKS, **RESHARD}, BF16, {}),
     "rows-banks": ("fp8_rowwise", "AED", {"mesh": {"dp_shard": 2}, **BANKS, **RESHARD}, BF16, {}),
@@ -215,7 +238,10 @@ GATHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(name, marks=() if name in ("mx-ends", "nv-parts", "rows", "blocks-uneven") else pytest.mark.slow) for name in GATHERS],
+    [
+        pytest.param(name, marks=() if name in ("mx-ends", "nv-parts", "rows", "blocks-uneven", "delayed") else pytest.mark.slow)
+        for name in GATHERS
+    ],
 )
 def test_packed_gathers_are_counted(job_with: Callable[..., Any], case: str) -> None:
     """Weights of layers that a recipe covers, if shards have whole blocks; the bytes that are packed, and those while they are."""
@@ -229,6 +255,9 @@ def test_packed_gathers_are_counted(job_with: Callable[..., Any], case: str) -> 
 HEADS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "joined": ("fp8_current", {"host": {"kernels": "triton"}}, BF16),
     "rows-tp-vocabulary": ("fp8_rowwise", {"mesh": {"tp": 2, "vocab_parallel": True}}, BF16),
+    "delayed-joined": ("fp8_delayed", {"host": {"kernels": "triton"}}, BF16),
+    "delayed-joined-tied": ("fp8_delayed", {"host": {"kernels": "triton"}, "model.tie_embeddings": True}, NARROW),
+    "delayed-tp-vocabulary": ("fp8_delayed", {"mesh": {"tp": 2, "vocab_parallel": True}}, BF16),
     "separate-rows": ("fp8_rowwise", {"host": {"kernels": "reference"}}, BF16),
     "separate-tp-vocabulary": ("fp8_current", {"mesh": {"tp": 2, "vocab_parallel": True}, "host": {"kernels": "reference"}}, BF16),
     "separate-capped-tp": ("mxfp8", {"mesh": {"tp": 2}, "model.logits_cap": 30.0}, NARROW),

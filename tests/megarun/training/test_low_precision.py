@@ -47,7 +47,7 @@ def gradients(values: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("pattern", ["AMRD", "AE"])
-@pytest.mark.parametrize("name", ["fp8_blockwise", "fp8_current", "fp8_rowwise", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("name", ["fp8_blockwise", "fp8_current", "fp8_delayed", "fp8_rowwise", "mxfp8", "nvfp4"])
 def test_two_runs_have_the_same_bits(spec_with: Callable[..., dict[str, Any]], name: str, pattern: str) -> None:
     """And gradients are near those without the recipe, of which an element's rounding is 2^-4 at most, with four bits 2^-2."""
     model = {"model.pattern": pattern, "model.num_layers": len(pattern), "model.moe.ffn_hidden_size": 48}
@@ -134,6 +134,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[floa
         ("mxfp8", 0.01, SMALL, ""),
         ("nvfp4", 0.02, SMALL, ""),
         ("fp8_blockwise", 0.01, SMALL, ""),
+        ("fp8_delayed", 0.01, SMALL, ""),
         ("mxfp8", 0.01, SMALL, ", head: true"),
         ("fp8_rowwise", 0.01, SMALL, ", head: true"),
         ("fp8_current", 0.01, SMALL, ", attention: true"),

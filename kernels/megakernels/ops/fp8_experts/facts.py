@@ -16,6 +16,7 @@ from typing import NamedTuple
 from megakernels.facts import SUMS_BYTES, KernelScratch, Pass, ceil_div
 from megakernels.ops.fp8_linear.facts import (
     BY_ROW,
+    GIVEN,
     MULTIPLE,
     NOTHING,
     SCALE_BYTES,
@@ -36,6 +37,8 @@ GROUPS_LAUNCHES = 6
 """Kernels that find where each expert's rows end, as they are and in a transposed copy."""
 PLAIN_TURNED = {True: (2, 13), False: (9, 6)}
 """Launches of a transposed copy in plain torch, with scales of columns or with one: once, and for each expert."""
+PLAIN_GIVEN = (3, 6)
+"""The same with a scale that is given."""
 PLAIN_BETWEEN = {True: ((29, 11), (99, 51)), False: ((18, 8), (54, 37))}
 """Passes over the activations and launches between products in plain torch, with a gate or without, forward and backward."""
 PLAIN_BIASES = ((16, 20, 8), (5, 21, 6))
@@ -56,6 +59,7 @@ class ScaledBank(NamedTuple):
         keeps: True if the input's copy is kept in place of the input.
         emulated: True if operands are values in fp32, without scales.
         packed: True for gate and up, and for down, if they are given packed.
+        delayed: True if whole tensors have scales that are given.
     """
 
     sizes: ExpertSizes
@@ -64,6 +68,7 @@ class ScaledBank(NamedTuple):
     keeps: bool
     emulated: bool = False
     packed: tuple[bool, bool] = (False, False)
+    delayed: bool = False
 
     @property
     def kept_shape(self) -> tuple[int, int]:
@@ -138,6 +143,7 @@ class ScaledBankCost(NamedTuple):
         keeps: True if the input's copy is kept in place of the input.
         products: Launches of one product of groups: one where torch has it for these dtypes, else one per expert.
         packed: True for gate and up, and for down, if they are given packed.
+        delayed: True if whole tensors have scales that are given.
     """
 
     sizes: ExpertSizes
@@ -148,6 +154,7 @@ class ScaledBankCost(NamedTuple):
     keeps: bool
     products: int
     packed: tuple[bool, bool] = (False, False)
+    delayed: bool = False
 
     def passes(self, gradient_bytes: int) -> ScaledPasses:
         """Forward, and backward with the gradients of the matrices; `gradient_bytes`: bytes moved by the sums of these gradients.
@@ -194,7 +201,7 @@ class ScaledBankCost(NamedTuple):
 
     @property
     def _scaled(self) -> int:
-        return BY_ROW if self.by_row else WHOLE
+        return BY_ROW if self.by_row else GIVEN if self.delayed else WHOLE
 
     def _copy(self, elements: int, columns: int) -> Pass:
         """The copy of a matrix as it is; one scale is written for each row."""
@@ -209,7 +216,7 @@ class ScaledBankCost(NamedTuple):
     def _turned_rows(self, given: int, rows: int, columns: int) -> Pass:
         """The transposed copy of each expert's rows; in plain torch they are gathered in 16 bits before."""
         elements = rows * columns
-        made = self._turned(elements, elements if self.by_row else given * columns)
+        made = self._turned(elements, elements if self.by_row else 0 if self.delayed and self.fused else given * columns)
         return made if self.fused or given == rows else summed(made, Pass(2 * elements * self.sizes.itemsize, 0, 2))
 
     def _stacked(self, elements: int, columns: int, packed: bool) -> Pass:
@@ -222,14 +229,18 @@ class ScaledBankCost(NamedTuple):
         """The transposed copy of each expert's matrix."""
         if packed:
             return Pass(2 * elements, 0, 1)
-        made = self._turned(elements, elements)
+        made = self._turned(elements, 0 if self.delayed and self.fused else elements)
         return made._replace(launches=made.launches + 2)
 
     def _turned(self, elements: int, looked_at: int) -> Pass:
         """A transposed copy; `looked_at` are the elements among which the largest is found."""
         size = self.sizes.itemsize
         if self.fused:
-            return Pass(elements * (size + 1) + looked_at * size, 0, 1 if self.by_row else 3)
+            return Pass(elements * (size + 1) + looked_at * size, 0, 1 if self.by_row or self.delayed else 3)
+        if self.delayed:  # multiplied, bounded and rounded in fp32
+            launches, of_each = PLAIN_GIVEN
+            num_bytes = elements * (size + 4 * VALUE_BYTES + 2) + looked_at * size
+            return Pass(num_bytes, 0, launches + of_each * self.sizes.experts)
         launches, of_each = PLAIN_TURNED[self.by_row]
         return Pass(elements * (3 * size + 2) + looked_at * 3 * size, 0, launches + of_each * self.sizes.experts)
 
@@ -345,8 +356,9 @@ class _Walk:
         return 0 if self.given.emulated else self.make(SCALE_BYTES * (count if self.given.by_row else 1), self._maxima(rows, columns))
 
     def _one_scale(self, rows: int, columns: int) -> None:
-        if not self.given.by_row and not self.given.emulated:
+        if not self.given.by_row and not self.given.emulated and not self.given.delayed:
             self.drop(self.make(SCALE_BYTES, self._maxima(rows, columns)))
 
     def _maxima(self, rows: int, columns: int) -> int:
-        return SCALE_BYTES * num_maxima(rows, columns, BY_ROW if self.given.by_row else WHOLE) if self.given.fused else 0
+        scaled = BY_ROW if self.given.by_row else GIVEN if self.given.delayed else WHOLE
+        return SCALE_BYTES * num_maxima(rows, columns, scaled) if self.given.fused else 0

@@ -1,27 +1,29 @@
 """Validation of the arguments of the experts' products in eight bits."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from megakernels._common import require
 from megakernels.ops.fp8_linear.facts import BLOCKS, MULTIPLE
-from megakernels.ops.fp8_linear.inputs import DTYPES, SCALINGS
+from megakernels.ops.fp8_linear.inputs import DTYPES, SCALINGS, check_numbers
 from megakernels.ops.moe.inputs import Experts, require_experts
 
 
-def check_forward(given: Experts, scaling: str, *, keeps: bool) -> None:
+def check_forward(given: Experts, scaling: str, numbers: Sequence[Tensor], *, keeps: bool) -> None:
     """Refuse what `fp8_experts` does not take."""
     x, weights, rows = given.x, given.weights, given.rows
     fits = x.dim() == 2 and weights.dim() == 2 and weights.shape[0] == x.shape[0] and rows.shape == (weights.numel(),)
     require(fits, "fp8_experts", "x must be [N,h], weights [N,k], rows [N·k]", x=x.shape, weights=weights.shape, rows=rows.shape)
     require_experts("fp8_experts", given)
-    _check_bank("fp8_experts", given, scaling)
-    require(not keeps or scaling not in BLOCKS, "fp8_experts", "keeps goes with scaling tensor or rows", scaling=scaling)
+    _check_bank("fp8_experts", given, scaling, numbers)
+    require(not keeps or scaling not in BLOCKS, "fp8_experts", "keeps goes with scaling tensor, rows or delayed", scaling=scaling)
     require(x.dtype in DTYPES, "fp8_experts", "x must be fp32 or bf16", dtype=x.dtype)
 
 
-def check_backward(grad_y: Tensor, given: Experts, scales: Tensor | None, scaling: str) -> None:
+def check_backward(grad_y: Tensor, given: Experts, scales: Tensor | None, scaling: str, numbers: Sequence[Tensor]) -> None:
     """Refuse what `fp8_experts_backward` does not take."""
-    _check_bank("fp8_experts_backward", given, scaling)
+    _check_bank("fp8_experts_backward", given, scaling, numbers)
     tokens, hidden, num_experts = given.weights.shape[0], given.up.shape[2], given.up.shape[0]
     if scales is None:
         kept = given.x.shape == (tokens, hidden) and given.x.dtype == given.up.dtype
@@ -38,7 +40,10 @@ def check_backward(grad_y: Tensor, given: Experts, scales: Tensor | None, scalin
     )
 
 
-def _check_bank(operation: str, given: Experts, scaling: str) -> None:
+def _check_bank(operation: str, given: Experts, scaling: str, numbers: Sequence[Tensor]) -> None:
+    check_numbers(operation, scaling, numbers, 2 if given.gate is None else 3)
     _, width, hidden = given.up.shape
     fits = scaling in SCALINGS and width % MULTIPLE == 0 and hidden % MULTIPLE == 0
-    require(fits, operation, "F and h must be multiples of 16, scaling tensor, rows or of blocks", F=width, h=hidden, scaling=scaling)
+    require(
+        fits, operation, "F and h must be multiples of 16, scaling tensor, rows, delayed or of blocks", F=width, h=hidden, scaling=scaling
+    )

@@ -16,6 +16,7 @@ from megakernels._common.tiles import narrow, on_device_of, widen
 from megakernels.facts import block_of
 from megakernels.ops.fp8_experts.facts import BETWEEN_TILE, TURNED_TILE
 from megakernels.ops.fp8_experts.reference import FORMAT, Groups
+from megakernels.ops.fp8_linear.delayed import Delayed
 from megakernels.ops.fp8_linear.facts import WHOLE
 from megakernels.ops.fp8_linear.kernel import (
     FRACTION_BITS,
@@ -24,6 +25,7 @@ from megakernels.ops.fp8_linear.kernel import (
     eight_bits,
     magnitudes,
     reciprocal,
+    saturated,
     scale_of,
     scales,
 )
@@ -48,10 +50,13 @@ def rows_at(x, rows, row, there, column, num_columns, stride, top_k, GATHERS: tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_group_kernel(  # type: ignore[no-untyped-def]
-    x, rows, ends, stops, one, scales, data, num_columns, stride, top_k, copy_columns,
-    GATHERS: tl.constexpr, OWN: tl.constexpr, EXPONENT: tl.constexpr, FRACTION_BITS: tl.constexpr, ROWS: tl.constexpr, SIDE: tl.constexpr,
+    x, rows, ends, stops, one, largest_seen, scales, data, num_columns, stride, top_k, copy_columns,
+    GATHERS: tl.constexpr, OWN: tl.constexpr, GIVEN: tl.constexpr, LIMIT: tl.constexpr, EXPONENT: tl.constexpr, FRACTION_BITS: tl.constexpr,
+    ROWS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Writes the eight-bit transpose [num_columns, copy_columns] of rows that are sorted by expert, and a scale of each expert's column.
+
+    With `GIVEN` the factor is `one`, and the largest magnitude of the rows is joined to `largest_seen`, int32 bits of fp32.
 
     A program takes SIDE columns of one expert's rows. The copy has a range of columns for each expert: its rows, then zeros.
     """
@@ -69,14 +74,24 @@ def fp8_group_kernel(  # type: ignore[no-untyped-def]
         scale = scale_of(largest, EXPONENT)
     else:
         scale = tl.load(one).to(tl.float32) + tl.zeros([SIDE], dtype=tl.float32)
+    if GIVEN:
+        factor, scale = scale, tl.math.div_rn(1.0, scale)
+    else:
+        factor = reciprocal(scale)
+    seen = tl.zeros([SIDE], dtype=tl.int32)
     tl.store(scales + expert.to(tl.int64) * num_columns + column, scale, mask=inside)
-    factor = reciprocal(scale)
     for place in range(first, last, ROWS):
         row = start + (place - first) + near
         found = rows_at(x, rows, row, row < stop, column, num_columns, stride, top_k, GATHERS)
-        bits = eight_bits(found * factor[None, :], FRACTION_BITS=FRACTION_BITS)
+        if GIVEN:
+            seen = tl.maximum(seen, tl.max(magnitudes(found), 0))
+            bits = eight_bits(saturated(found * factor[None, :], LIMIT), FRACTION_BITS=FRACTION_BITS)
+        else:
+            bits = eight_bits(found * factor[None, :], FRACTION_BITS=FRACTION_BITS)
         mask = inside[:, None] & (place + near < last)[None, :]
         tl.store(data + column.to(tl.int64)[:, None] * copy_columns + (place + near)[None, :], tl.trans(bits), mask=mask)
+    if GIVEN:
+        tl.atomic_max(largest_seen, tl.max(seen, 0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -172,18 +187,22 @@ def fp8_down_bias_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + place, narrow(found + weight[:, None] * value, out.dtype.element_ty), mask=mask)
 
 
-def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = None, top_k: int = 1) -> Operand:
+def turned(
+    x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = None, top_k: int = 1, delayed: Delayed | None = None
+) -> Operand:
     """Follows the contract of `reference.turned`."""
     num_columns, count = x.shape[1], groups.counts.shape[0]
     data = torch.empty(num_columns, groups.columns, dtype=FORMAT, device=x.device)
     found = torch.empty(count * num_columns, dtype=torch.float32, device=x.device)
-    one = found if by_row else scales(x, FORMAT, WHOLE, 1)
+    one = delayed.factor if delayed is not None else found if by_row else scales(x, FORMAT, WHOLE, 1)
+    largest = groups.ends if delayed is None else delayed.largest.view(torch.int32)  # not read where none is given
     with on_device_of(x):
         fp8_group_kernel[(triton.cdiv(num_columns, TURNED_TILE["SIDE"]), count)](
-            x, groups.ends if rows is None else rows, groups.ends, groups.stops, one, found, data.view(torch.uint8), num_columns,
+            x, groups.ends if rows is None else rows, groups.ends, groups.stops, one, largest, found, data.view(torch.uint8), num_columns,
             x.stride(0),
             top_k, groups.columns,
-            GATHERS=rows is not None, OWN=by_row, EXPONENT=LARGEST_EXPONENT[FORMAT], FRACTION_BITS=FRACTION_BITS[FORMAT], **TURNED_TILE,
+            GATHERS=rows is not None, OWN=by_row, GIVEN=delayed is not None, LIMIT=torch.finfo(FORMAT).max,
+            EXPONENT=LARGEST_EXPONENT[FORMAT], FRACTION_BITS=FRACTION_BITS[FORMAT], **TURNED_TILE,
         )  # fmt: skip
     return Operand(data, found)
 

@@ -24,7 +24,7 @@ def fp8_experts(
     x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
     activation: str, scaling: str, keeps: bool,
     *, gate_bias: Tensor | None = None, up_bias: Tensor | None = None, down_bias: Tensor | None = None,
-    limit: float | None = None, packed: Sequence[Tensor | None] = (),
+    limit: float | None = None, packed: Sequence[Tensor | None] = (), numbers: Sequence[Tensor] = (),
 ) -> list[Tensor]:  # fmt: skip
     """`routed_experts` with all products in eight bits.
 
@@ -38,14 +38,16 @@ def fp8_experts(
         down: [E, h, F].
         activation: swiglu, geglu, relu2 or gelu.
         scaling: tensor, a scale for x, for the activated rows, and for each bank as a whole; or rows, one for each of their rows.
-            Backward scales columns, of an expert's rows or matrix, where it sums over rows. mxfp8 and nvfp4 have scales of blocks, and
-            their products are emulated (`fp8_linear.blocks`).
+            Backward scales columns, of an expert's rows or matrix, where it sums over rows. delayed has scales as tensor does, which are
+            given. mxfp8 and nvfp4 have scales of blocks, and their products are emulated (`fp8_linear.blocks`).
         keeps: True to return what the weight gradients multiply of x; not with scales of blocks.
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
         limit: limit of the clamped swiglu, or None.
         packed: packed rows of gate, up and down, then their largest magnitudes (`packed.Stack`), None for each that is not; or empty.
+        numbers: fp32 [3, 3] of gate if there is one, up and down under scaling delayed: those of a product's rows, matrices and output's
+            gradient, whose largest magnitudes are raised (`fp8_linear.delayed`); gate or, without one, up has those of x. Empty otherwise.
 
     Returns:
         y [N, h]; gate_out [N·k, F] with a gate; up_out [N·k, F], with their biases. If it keeps them, e4m3 [h, N·k and what fills each
@@ -64,8 +66,9 @@ def fp8_experts(
     Source: arXiv:2211.15841 (dropless experts); pytorch, `aten/src/ATen/native/cuda/GroupMMCommon.cuh` (what groups are aligned to).
     """
     given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
-    inputs.check_forward(given, scaling, keeps=keeps)
-    found: list[Tensor] = _fp8_experts(*given[:7], activation, scaling, keeps, gate_bias, up_bias, down_bias, limit, list(packed))
+    inputs.check_forward(given, scaling, numbers, keeps=keeps)
+    further = gate_bias, up_bias, down_bias, limit, list(packed), list(numbers)
+    found: list[Tensor] = _fp8_experts(*given[:7], activation, scaling, keeps, *further)
     return found
 
 
@@ -74,7 +77,7 @@ def fp8_experts_backward(
     up_out: Tensor, gate: Tensor | None, up: Tensor, down: Tensor,
     activation: str, scaling: str,
     *, gate_bias: Tensor | None = None, up_bias: Tensor | None = None, down_bias: Tensor | None = None,
-    limit: float | None = None, packed: Sequence[Tensor | None] = (),
+    limit: float | None = None, packed: Sequence[Tensor | None] = (), numbers: Sequence[Tensor] = (),
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of `fp8_experts`; outputs' gradients multiply as e4m3, the one format of torch's scaled product of groups.
 
@@ -91,12 +94,14 @@ def fp8_experts_backward(
         up: [E, F, h].
         down: [E, h, F].
         activation: swiglu, geglu, relu2 or gelu.
-        scaling: tensor, rows, mxfp8, nvfp4 or fp8_blockwise.
+        scaling: tensor, rows, delayed, mxfp8, nvfp4 or fp8_blockwise.
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
         limit: limit of the clamped swiglu, or None.
         packed: packed rows of gate, up and down, then their largest magnitudes (`packed.Stack`), None for each that is not; or empty.
+        numbers: fp32 [3, 3] of gate if there is one, up and down under scaling delayed: those of a product's rows, matrices and output's
+            gradient, whose largest magnitudes are raised (`fp8_linear.delayed`); gate or, without one, up has those of x. Empty otherwise.
 
     Returns:
         Gradients of x, weights, gate if there is one, up, down, and of the biases that there are, in this order. An expert with no rows
@@ -114,17 +119,17 @@ def fp8_experts_backward(
         ValueError: shapes or dtypes do not fit.
     """
     given = Experts(x, weights, rows, counts, gate, up, down, gate_bias, up_bias, down_bias, activation, limit)
-    inputs.check_backward(grad_y, given, scales, scaling)
+    inputs.check_backward(grad_y, given, scales, scaling, numbers)
     found: list[Tensor] = _fp8_experts_backward(
         *(grad_y, x, scales, weights, rows, counts, gate_out, up_out, gate, up, down, activation, scaling),
-        *(gate_bias, up_bias, down_bias, limit, list(packed)),
+        *(gate_bias, up_bias, down_bias, limit, list(packed), list(numbers)),
     )
     return found
 
 
 TYPES = types_of(Experts) | {"scaling": str, "keeps": bool, "grad_y": Tensor, "scales": Tensor | None}
-TYPES |= {"gate_out": Tensor | None, "up_out": Tensor, "packed": Sequence[Tensor | None]}
-OPTIONAL = ("gate_bias", "up_bias", "down_bias", "limit", "packed")
+TYPES |= {"gate_out": Tensor | None, "up_out": Tensor, "packed": Sequence[Tensor | None], "numbers": Sequence[Tensor]}
+OPTIONAL = ("gate_bias", "up_bias", "down_bias", "limit", "packed", "numbers")
 FORWARD = ("x", "weights", "rows", "counts", "gate", "up", "down", "activation", "scaling", "keeps", *OPTIONAL)
 BACKWARD = (
     *("grad_y", "x", "scales", "weights", "rows", "counts", "gate_out", "up_out", "gate", "up", "down", "activation", "scaling"),
@@ -138,12 +143,12 @@ def _given(values: dict[str, Any]) -> Experts:
 
 
 def _forward(values: dict[str, Any]) -> list[Tensor]:
-    return run.forward(_given(values), values["scaling"], values["packed"], keeps=values["keeps"])
+    return run.forward(_given(values), values["scaling"], values["packed"], values["numbers"], keeps=values["keeps"])
 
 
 def _backward(values: dict[str, Any]) -> list[Tensor]:
     of_forward = values["scales"], values["gate_out"], values["up_out"]
-    return run.backward(values["grad_y"], _given(values), *of_forward, values["scaling"], values["packed"])
+    return run.backward(values["grad_y"], _given(values), *of_forward, values["scaling"], values["packed"], values["numbers"])
 
 
 def _fake(*arguments: Any) -> list[Tensor]:
@@ -162,8 +167,8 @@ def _fake_backward(*arguments: Any) -> list[Tensor]:
     return [fake_like(each) for each in made if each is not None]
 
 
-_fp8_experts = declare("fp8_experts", _forward, {name: TYPES[name] for name in FORWARD}, list[Tensor])
-_fp8_experts_backward = declare("fp8_experts_backward", _backward, {name: TYPES[name] for name in BACKWARD}, list[Tensor])
+_fp8_experts = declare("fp8_experts", _forward, {name: TYPES[name] for name in FORWARD}, list[Tensor], ("numbers",))
+_fp8_experts_backward = declare("fp8_experts_backward", _backward, {name: TYPES[name] for name in BACKWARD}, list[Tensor], ("numbers",))
 _fp8_experts.register_fake(_fake)
 _fp8_experts_backward.register_fake(_fake_backward)
 register_cost(_fp8_experts, lambda *values: cost.forward_cost(dict(zip(FORWARD, values, strict=True))))

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from megakernels.ops.fp8_experts.reference import FORMAT
+from megakernels.ops.fp8_linear.blocks import WEIGHT
+from megakernels.ops.fp8_linear.delayed import delayed_of
 from megakernels.ops.fp8_linear.facts import BLOCKS
 from megakernels.ops.fp8_linear.reference import Operand, power_of_two
 from megakernels.ops.fp8_linear.weights import unpacked
@@ -24,18 +26,27 @@ class Stack(NamedTuple):
         like: [E, a, b], the matrices; if they are packed, of no elements.
         packed: uint8 [E · a, packing.facts.packed_columns(b)], or None.
         largest: fp32, the largest magnitudes of packed matrices; None where no scale depends on them.
+        numbers: fp32 [3, 3], the numbers of the products with these matrices under delayed scaling; None for others.
     """
 
     like: Tensor
     packed: Tensor | None
     largest: Tensor | None
+    numbers: Tensor | None = None
 
 
-def stacks_of(given: Experts, packed: Sequence[Tensor | None]) -> tuple[Stack | None, Stack, Stack]:
-    """Gate, up and down; `packed` has the packed rows of the three and the largest magnitudes of the three, or is empty."""
+def stacks_of(given: Experts, packed: Sequence[Tensor | None], numbers: Sequence[Tensor]) -> tuple[Stack | None, Stack, Stack]:
+    """Gate, up and down.
+
+    Args:
+        given: The operation's arguments.
+        packed: The packed rows of the three and the largest magnitudes of the three, or empty.
+        numbers: The numbers of those that there are under delayed scaling, or empty.
+    """
     rows, largest = (packed[:3], packed[3:]) if packed else ((None,) * 3, (None,) * 3)
-    gate = None if given.gate is None else Stack(given.gate, rows[0], largest[0])
-    return gate, Stack(given.up, rows[1], largest[1]), Stack(given.down, rows[2], largest[2])
+    *of_gate, of_up, of_down = numbers or (None, None)
+    gate = None if given.gate is None else Stack(given.gate, rows[0], largest[0], of_gate[0] if of_gate else None)
+    return gate, Stack(given.up, rows[1], largest[1], of_up), Stack(given.down, rows[2], largest[2], of_down)
 
 
 def stacked_of(stack: Stack, packed: Tensor, scaling: str) -> Operand:
@@ -64,6 +75,9 @@ def turned_of(stack: Stack, packed: Tensor, scaling: str) -> Operand:
 
 
 def _one_scale(stack: Stack, count: int) -> Tensor:
+    given = delayed_of(stack.numbers, WEIGHT)
+    if given is not None:
+        return given.factor.reciprocal().expand(count).contiguous()
     assert stack.largest is not None
     return (1 / power_of_two(stack.largest, FORMAT)).expand(count).contiguous()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megakernels._common import upcast
 from megakernels.ops.fp8_experts.facts import turned_columns
+from megakernels.ops.fp8_linear.delayed import Delayed, record
 from megakernels.ops.fp8_linear.facts import padded
 from megakernels.ops.fp8_linear.reference import Operand, power_of_two
 from megakernels.ops.moe import grouped
@@ -68,7 +69,9 @@ def matrices_of(stack: Tensor) -> Groups:
     return Groups(count * rows, counts, ends, ends, count * rows)
 
 
-def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = None, top_k: int = 1) -> Operand:
+def turned(
+    x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = None, top_k: int = 1, delayed: Delayed | None = None
+) -> Operand:
     """The transpose of rows, as an operand of a product that sums over each expert's.
 
     Args:
@@ -77,6 +80,7 @@ def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = Non
         by_row: True if each column of each expert's rows has a scale; else all have that of x.
         rows: int32 [M], or None.
         top_k: k.
+        delayed: The operand's numbers of delayed scaling; None for others.
 
     Returns:
         e4m3 [C, groups.columns], and scales [E · C].
@@ -85,12 +89,18 @@ def turned(x: Tensor, groups: Groups, *, by_row: bool, rows: Tensor | None = Non
     num_columns, count = x.shape[1], groups.counts.shape[0]
     data = torch.zeros(num_columns, groups.columns, dtype=FORMAT, device=x.device)
     scales = torch.empty(count, num_columns, dtype=torch.float32, device=x.device)
-    whole = None if by_row else power_of_two(largest_of(x.flatten(), 0), FORMAT)
+    if delayed is not None:
+        record(x, delayed)
+        whole: Tensor | None = delayed.factor
+    else:
+        whole = None if by_row else power_of_two(largest_of(x.flatten(), 0), FORMAT)
+    limit = torch.finfo(FORMAT).max
     for index, (own, place) in enumerate(zip(groups.spans(turned=False), groups.spans(turned=True), strict=True)):
         block = found[own]
         factor = power_of_two(largest_of(block, 0), FORMAT) if whole is None else whole.expand(num_columns)
         scales[index] = 1 / factor
-        data[:, place.start : place.start + block.shape[0]].copy_((block * factor.to(x.dtype)).mT)
+        values = block * factor.to(x.dtype) if delayed is None else (block * factor).clamp_(-limit, limit)
+        data[:, place.start : place.start + block.shape[0]].copy_(values.mT)
     return Operand(data, scales.view(-1))
 
 

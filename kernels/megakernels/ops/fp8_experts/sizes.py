@@ -8,7 +8,7 @@ from typing import Any
 
 from megakernels._common import chooses_triton
 from megakernels.ops.fp8_experts.facts import ScaledBank
-from megakernels.ops.fp8_linear.facts import BLOCKS
+from megakernels.ops.fp8_linear.facts import BLOCKS, DELAYED
 from megakernels.ops.moe.facts import ExpertSizes
 
 
@@ -17,7 +17,7 @@ def _bank(tokens: int, slots: int, values: Mapping[str, Any], *, gated: bool, ke
     packed = rows[1] is not None, rows[2] is not None
     experts, width, hidden = up.shape
     sizes = ExpertSizes(tokens, slots, experts, width, hidden, gated, False, up.itemsize)
-    return ScaledBank(sizes, scaling == "rows", chooses_triton(up), keeps, scaling in BLOCKS, packed)
+    return ScaledBank(sizes, scaling == "rows", chooses_triton(up), keeps, scaling in BLOCKS, packed, scaling == DELAYED)
 
 
 def forward_scratch(values: Mapping[str, Any]) -> int:

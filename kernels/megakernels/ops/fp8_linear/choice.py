@@ -7,6 +7,7 @@ from torch import Tensor
 
 from megakernels._common.device import module_for
 from megakernels.ops.fp8_linear import blocks, reference, weights
+from megakernels.ops.fp8_linear.delayed import delayed_of
 from megakernels.ops.fp8_linear.facts import BLOCKS
 from megakernels.ops.fp8_linear.reference import Operand
 from megakernels.ops.fp8_linear.sizes import dense_rows
@@ -18,20 +19,25 @@ def chosen(x: Tensor, like: Tensor) -> ModuleType:
 
 
 def operand(
-    x: Tensor, scaling: str, role: str, *, dtype: torch.dtype = blocks.E4M3, transposed: bool = False, second: bool = False
-) -> Operand:
-    """`reference.operand` or `kernel.operand`; of `scaling` in blocks the values, as `blocks.rounded` makes them in the operand's role."""
+    x: Tensor, scaling: str, role: str,
+    *, dtype: torch.dtype = blocks.E4M3, transposed: bool = False, second: bool = False, numbers: Tensor | None = None,
+) -> Operand:  # fmt: skip
+    """`reference.operand` or `kernel.operand`; of `scaling` in blocks the values, as `blocks.rounded` makes them in the operand's role.
+
+    `numbers` are the linear's with scaling delayed, None otherwise.
+    """
     if scaling in BLOCKS:
         return Operand(blocks.rounded(x, scaling, role, transposed=transposed, dtype=dtype), None)
-    found: Operand = chosen(x, x).operand(x, dtype=dtype, by_row=scaling == "rows", transposed=transposed, second=second)
+    how = {"by_row": scaling == "rows", "transposed": transposed, "second": second, "delayed": delayed_of(numbers, role)}
+    found: Operand = chosen(x, x).operand(x, dtype=dtype, **how)
     return found
 
 
-def kept(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
+def kept(x: Tensor, scaling: str, numbers: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`reference.kept` or `kernel.kept`; or `blocks.kept`."""
     if scaling in BLOCKS:
         return blocks.kept(x, scaling)
-    found: tuple[Tensor, Tensor] = chosen(x, x).kept(x, by_column=scaling == "columns")
+    found: tuple[Tensor, Tensor] = chosen(x, x).kept(x, by_column=scaling == "columns", delayed=delayed_of(numbers, blocks.INPUT))
     return found
 
 
@@ -43,8 +49,9 @@ def turned(low: Tensor, scale: Tensor, like: Tensor, scaling: str, width: int) -
     return found
 
 
-def weight(matrix: Tensor, scaling: str, largest: Tensor | None, *, transposed: bool = False) -> Operand:
+def weight(matrix: Tensor, scaling: str, largest: Tensor | None, *, transposed: bool = False, numbers: Tensor | None = None) -> Operand:
     """The second operand of a product with a weight, of `weights.unpacked` if the weight is packed."""
     if matrix.dtype == torch.uint8:
-        return weights.unpacked(matrix, scaling, largest, turned=transposed)
-    return operand(matrix, scaling, blocks.WEIGHT, transposed=transposed, second=True)
+        given = delayed_of(numbers, blocks.WEIGHT)
+        return weights.unpacked(matrix, scaling, largest if given is None else given.factor, turned=transposed)
+    return operand(matrix, scaling, blocks.WEIGHT, transposed=transposed, second=True, numbers=numbers)

@@ -29,11 +29,19 @@ SCALED_TILE = 128
 """Rows and columns of a tile of the Triton kernels."""
 LONGEST_ROW, ROW_TILE_ELEMENTS = 16384, 8192
 """Columns of a row that a program holds to scale and round it in one pass, and elements that it holds of shorter rows."""
-WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2
-"""Parts of a matrix, as it is given, that have a scale each."""
+WHOLE, BY_ROW, BY_COLUMN, GIVEN = 0, 1, 2, 3
+"""Parts of a matrix, as it is given, that have a scale each; GIVEN for a scale of the matrix that does not follow from it."""
+DELAYED = "delayed"
+"""Scaling of matrices by factors that follow from earlier steps."""
+ONE_SCALE = ("tensor", DELAYED)
+"""Scalings whose kept copy of an input is what forward multiplies."""
+DELAYED_NUMBERS, DELAYED_ROLES = 3, 3
+"""Numbers of an operand under delayed scaling, and operands of a linear that have them (`delayed`)."""
 READS_FUSED, READS_PLAIN = 2, 4
 """Passes over a matrix in 16 or 32 bits that the making of a copy takes, reads and writes; one where `in_one_pass`."""
 LAUNCHES_FUSED, LAUNCHES_PLAIN, LAUNCHES_OF_SLICE = 3, 11, 2
+LAUNCHES_GIVEN, LAUNCHES_OF_GIVEN_SLICE = 3, 3
+"""Launches of a copy with a given scale in plain torch: once and for each slice; a Triton kernel is one."""
 NOTHING = Pass(0, 0, 0)
 ROUND, SCALED_PRODUCT = "fp8.round", "fp8.product"
 """Kinds of the kernels: copies, and products of two copies."""
@@ -66,6 +74,7 @@ class ScaledLinears(NamedTuple):
         by_row: True if rows and columns have scales, and not whole matrices.
         fused: True if Triton kernels make the copies; plain torch scales a slice of the matrix at once.
         packed: True for each weight that is given packed; of none if empty.
+        delayed: True if whole matrices have scales that are given.
     """
 
     rows: int
@@ -75,6 +84,7 @@ class ScaledLinears(NamedTuple):
     by_row: bool
     fused: bool
     packed: tuple[bool, ...] = ()
+    delayed: bool = False
 
     @property
     def makes_operand(self) -> bool:
@@ -138,7 +148,8 @@ class ScaledLinears(NamedTuple):
         return rows * columns + SCALE_BYTES * (rows if self.by_row else 1)
 
     def _making(self, rows: int, columns: int, scaled: int) -> int:
-        return making_bytes(rows, columns, scaled if self.by_row else WHOLE, self.itemsize, fused=self.fused)
+        parts = scaled if self.by_row else GIVEN if self.delayed else WHOLE
+        return making_bytes(rows, columns, parts, self.itemsize, fused=self.fused)
 
 
 class BlockLinears(NamedTuple):
@@ -258,7 +269,7 @@ class Operands(NamedTuple):
         if self.emulated:
             sizes = BlockLinears(0, 0, (), self.itemsize, self.scaling)
             return sizes._values(rows, columns), sizes._making(rows, columns, random=gradient)
-        scaled = ScaledLinears(0, 0, (), self.itemsize, self.scaling == "rows", self.fused)
+        scaled = ScaledLinears(0, 0, (), self.itemsize, self.scaling == "rows", self.fused, delayed=self.scaling == DELAYED)
         made = scaled._copy(padded(rows) if second else rows, padded(columns))
         return made, scaled._making(columns, rows, BY_COLUMN) if transposed else scaled._making(rows, columns, BY_ROW)
 
@@ -277,6 +288,7 @@ def each_weight(outs: tuple[int, ...], packed: tuple[bool, ...]) -> list[tuple[i
 def linear_passes(
     width: int, out: int, tokens: int, itemsize: int,
     *, by_row: bool, fused: bool, shares: bool, keeps: bool = True, has_weight_gradient: bool = True, packed: bool = False,
+    delayed: bool = False,
 ) -> ScaledPasses:  # fmt: skip
     """The passes of one linear.
 
@@ -294,10 +306,11 @@ def linear_passes(
         keeps: True if the input's copy is kept in place of the input.
         has_weight_gradient: False for a frozen weight.
         packed: True for a weight that is given packed, which is turned for the input's gradient.
+        delayed: True if matrices have scales that are given.
     """
     weight, given, made = width * out, tokens * width, tokens * out
     own = 0 if shares else given
-    rows, columns = (BY_ROW, BY_COLUMN) if by_row else (WHOLE, WHOLE)
+    rows, columns = (BY_ROW, BY_COLUMN) if by_row else (GIVEN, GIVEN) if delayed else (WHOLE, WHOLE)
     of_input = copy_pass(own, width, itemsize, rows, fused=fused)
     for_weight = copy_pass(own if by_row or not keeps else 0, width, itemsize, columns, fused=fused)
     of_weight, of_turned_weight = (copy_pass(weight, width, itemsize, scaled, fused=fused) for scaled in (rows, columns))
@@ -322,9 +335,11 @@ def copy_pass(elements: int, columns: int, itemsize: int, scaled: int, *, fused:
     if not elements:
         return NOTHING
     if fused:
-        reads, launches = (1, 1) if in_one_pass(columns, scaled) else (READS_FUSED, LAUNCHES_FUSED)
+        reads, launches = (1, 1) if scaled == GIVEN or in_one_pass(columns, scaled) else (READS_FUSED, LAUNCHES_FUSED)
         return Pass(elements * (reads * itemsize + 1), 0, launches)
     slices = ceil_div(elements, max(columns, SCALED_SLICE_ELEMENTS))
+    if scaled == GIVEN:  # read for the maximum, and multiplied, bounded and rounded in fp32
+        return Pass(elements * (2 * itemsize + 4 * VALUE_BYTES + 1), 0, LAUNCHES_GIVEN + LAUNCHES_OF_GIVEN_SLICE * slices)
     return Pass(elements * (READS_PLAIN * itemsize + 1), 0, LAUNCHES_PLAIN + LAUNCHES_OF_SLICE * slices)
 
 
@@ -337,15 +352,22 @@ def making_bytes(rows: int, columns: int, scaled: int, itemsize: int, *, fused: 
     """Bytes inside the making of a copy: the maxima of tiles, or in plain torch the slice that is scaled and the factors in its dtype."""
     if fused:
         return SCALE_BYTES * num_maxima(rows, columns, scaled)
+    if scaled == GIVEN:
+        return slice_rows(rows, columns) * columns * VALUE_BYTES
     return (slice_rows(rows, columns) * columns + (1, rows, columns)[scaled]) * itemsize
 
 
 def num_maxima(rows: int, columns: int, scaled: int) -> int:
     """Maxima that the Triton kernels hold between their passes: of each tile or, scaled by row or by column, its rows or columns."""
-    if in_one_pass(columns, scaled):
+    if scaled == GIVEN or in_one_pass(columns, scaled):
         return 0
     down, across = ceil_div(rows, SCALED_TILE), ceil_div(columns, SCALED_TILE)
     return (down * across, rows * across, columns * down)[scaled]
+
+
+def delayed_bytes(num_weights: int, steps: int) -> int:
+    """Bytes of the numbers of linears under delayed scaling, and of their largest magnitudes of as many earlier steps."""
+    return SCALE_BYTES * DELAYED_ROLES * num_weights * (DELAYED_NUMBERS + steps)
 
 
 def in_one_pass(columns: int, scaled: int) -> bool:

@@ -6,26 +6,48 @@ import torch
 from torch import Tensor
 
 from megakernels._common import require
-from megakernels.ops.fp8_linear.facts import BLOCKS
+from megakernels.ops.fp8_linear.facts import BLOCKS, DELAYED, DELAYED_NUMBERS, DELAYED_ROLES, ONE_SCALE
 from megakernels.ops.fp8_linear.packing.facts import PACKED_ROWS, unpacked_columns
 
 DTYPES = (torch.float32, torch.bfloat16)
-SCALINGS = ("tensor", "rows", *BLOCKS)
-KEPT_SCALINGS = ("tensor", "columns", *BLOCKS)
+SCALINGS = ("tensor", "rows", DELAYED, *BLOCKS)
+KEPT_SCALINGS = ("tensor", "columns", DELAYED, *BLOCKS)
+OWN_SCALES = ("mxfp8", DELAYED)
+"""Scalings whose packed weights need no largest magnitudes."""
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
-def check_quantize(x: Tensor, scaling: str) -> None:
+def check_quantize(x: Tensor, scaling: str, numbers: Tensor | None) -> None:
     """Refuse what `fp8_quantize` does not take."""
     fits = x.dim() > 1 and x.dtype in DTYPES and scaling in KEPT_SCALINGS
+    check_numbers("fp8_quantize", scaling, () if numbers is None else (numbers,), 1)
     require(
         fits,
         "fp8_quantize",
-        "x must be fp32 or bf16 [...,K], scaling tensor, columns or of blocks",
+        "x must be fp32 or bf16 [...,K], scaling tensor, delayed, columns or of blocks",
         x=x.shape,
         dtype=x.dtype,
         scaling=scaling,
     )
+
+
+def check_numbers(operation: str, scaling: str, numbers: Sequence[Tensor], count: int) -> None:
+    """Refuse other numbers of delayed scaling than of so many linears, and any for other scalings."""
+    fits = len(numbers) == (count if scaling == DELAYED else 0) and all(
+        each.shape == (DELAYED_NUMBERS, DELAYED_ROLES) and each.dtype == torch.float32 for each in numbers
+    )
+    require(
+        fits,
+        operation,
+        "with scaling delayed each weight must have fp32 numbers [3,3], with others none",
+        scaling=scaling,
+        numbers=[tuple(each.shape) for each in numbers],
+    )
+
+
+def numbers_of(numbers: Sequence[Tensor], each: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The numbers of each of these linears; None for each without."""
+    return numbers or [None] * len(each)
 
 
 def width_of(weight: Tensor, scaling: str) -> int:
@@ -35,9 +57,10 @@ def width_of(weight: Tensor, scaling: str) -> int:
 
 def check_linears(
     x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str,
-    dtype: torch.dtype | None, largest: Sequence[Tensor | None],
+    dtype: torch.dtype | None, largest: Sequence[Tensor | None], numbers: Sequence[Tensor],
 ) -> None:  # fmt: skip
     """Refuse what `fp8_linears` does not take."""
+    check_numbers("fp8_linears", scaling, numbers, len(weights))
     _check_weights("fp8_linears", weights, scaling, dtype, largest)
     fits = len(biases) == len(weights) and all(
         bias is None or bias.shape == weight.shape[:1] for bias, weight in zip(biases, weights, strict=False)
@@ -47,15 +70,17 @@ def check_linears(
     if scale is None:
         fits = x.dim() > 1 and x.dtype == dtype and x.shape[-1] == width
     else:
-        fits = x.dim() > 1 and x.dtype in FORMATS.values() and x.shape[-1] == -(-width // 16) * 16 and scaling == "tensor"
-    expected = "x must be [...,K] in the weights' dtype, or with a scale what fp8_quantize makes with scaling tensor"
+        fits = x.dim() > 1 and x.dtype in FORMATS.values() and x.shape[-1] == -(-width // 16) * 16 and scaling in ONE_SCALE
+    expected = "x must be [...,K] in the weights' dtype, or with a scale what fp8_quantize makes with scaling tensor or delayed"
     require(fits, "fp8_linears", expected, x=x.shape, dtype=x.dtype, K=width, scaling=scaling)
 
 
 def check_input_gradients(
-    gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str, largest: Sequence[Tensor | None]
-) -> None:
+    gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str,
+    largest: Sequence[Tensor | None], numbers: Sequence[Tensor],
+) -> None:  # fmt: skip
     """Refuse what `fp8_input_gradients` does not take."""
+    check_numbers("fp8_input_gradients", scaling, numbers, len(weights))
     _check_weights("fp8_input_gradients", weights, scaling, gradients[0].dtype if gradients else None, largest)
     fits = len(gradients) == len(weights) and all(
         gradient.shape == (*gradients[0].shape[:-1], weight.shape[0]) for gradient, weight in zip(gradients, weights, strict=False)
@@ -69,8 +94,11 @@ def check_input_gradients(
     )
 
 
-def check_weight_gradients(gradients: Sequence[Tensor], x: Tensor, scale: Tensor | None, width: int, scaling: str) -> None:
+def check_weight_gradients(
+    gradients: Sequence[Tensor], x: Tensor, scale: Tensor | None, width: int, scaling: str, numbers: Sequence[Tensor]
+) -> None:
     """Refuse what `fp8_weight_gradients` does not take."""
+    check_numbers("fp8_weight_gradients", scaling, numbers, len(gradients))
     stored = width if scale is None else -(-width // 16) * 16 // (2 if scaling == "nvfp4" else 1)
     fits = bool(gradients) and x.shape[-1] == stored and (scale is None) == (x.dtype in DTYPES) and scaling in SCALINGS
     rows_fit = fits and all(gradient.shape[:-1] == x.shape[:-1] for gradient in gradients)
@@ -92,9 +120,9 @@ def _check_weights(
     fits = fits and all(weight.dtype in (dtype, *((torch.uint8,) if scaling in PACKED_ROWS else ())) for weight in weights)
     fits = fits and all(width_of(weight, scaling) == width_of(weights[0], scaling) for weight in weights)
     found = [tuple(weight.shape) for weight in weights]
-    expected = "weights must be fp32 or bf16 [N,K] each, or packed, scaling tensor, rows or of blocks"
+    expected = "weights must be fp32 or bf16 [N,K] each, or packed, scaling tensor, rows, delayed or of blocks"
     require(fits, operation, expected, weights=found, scaling=scaling, dtype=dtype)
     given = largest or [None] * len(weights)
-    needs = [weight.dtype == torch.uint8 and scaling != "mxfp8" for weight in weights]
+    needs = [weight.dtype == torch.uint8 and scaling not in OWN_SCALES for weight in weights]
     fits = len(given) == len(weights) and all(each is not None or not needed for each, needed in zip(given, needs, strict=False))
     require(fits, operation, "packed weights need their largest magnitudes", weights=found, scaling=scaling, largest=len(largest))

@@ -4,6 +4,8 @@
 - `fp8_maxima_kernel`: one program per tile: the largest magnitude of its rows, of its columns or of all of it.
 - `fp8_scale_kernel`: one program per few scales: the largest of the tiles, and its power of two.
 - `fp8_round_kernel`: one program per tile of the copy: elements divided by their scales and rounded, zeros in the padding.
+- `fp8_delayed_kernel`: one program per tile of the copy, in place of the first three where the factor is given: elements multiplied by it,
+  bounded and rounded, and their largest magnitude joined to that of the step.
 - `fp8_turn_kernel`: one program per tile: the transpose of a copy that exists.
 
 Magnitudes are compared as integers, which order them and keep what is not a number. Nothing is divided: the scale is the power of two
@@ -19,7 +21,18 @@ from torch import Tensor
 
 from megakernels._common.tiles import INTERPRETED, on_device_of, widen
 from megakernels.facts import block_of
-from megakernels.ops.fp8_linear.facts import BY_COLUMN, BY_ROW, ROW_TILE_ELEMENTS, SCALED_TILE, WHOLE, in_one_pass, num_maxima, padded
+from megakernels.ops.fp8_linear.delayed import Delayed
+from megakernels.ops.fp8_linear.facts import (
+    BY_COLUMN,
+    BY_ROW,
+    GIVEN,
+    ROW_TILE_ELEMENTS,
+    SCALED_TILE,
+    WHOLE,
+    in_one_pass,
+    num_maxima,
+    padded,
+)
 from megakernels.ops.fp8_linear.reference import SMALLEST, Operand
 
 NUM_WARPS = 8
@@ -108,6 +121,12 @@ def eight_bits(values, FRACTION_BITS: tl.constexpr):  # type: ignore[no-untyped-
         return tl.where(bits < INFINITE, made, 0x7F)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def saturated(values, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Values that are at most LIMIT, or not a number."""
+    return tl.where(values > LIMIT, LIMIT, tl.where(values < -LIMIT, -LIMIT, values))
+
+
 @triton.jit
 def store_tile(data, bits, row, column, num_rows, num_columns):  # type: ignore[no-untyped-def]
     """Stores a tile of a dense copy."""
@@ -137,6 +156,24 @@ def fp8_round_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def fp8_delayed_kernel(  # type: ignore[no-untyped-def]
+    x, factor, largest, scale, data, num_rows, num_columns, stride, copy_rows, copy_columns,
+    SIDE: tl.constexpr, TURNED: tl.constexpr, FRACTION_BITS: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """A tile of x in the copy [copy_rows, copy_columns], as in `fp8_round_kernel`; `largest`, int32 bits of fp32, is raised."""
+    row, column = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.program_id(1) * SIDE + tl.arange(0, SIDE)
+    values, by = widen(tile_at(x, row, column, num_rows, num_columns, stride)), tl.load(factor)
+    tl.atomic_max(largest, tl.max(tl.max(magnitudes(values), 1), 0))
+    if tl.program_id(0) == 0 and tl.program_id(1) == 0:
+        tl.store(scale, tl.math.div_rn(1.0, by))
+    bits = eight_bits(saturated(values * by, LIMIT), FRACTION_BITS=FRACTION_BITS)
+    if TURNED:
+        store_tile(data, tl.trans(bits), column, row, copy_rows, copy_columns)
+    else:
+        store_tile(data, bits, row, column, copy_rows, copy_columns)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def fp8_row_kernel(  # type: ignore[no-untyped-def]
     x, scales, data, num_rows, num_columns, stride, copy_rows, copy_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, EXPONENT: tl.constexpr, FRACTION_BITS: tl.constexpr,
@@ -156,16 +193,20 @@ def fp8_turn_kernel(low, data, num_rows, num_columns, stride, copy_rows, copy_co
     store_tile(data, tl.trans(tile_at(low, row, column, num_rows, num_columns, stride)), column, row, copy_rows, copy_columns)
 
 
-def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = False, second: bool = False) -> Operand:
+def operand(
+    x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = False, second: bool = False, delayed: Delayed | None = None
+) -> Operand:
     """Follows the contract of `reference.operand`."""
     rows, summed = x.mT.shape if transposed else x.shape
     scaled = (BY_COLUMN if transposed else BY_ROW) if by_row else WHOLE
-    return Operand(*_copy(x, dtype, scaled, (padded(rows) if second else rows, padded(summed)), turned=transposed))
+    shape = padded(rows) if second else rows, padded(summed)
+    return Operand(*_copy(x, dtype, GIVEN if delayed else scaled, shape, turned=transposed, delayed=delayed))
 
 
-def kept(x: Tensor, *, by_column: bool) -> tuple[Tensor, Tensor]:
+def kept(x: Tensor, *, by_column: bool, delayed: Delayed | None = None) -> tuple[Tensor, Tensor]:
     """Follows the contract of `reference.kept`."""
-    return _copy(x, torch.float8_e4m3fn, BY_COLUMN if by_column else WHOLE, (x.shape[0], padded(x.shape[1])), turned=False)
+    scaled = GIVEN if delayed else BY_COLUMN if by_column else WHOLE
+    return _copy(x, torch.float8_e4m3fn, scaled, (x.shape[0], padded(x.shape[1])), turned=False, delayed=delayed)
 
 
 def turned(low: Tensor, scale: Tensor) -> Operand:
@@ -182,9 +223,13 @@ def turned(low: Tensor, scale: Tensor) -> Operand:
     return Operand(data, scale)
 
 
-def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *, turned: bool) -> tuple[Tensor, Tensor]:
+def _copy(
+    x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *, turned: bool, delayed: Delayed | None
+) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
     data = torch.empty(shape, dtype=dtype, device=x.device)
+    if delayed is not None:
+        return data, _delayed(x, dtype, data, delayed, turned=turned)
     num_padded = 1 if scaled == WHOLE else shape[1] if scaled == BY_COLUMN and not turned else shape[0]
     if in_one_pass(columns, scaled):
         scale = torch.empty(num_padded, dtype=torch.float32, device=x.device)
@@ -209,6 +254,19 @@ def _copy(x: Tensor, dtype: torch.dtype, scaled: int, shape: tuple[int, int], *,
                 SIDE=SCALED_TILE, SCALED=scaled, TURNED=turned, FRACTION_BITS=FRACTION_BITS[dtype], num_warps=NUM_WARPS,
             )  # fmt: skip
     return data, scale
+
+
+def _delayed(x: Tensor, dtype: torch.dtype, data: Tensor, delayed: Delayed, *, turned: bool) -> Tensor:
+    """Writes the copy with a given factor, and returns its scale."""
+    if not data.numel():
+        return delayed.factor.reciprocal()
+    scale, covered = torch.empty(1, dtype=torch.float32, device=x.device), data.shape[::-1] if turned else data.shape
+    with on_device_of(x):
+        fp8_delayed_kernel[_tiles(*covered)](
+            x, delayed.factor, delayed.largest.view(torch.int32), scale, data.view(torch.uint8), *x.shape, x.stride(0), *data.shape,
+            SIDE=SCALED_TILE, TURNED=turned, FRACTION_BITS=FRACTION_BITS[dtype], LIMIT=torch.finfo(dtype).max, num_warps=NUM_WARPS,
+        )  # fmt: skip
+    return scale
 
 
 def scales(x: Tensor, dtype: torch.dtype, scaled: int, num_padded: int) -> Tensor:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from megakernels.ops.fp8_linear.delayed import Delayed, record
 from megakernels.ops.fp8_linear.facts import padded, slice_rows
 
 SMALLEST = 1e-12
@@ -39,7 +40,9 @@ def has_tensor_cores(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
-def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = False, second: bool = False) -> Operand:
+def operand(
+    x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = False, second: bool = False, delayed: Delayed | None = None
+) -> Operand:
     """Quantises a matrix for a product.
 
     Args:
@@ -48,24 +51,26 @@ def operand(x: Tensor, *, dtype: torch.dtype, by_row: bool, transposed: bool = F
         by_row: True if each row has a scale.
         transposed: True if the copy is x's transpose.
         second: True if the rows are columns of the result, and padded.
+        delayed: Numbers of delayed scaling; None for a scale that follows from x.
     """
     found = x.mT if transposed else x
     rows, summed = found.shape
     shape = (padded(rows) if second else rows, padded(summed))
     data = (torch.empty if shape == (rows, summed) else torch.zeros)(shape, dtype=dtype, device=x.device)
-    factor, scale = _factors(found, dtype, by_row, shape[0])
+    factor, scale = _factors(found, dtype, by_row, shape[0], delayed)
     inside = data[:rows, :summed]
-    round_rows(x, factor[None, :] if transposed or not by_row else factor[:, None], inside.mT if transposed else inside)
+    along = factor[None, :] if transposed or not by_row else factor[:, None]
+    round_rows(x, along, inside.mT if transposed else inside, saturates=delayed is not None)
     return Operand(data, scale)
 
 
-def kept(x: Tensor, *, by_column: bool) -> tuple[Tensor, Tensor]:
+def kept(x: Tensor, *, by_column: bool, delayed: Delayed | None = None) -> tuple[Tensor, Tensor]:
     """The copy of a product's input that its weight gradient multiplies: e4m3 [rows, padded columns], and its scales [padded columns]."""
     rows, columns = x.shape
     shape = (rows, padded(columns))
     data = (torch.empty if shape == (rows, columns) else torch.zeros)(shape, dtype=torch.float8_e4m3fn, device=x.device)
-    factor, scale = _factors(x.mT, torch.float8_e4m3fn, by_column, shape[1])
-    round_rows(x, factor[None, :], data[:, :columns])
+    factor, scale = _factors(x.mT, torch.float8_e4m3fn, by_column, shape[1], delayed)
+    round_rows(x, factor[None, :], data[:, :columns], saturates=delayed is not None)
     return data, scale
 
 
@@ -121,8 +126,11 @@ def _scaled(first: Operand, second: Operand, out: Tensor, bias: Tensor | None, f
     torch._scaled_mm(first.data, second.data.mT, *scales, bias=bias, out_dtype=out.dtype, use_fast_accum=fast, out=out)
 
 
-def _factors(x: Tensor, dtype: torch.dtype, by_row: bool, num_scales: int) -> tuple[Tensor, Tensor]:
-    """The factors of elements, in x's dtype, and the scales; 1 for padded rows."""
+def _factors(x: Tensor, dtype: torch.dtype, by_row: bool, num_scales: int, delayed: Delayed | None) -> tuple[Tensor, Tensor]:
+    """The factors of elements, in x's dtype or given in fp32, and the scales; 1 for padded rows."""
+    if delayed is not None:
+        record(x, delayed)
+        return delayed.factor, delayed.factor.reciprocal()
     amax = torch.linalg.vector_norm(x, float("inf"), dim=1) if by_row else torch.linalg.vector_norm(x, float("inf")).view(1)
     factor = power_of_two(amax, dtype)
     scale = torch.ones(num_scales if by_row else 1, dtype=torch.float32, device=x.device)
@@ -136,9 +144,12 @@ def power_of_two(amax: Tensor, dtype: torch.dtype) -> Tensor:
     return (ratio.view(torch.int32) & _EXPONENT).view(torch.float32)
 
 
-def round_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
-    """`x` times `factor`, which has a row for each of x's or one for all, rounded into `out`."""
+def round_rows(x: Tensor, factor: Tensor, out: Tensor, *, saturates: bool = False) -> None:
+    """`x` times `factor`, which has a row for each of x's or one for all, rounded into `out`; products may be beyond its largest number."""
+    limit = torch.finfo(out.dtype).max if saturates else None
     factors, step = factor.expand(x.shape[0], -1), slice_rows(*x.shape)
     for start in range(0, x.shape[0], step):
         rows = slice(start, start + step)
-        out[rows].copy_(x[rows] * factors[rows])
+        values = x[rows] * factors[rows]
+        out[rows].copy_(values if limit is None else values.clamp_(-limit, limit))
+        del values

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from megakernels._common import chooses_triton
-from megakernels.ops.fp8_linear.facts import BLOCKS, BY_COLUMN, WHOLE, BlockLinears, ScaledLinears, making_bytes
+from megakernels.ops.fp8_linear.facts import BLOCKS, BY_COLUMN, DELAYED, GIVEN, WHOLE, BlockLinears, ScaledLinears, making_bytes
 from megakernels.ops.fp8_linear.inputs import width_of
 
 
@@ -15,24 +15,25 @@ def dense_rows(x: Tensor) -> bool:
     return x.stride(-1) == 1 or x.shape[-1] == 1
 
 
-def quantize_scratch(x: Tensor, scaling: str) -> int:
+def quantize_scratch(x: Tensor, scaling: str, _numbers: object) -> int:
     """Bytes inside `fp8_quantize`."""
     rows, columns = x.numel() // x.shape[-1], x.shape[-1]
     if scaling in BLOCKS:
         return BlockLinears(rows, columns, (), x.itemsize, scaling).keeping_bytes(rows)
-    return making_bytes(rows, columns, BY_COLUMN if scaling == "columns" else WHOLE, x.itemsize, fused=_fused(x))
+    return making_bytes(rows, columns, {"columns": BY_COLUMN, DELAYED: GIVEN}.get(scaling, WHOLE), x.itemsize, fused=_fused(x))
 
 
 def linears_scratch(
-    x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], _biases: object, scaling: str, dtype: torch.dtype, _largest: object
-) -> int:
+    x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], _biases: object, scaling: str, dtype: torch.dtype,
+    *_given: object,
+) -> int:  # fmt: skip
     """Bytes inside `fp8_linears`."""
     rows, fused = x.numel() // x.shape[-1], _fused(*_whole(weights), *((x,) if scale is None else ()))
     return _linears(rows, weights, dtype.itemsize, scaling, fused=fused).forward_bytes(given=scale is not None)
 
 
 def input_gradients_scratch(
-    gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, _gradient_format: str, _largest: object
+    gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, _gradient_format: str, *_given: object
 ) -> int:
     """Bytes inside `fp8_input_gradients`."""
     rows, size = gradients[0].numel() // weights[0].shape[0], gradients[0].itemsize
@@ -40,7 +41,7 @@ def input_gradients_scratch(
 
 
 def weight_gradients_scratch(
-    gradients: Sequence[Tensor], x: Tensor, scale: Tensor | None, width: int, scaling: str, _gradient_format: str, _biases: object
+    gradients: Sequence[Tensor], x: Tensor, scale: Tensor | None, width: int, scaling: str, *_given: object
 ) -> int:
     """Bytes inside `fp8_weight_gradients`."""
     rows, outs = x.numel() // x.shape[-1], tuple(gradient.shape[-1] for gradient in gradients)
@@ -48,7 +49,8 @@ def weight_gradients_scratch(
     size = gradients[0].itemsize
     if scaling in BLOCKS:
         return BlockLinears(rows, width, outs, size, scaling).weight_gradient_bytes(given=scale is not None)
-    return ScaledLinears(rows, width, outs, size, scaling == "rows", fused).weight_gradient_bytes(given=scale is not None)
+    own = ScaledLinears(rows, width, outs, size, scaling == "rows", fused, delayed=scaling == DELAYED)
+    return own.weight_gradient_bytes(given=scale is not None)
 
 
 def _linears(rows: int, weights: Sequence[Tensor], itemsize: int, scaling: str, *, fused: bool) -> ScaledLinears | BlockLinears:
@@ -56,7 +58,7 @@ def _linears(rows: int, weights: Sequence[Tensor], itemsize: int, scaling: str, 
     packed = tuple(weight.dtype == torch.uint8 for weight in weights)
     if scaling in BLOCKS:
         return BlockLinears(rows, width, outs, itemsize, scaling, packed)
-    return ScaledLinears(rows, width, outs, itemsize, scaling == "rows", fused, packed)
+    return ScaledLinears(rows, width, outs, itemsize, scaling == "rows", fused, packed, scaling == DELAYED)
 
 
 def _whole(weights: Sequence[Tensor]) -> list[Tensor]:

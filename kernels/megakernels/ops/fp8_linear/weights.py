@@ -8,6 +8,8 @@ gradient, whose blocks are of 32 rows: their scales lie behind the elements, too
 product are scaled by the columns of the whole matrix, whose largest numbers every shard has; the place of a row's scale is then empty.
 Blocks of NVFP4 have 16 rows: one matrix serves both products.
 
+With delayed a row has its elements, and the factor is given.
+
 Blocks of a shard are those of the matrix if it has whole ones (`packing.facts.packs`). What concerns the whole matrix is given: its largest
 number, or those of its columns or of its blocks.
 """
@@ -16,29 +18,37 @@ import torch
 from torch import Tensor
 
 from megakernels.ops.fp8_linear.blocks import E4M3, LEVELS, block_factor, leveled, nvfp4_factors, to_codes
-from megakernels.ops.fp8_linear.facts import BLOCKS, padded, rounded_up, slice_rows
+from megakernels.ops.fp8_linear.delayed import Delayed, record
+from megakernels.ops.fp8_linear.facts import BLOCKS, DELAYED, padded, rounded_up, slice_rows
 from megakernels.ops.fp8_linear.packing.facts import PACKED_SLICE, squares, unpacked_columns
-from megakernels.ops.fp8_linear.reference import Operand, power_of_two
+from megakernels.ops.fp8_linear.reference import Operand, power_of_two, round_rows
 
 
 def pack_weight(
-    shard: Tensor, scaling: str, packed: Tensor, largest: Tensor | None, dtype: torch.dtype, *, turned: bool, place: int = 0
-) -> None:
+    shard: Tensor, scaling: str, packed: Tensor, largest: Tensor | None, dtype: torch.dtype,
+    *, turned: bool, place: int = 0, delayed: Delayed | None = None,
+) -> None:  # fmt: skip
     """Write the packed rows of a shard.
 
     Args:
         shard: Rows of a weight [rows, K], fp32 or bf16.
-        scaling: tensor, rows, mxfp8, nvfp4 or fp8_blockwise.
+        scaling: tensor, rows, delayed, mxfp8, nvfp4 or fp8_blockwise.
         packed: uint8 [rows, packing.facts.packed_columns(K)], rows with dense elements.
-        largest: The largest magnitudes of the whole weight in `dtype`, fp32 [packing.facts.num_largest(N, K)]; None for mxfp8.
+        largest: The largest magnitudes of the whole weight in `dtype`, fp32 [packing.facts.num_largest(N, K)]; None for mxfp8 and delayed.
         dtype: The dtype that the weight has where it is gathered as it is; elements are rounded to it first.
         turned: True for the elements of the other product, if they differ (`packing.facts.TWO_FORMS`).
         place: Index of the first row in the weight.
+        delayed: The weight's numbers of delayed scaling, to which the shard's largest magnitude is joined; None for others.
     """
     step = rounded_up(slice_rows(*shard.shape), PACKED_SLICE)
     for start in range(0, shard.shape[0], step):
         rows, out = shard[start : start + step], packed[start : start + step]
-        if scaling == "tensor":
+        if delayed is not None:
+            used = rows.to(dtype)
+            record(used, delayed)
+            round_rows(used, delayed.factor[None, :], out.view(E4M3), saturates=True)
+            del used
+        elif scaling == "tensor":
             assert largest is not None
             out.view(E4M3).copy_(rows.to(dtype) * power_of_two(largest, E4M3).to(dtype))
         elif scaling == "rows":
@@ -133,11 +143,15 @@ def _pack_blocks(rows: Tensor, scaling: str, out: Tensor, largest: Tensor | None
 
 
 def unpacked(packed: Tensor, scaling: str, largest: Tensor | None, *, turned: bool) -> Operand:
-    """A packed weight as the second operand of a product: of the forward, or turned of the one that makes the input's gradient."""
+    """A packed weight as the second operand of a product: of the forward, or turned of the one that makes the input's gradient.
+
+    With delayed `largest` is the factor that its elements have.
+    """
     (rows, _), columns = packed.shape, unpacked_columns(packed.shape[1], scaling)
-    if scaling == "tensor":
+    if scaling in ("tensor", DELAYED):
         assert largest is not None
-        scale, found = 1 / power_of_two(largest, E4M3), packed.view(E4M3)
+        factor, found = largest if scaling == DELAYED else power_of_two(largest, E4M3), packed.view(E4M3)
+        scale = 1 / factor
         height, summed = (columns, padded(rows)) if turned else (padded(rows), columns)
         if not turned and height == rows:
             return Operand(found, scale)

@@ -10,7 +10,8 @@ from megakernels._common import Cost, accumulator_dtype, fake_like, join, only_n
 from megakernels._common.device import kernel_module
 from megakernels.ops.cross_entropy import reference as cross_entropy_reference
 from megakernels.ops.cross_entropy.labels import refuse_labels
-from megakernels.ops.fp8_linear.inputs import DTYPES, FORMATS, SCALINGS
+from megakernels.ops.fp8_linear.facts import DELAYED
+from megakernels.ops.fp8_linear.inputs import DTYPES, FORMATS, SCALINGS, check_numbers
 from megakernels.ops.linear_cross_entropy import reference, slices
 from megakernels.ops.linear_cross_entropy.products import products_of
 
@@ -31,7 +32,8 @@ def linear_cross_entropy(
         labels: int64 [N], each in [0, V) or ignore_index.
         ignore_index: Label of ignored rows.
         z_loss: Factor of the squared log-sum-exp, which keeps logits small.
-        scaling: Scaling of `fp8_linears` if the three products multiply in fewer bits, of fp32 or bf16; else empty.
+        scaling: Scaling of `fp8_linears` if the three products multiply in fewer bits, of fp32 or bf16; else empty. With delayed a caller
+            uses the two operations on slices, since this one records nothing.
         gradient_format: e4m3 or e5m2, in which the gradient of logits multiplies then.
 
     Returns:
@@ -53,11 +55,14 @@ def linear_cross_entropy(
     Source: arXiv:2411.09009, section 4; z-loss: arXiv:2204.02311, section 5.
     """
     _require("linear_cross_entropy", x, weight, labels, scaling, gradient_format)
+    require(scaling != DELAYED, "linear_cross_entropy", "scaling delayed is that of slices", scaling=scaling)
     loss: Tensor = _linear_cross_entropy(x, weight, labels, ignore_index, z_loss, scaling, gradient_format)[0]
     return loss
 
 
-def linear_slice_statistics(x: Tensor, weight: Tensor, labels: Tensor, first: int, scaling: str = "") -> tuple[Tensor, Tensor]:
+def linear_slice_statistics(
+    x: Tensor, weight: Tensor, labels: Tensor, first: int, scaling: str = "", numbers: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Statistics of each row over a slice of the vocabulary, of logits x weightᵀ that are never all stored; not differentiable.
 
     Args:
@@ -67,6 +72,7 @@ def linear_slice_statistics(x: Tensor, weight: Tensor, labels: Tensor, first: in
             the vocabulary, calls `check_labels`.
         first: First vocabulary id of the slice.
         scaling: Scaling of `linear_cross_entropy`.
+        numbers: The head's numbers [3, 3] with scaling delayed, as `fp8_linears` takes them; None otherwise.
 
     Returns:
         Log-sum-exp of the slice and the label's logit if it is in the slice, else 0: fp32 [N] each (fp64 for fp64 inputs).
@@ -81,13 +87,14 @@ def linear_slice_statistics(x: Tensor, weight: Tensor, labels: Tensor, first: in
         ValueError: shapes or dtypes do not fit.
     """
     _require("linear_slice_statistics", x, weight, labels, scaling)
-    found: tuple[Tensor, Tensor] = _linear_slice_statistics(x, weight, labels, first, scaling)
+    check_numbers("linear_slice_statistics", scaling, () if numbers is None else (numbers,), 1)
+    found: tuple[Tensor, Tensor] = _linear_slice_statistics(x, weight, labels, first, scaling, numbers)
     return found
 
 
 def linear_slice_gradients(
     grad_loss: Tensor, x: Tensor, weight: Tensor, labels: Tensor, lse: Tensor, first: int, needs: list[bool], ignore_index: int = -100,
-    scaling: str = "", gradient_format: str = "e4m3",
+    scaling: str = "", gradient_format: str = "e4m3", numbers: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the loss Σ lse − logit[label], over the rows whose label is not ignored, through a slice of the vocabulary.
 
@@ -102,6 +109,7 @@ def linear_slice_gradients(
         ignore_index: Label of ignored rows.
         scaling: Scaling of `linear_cross_entropy`.
         gradient_format: Format of `linear_cross_entropy`.
+        numbers: The head's numbers, as `linear_slice_statistics` takes them.
 
     Returns:
         The required gradients: the slice's share of x's [N, h], to be summed over slices, and the weight's.
@@ -116,7 +124,9 @@ def linear_slice_gradients(
         ValueError: shapes or dtypes do not fit.
     """
     _require("linear_slice_gradients", x, weight, labels, scaling, gradient_format)
-    found: list[Tensor] = _linear_slice_gradients(grad_loss, x, weight, labels, lse, first, ignore_index, scaling, gradient_format, needs)
+    check_numbers("linear_slice_gradients", scaling, () if numbers is None else (numbers,), 1)
+    how = scaling, gradient_format, numbers, needs
+    found: list[Tensor] = _linear_slice_gradients(grad_loss, x, weight, labels, lse, first, ignore_index, *how)
     return found
 
 
@@ -149,17 +159,19 @@ def _linear_cross_entropy_backward(
     return only_needed(slices.backward(grad_loss, x, weight, labels, lse, 0, ignore_index, z_loss, needs, _on_slices(x), products))
 
 
-@custom_op("megakernels::linear_slice_statistics", mutates_args=())
-def _linear_slice_statistics(x: Tensor, weight: Tensor, labels: Tensor, first: int, scaling: str) -> tuple[Tensor, Tensor]:
-    return slices.statistics(x, weight, labels, first, _on_slices(x), products_of(x, scaling))
+@custom_op("megakernels::linear_slice_statistics", mutates_args=("numbers",))
+def _linear_slice_statistics(
+    x: Tensor, weight: Tensor, labels: Tensor, first: int, scaling: str, numbers: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return slices.statistics(x, weight, labels, first, _on_slices(x), products_of(x, scaling, numbers=numbers))
 
 
-@custom_op("megakernels::linear_slice_gradients", mutates_args=())
+@custom_op("megakernels::linear_slice_gradients", mutates_args=("numbers",))
 def _linear_slice_gradients(
     grad_loss: Tensor, x: Tensor, weight: Tensor, labels: Tensor, lse: Tensor,
-    first: int, ignore_index: int, scaling: str, gradient_format: str, needs: list[bool],
+    first: int, ignore_index: int, scaling: str, gradient_format: str, numbers: Tensor | None, needs: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    products = products_of(x, scaling, gradient_format, backward=True)
+    products = products_of(x, scaling, gradient_format, numbers, backward=True)
     return only_needed(slices.backward(grad_loss, x, weight, labels, lse, first, ignore_index, 0.0, needs, _on_slices(x), products))
 
 
@@ -193,7 +205,7 @@ def _of_forward(x: Tensor, weight: Tensor, *others: Any) -> int:
 
 
 def _of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *others: Any) -> int:
-    return slices.backward_scratch_bytes(x, weight, others[-1], others[-3])
+    return slices.backward_scratch_bytes(x, weight, others[-1], next(each for each in others if isinstance(each, str)))
 
 
 def _cost_of_backward(_grad_loss: Tensor, x: Tensor, weight: Tensor, *_: Any) -> Cost:

@@ -59,6 +59,7 @@ class Narrow(NamedTuple):
         columns: The transposed rows, for the backward; None in the forward.
         scaling: Scaling of `fp8_linears`.
         gradient_format: e4m3 or e5m2, in which the gradient of logits multiplies.
+        numbers: The head's numbers of delayed scaling; None for others.
     """
 
     like: Tensor
@@ -66,17 +67,18 @@ class Narrow(NamedTuple):
     columns: Operand | None
     scaling: str
     gradient_format: str
+    numbers: Tensor | None = None
 
     def logits(self, part: Tensor) -> Tensor:
         """The product of a slice."""
         out = self.like.new_empty((self.like.shape[0], part.shape[0]))
-        multiply(self.rows, choice.weight(part, self.scaling, None), out, fast=True)
+        multiply(self.rows, choice.weight(part, self.scaling, None, numbers=self.numbers), out, fast=True)
         return out
 
     def add(self, total: Tensor, grad: Tensor, part: Tensor) -> None:
         """Adds a product in fp32."""
-        first = choice.operand(grad, self.scaling, GRADIENT, dtype=FORMATS[self.gradient_format])
-        second = choice.weight(part, self.scaling, None, transposed=True)
+        first = choice.operand(grad, self.scaling, GRADIENT, dtype=FORMATS[self.gradient_format], numbers=self.numbers)
+        second = choice.weight(part, self.scaling, None, transposed=True, numbers=self.numbers)
         if first.scale is None:
             total.addmm_(first.data, second.data[: total.shape[1]].mT)
             return
@@ -87,13 +89,14 @@ class Narrow(NamedTuple):
     def outer(self, grad: Tensor, out: Tensor) -> None:
         """The slice of the weight's gradient."""
         assert self.columns is not None
-        first = choice.operand(grad, self.scaling, GRADIENT, dtype=FORMATS[self.gradient_format], transposed=True)
+        dtype = FORMATS[self.gradient_format]
+        first = choice.operand(grad, self.scaling, GRADIENT, dtype=dtype, transposed=True, numbers=self.numbers)
         multiply(first, self.columns, out)
 
 
-def products_of(x: Tensor, scaling: str, gradient_format: str = "", *, backward: bool = False) -> Products:
-    """The products of rows; `scaling` is empty for their own dtype."""
+def products_of(x: Tensor, scaling: str, gradient_format: str = "", numbers: Tensor | None = None, *, backward: bool = False) -> Products:
+    """The products of rows; `scaling` is empty for their own dtype, `numbers` are those of delayed scaling."""
     if not scaling:
         return Wide(x)
-    columns = choice.operand(x, scaling, INPUT, transposed=True, second=True) if backward else None
-    return Narrow(x, choice.operand(x, scaling, INPUT), columns, scaling, gradient_format)
+    columns = choice.operand(x, scaling, INPUT, transposed=True, second=True, numbers=numbers) if backward else None
+    return Narrow(x, choice.operand(x, scaling, INPUT, numbers=numbers), columns, scaling, gradient_format, numbers)

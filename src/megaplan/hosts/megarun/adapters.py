@@ -13,10 +13,9 @@ from __future__ import annotations
 from functools import cache, lru_cache, partial
 from math import prod
 
-from megaplan.blocks.ops import OUTPUT, BlockProgram, Dims, Flow, Op
+from megaplan.blocks.ops import BANK, OUTPUT, BlockProgram, Dims, Flow, Op
 from megaplan.blocks.storages import INSIDE_BACKWARD, Shapes, storages
 from megaplan.columns import Column
-from megaplan.hosts.megarun.low_precision import EXPERTS
 from megaplan.hosts.megarun.packed import packed_weights, unpacked_op, unpacked_shapes
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import CALLER, Replay, replay
@@ -75,7 +74,7 @@ def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
     if dims.cp > 1:
         return 0
     sizes = {tensor.name: tensor.local_elements(dims.tp, dims.ep, dims.etp) for tensor in block.tensors}
-    params = [name for op in program.ops if INSIDE_BACKWARD in op.fetches and op.name != EXPERTS for name in op.params]
+    params = [name for op in program.ops if INSIDE_BACKWARD in op.fetches and op.name != BANK for name in op.params]
     return sum([sizes[name] for name in params]) * dims.dtype.bytes
 
 

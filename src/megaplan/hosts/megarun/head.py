@@ -30,9 +30,9 @@ from megaplan.dtypes import DType
 from megaplan.hosts.megarun.embedding import side_ops, side_storages, stream_out
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.hosts.megarun.scaled import head_products, head_scratch, scaling_of
+from megaplan.hosts.megarun.scaled import head_products, head_scratch
 from megaplan.inventory.features import side_block
-from megaplan.low_precision import TRAINED, RecipeName
+from megaplan.low_precision import SCALINGS, RecipeName
 from megaplan.spec.models import SIDES, Model, Spec
 from megaplan.spec.pattern import depth_blocks
 
@@ -59,7 +59,7 @@ class LowHead(NamedTuple):
 def low_head(spec: Spec) -> LowHead | None:
     """The recipe of a spec's head; None if it multiplies in 16 bits or more."""
     recipe = spec.precision.recipe
-    return LowHead(recipe.name, spec.host.uses_triton) if recipe is not None and recipe.head and recipe.name in TRAINED else None
+    return LowHead(recipe.name, spec.host.uses_triton) if recipe is not None and recipe.head else None
 
 
 def head_part(
@@ -154,7 +154,7 @@ def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
 def _inside_low(dims: Dims, rows: int, vocab: int, low: LowHead) -> Shapes:
     """Scratch of a head in a recipe's bits, alone and with its loss."""
     of_product = head_scratch("head", (rows, dims.hidden, vocab, dims.dtype.bytes), low.name, fused=low.fused)
-    sizes = ScaledHead(rows, dims.hidden, vocab, dims.dtype.bytes, scaling_of(low.name), low.fused)
+    sizes = ScaledHead(rows, dims.hidden, vocab, dims.dtype.bytes, SCALINGS[low.name], low.fused)
     inside = {IN_LOSS: sizes.forward_bytes, BEFORE_LOSS: sizes.backward_bytes}
     return of_product | {name: (size, Column.WORKSPACE, (size,), DType.FP8, Basis.EXACT) for name, size in inside.items()}
 

@@ -19,7 +19,6 @@ from megaplan.hosts.megarun.embedding import boundary_bytes, embedding_part, fin
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.head import depth_shapes, head_part, low_head, mtp_part
 from megaplan.hosts.megarun.low_attention import attends, attention_in_eight_bits
-from megaplan.hosts.megarun.low_precision import in_low_precision
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
 from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
 from megaplan.hosts.megarun.scaled_experts import keeps_copy
@@ -28,9 +27,8 @@ from megaplan.hosts.megarun.towers import merged_part, tower_part, tower_sizes
 from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
 from megaplan.inventory.towers import STATED
-from megaplan.low_precision import TRAINED, Recipe
+from megaplan.low_precision import RecipeName
 from megaplan.schedules.registry import SPLIT_BACKWARD
-from megaplan.spec.host import device_of
 from megaplan.spec.local import local_dims, packed_gather
 from megaplan.spec.models import SIDES, Spec
 from megaplan.spec.pattern import parse_pattern
@@ -239,15 +237,12 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     policy = spec.policy(index, block.family)
     if recipe is not None:
         parameters_by_name = parameter_shapes(spec, dims, f"layers.{index}", block)
-        if recipe.name in TRAINED:
-            fused = spec.host.uses_triton
-            packs = packed_gather(spec)
-            packed = frozenset(
-                name for name, shape in parameters_by_name.items() if packs and packs.shard_bytes(block.family, name, shape) is not None
-            )
-            program, tensors = in_eight_bits(program, tensors, recipe.name, parameters_by_name, policy, fused=fused, packed=packed)
-        else:
-            program, tensors = in_low_precision(program, tensors, recipe, parameters_by_name)
+        packs = packed_gather(spec)
+        packed = frozenset(
+            name for name, shape in parameters_by_name.items() if packs and packs.shard_bytes(block.family, name, shape) is not None
+        )
+        fused = spec.host.uses_triton
+        program, tensors = in_eight_bits(program, tensors, recipe, parameters_by_name, policy, fused=fused, packed=packed)
     path = path_in(spec.model.residual_path, block)
     fields = vars(FAMILIES[block.family].section_of(spec.model))  # pydantic's own lookup of a missing field costs more than the rest
     path = path._replace(passes_on=_passed_on(spec, dims, index, parameters), scaled=fields.get("output_multiplier", 1) != 1)
@@ -294,9 +289,7 @@ def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> SharedN
     return SharedNorm(found[0].gradient if len(found) == 1 else "whole", any(each.keeps for each in found))
 
 
-def _recipe_of(spec: Spec, layer: int, letter: str) -> Recipe | None:
+def _recipe_of(spec: Spec, layer: int, letter: str) -> RecipeName | None:
     """The recipe of a layer; None if it keeps 16 bits."""
     given = spec.precision.recipe
-    if given is None or not given.covers(letter, layer, spec.model.num_layers):
-        return None
-    return Recipe(given.name, device_of(spec.device).generation)
+    return None if given is None or not given.covers(letter, layer, spec.model.num_layers) else given.name

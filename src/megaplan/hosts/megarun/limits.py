@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from megaplan.errors import Diagnostic
 from megaplan.families.family import Family
 from megaplan.families.registry import FAMILIES
-from megaplan.low_precision import PACKED, PER_TENSOR, TRAINED
 from megaplan.schedules.registry import PAIRED, SPLIT_BACKWARD
 from megaplan.spec.context import Checked
 from megaplan.spec.low_precision import LowPrecision
@@ -19,6 +18,9 @@ OF_MEGATRON = frozenset({
     "model.attention.output_bias", "model.attention.latent_norm",
 })  # fmt: skip
 """Options of a model for which only the byte model of Megatron-Core has terms; the output's bias is that of latent attention."""
+
+ATTENDS = "fp8_current"
+"""The recipe in which megarun's attention core multiplies: delayed scaling would have a state for the softmax' weights, too."""
 
 
 def megarun_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -35,15 +37,6 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
     recipe = checked.spec.precision.recipe
     if recipe is None:
         return
-    unpacked = f"with name = {recipe.name}: megarun gathers weights of {series(list(PACKED), 'and')} in their own bits"
-    wide = f"with name = {recipe.name}: megarun's head multiplies in the bits of {series(sorted(TRAINED), 'and')}"
-    for key, given, reason in (
-        ("head", recipe.head and recipe.name not in TRAINED, wide),
-        ("param_gather", recipe.param_gather and recipe.name not in PACKED, unpacked),
-    ):
-        if given:
-            detail = f"precision.recipe.{key} = true, {reason}"
-            yield checked.error("MP905", detail, f"precision.recipe.{key}", f"{key}: false", "host: {name: megatron}")
     reasons = list(_wide_attention(checked.spec, recipe)) if recipe.attention else []
     if reasons:
         detail = f"precision.recipe.attention = true, with {series(reasons, 'and')}: megarun's core in eight bits has none of these"
@@ -53,7 +46,7 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
 def _wide_attention(spec: Spec, recipe: LowPrecision) -> Iterator[str]:
     """Settings of a spec with which the core in eight bits does not run."""
     attention = spec.model.attention
-    if recipe.name not in PER_TENSOR & TRAINED:
+    if recipe.name != ATTENDS:
         yield f"precision.recipe.name = {recipe.name}"
     if spec.mesh.cp > 1:
         yield f"mesh.cp = {spec.mesh.cp}"

@@ -13,14 +13,14 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from megakernels.ops.fp8_linear.facts import BlockLinears, ScaledLinears
+from megakernels.ops.fp8_linear.facts import DELAYED, ONE_SCALE, BlockLinears, ScaledLinears
 from megaplan.blocks.ops import BlockProgram, Op, partial_gradient
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.graph import roots_of
 from megaplan.hosts.megarun.scaled_experts import bank_in_eight_bits
-from megaplan.low_precision import EMULATED, PER_TENSOR, RecipeName
+from megaplan.low_precision import EMULATED, SCALINGS, RecipeName
 
 LOW, SCALES, WHOLE, GATHERED = ".low", ".low_scales", ".low_whole", ".low_gathered"
 IN_KEEPING, IN_FORWARD, IN_INPUT, IN_WEIGHTS = ".in_keeping", ".in_forward", ".in_input_gradient", ".in_weight_gradients"
@@ -83,7 +83,7 @@ def in_eight_bits(
     fused: bool,
     packed: frozenset[str] = frozenset(),
 ) -> tuple[BlockProgram, Shapes]:
-    """The program and its storages under one of the recipes that megarun trains.
+    """The program and its storages under a recipe.
 
     Args:
         program: Program of a block.
@@ -94,11 +94,8 @@ def in_eight_bits(
         fused: True if Triton kernels make the copies.
         packed: Weights that are gathered packed.
     """
-    by_row, emulated = name not in PER_TENSOR, name in EMULATED
-    changed, calls = _scaled(program, policy, by_row)
-    changed, found = bank_in_eight_bits(
-        changed, dict(shapes), parameters, policy, by_row=by_row, fused=fused, emulated=emulated, packed=packed
-    )
+    changed, calls = _scaled(program, policy, SCALINGS[name] not in ONE_SCALE)
+    changed, found = bank_in_eight_bits(changed, dict(shapes), parameters, policy, SCALINGS[name], fused=fused, packed=packed)
     for call in calls:
         multiplied = shapes[call.gathered or call.source]
         width, elements = parameters[call.weights[0]][1], prod(multiplied[2])
@@ -122,17 +119,12 @@ def head_scratch(op: str, sizes: tuple[int, int, int, int], name: RecipeName, *,
     return _storages(Call(op, "", None, (), keeps_low=False), _products((rows, width, (vocab,), size), name, fused), rows)
 
 
-def scaling_of(name: RecipeName) -> str:
-    """Scaling of operands under a recipe, as the operations name it."""
-    return name if name in EMULATED else "tensor" if name in PER_TENSOR else "rows"
-
-
 def _products(
     sizes: tuple[int, int, tuple[int, ...], int], name: RecipeName, fused: bool, packed: tuple[bool, ...] = ()
 ) -> ScaledLinears | BlockLinears:
     if name in EMULATED:
         return BlockLinears(*sizes, name, packed)
-    return ScaledLinears(*sizes, name not in PER_TENSOR, fused, packed)
+    return ScaledLinears(*sizes, SCALINGS[name] == "rows", fused, packed, SCALINGS[name] == DELAYED)
 
 
 def _storages(call: Call, product: ScaledLinears | BlockLinears, own_rows: int) -> Shapes:

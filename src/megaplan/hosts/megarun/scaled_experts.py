@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megakernels.ops.fp8_experts.facts import ScaledBank
-from megakernels.ops.fp8_linear.facts import SCALE_BYTES
+from megakernels.ops.fp8_linear.facts import BLOCKS, DELAYED, SCALE_BYTES
 from megakernels.ops.moe.facts import ExpertSizes
 from megaplan.blocks.ops import BANK, BlockProgram, Op
 from megaplan.blocks.storages import Shapes
@@ -35,13 +35,13 @@ def bank_in_eight_bits(
     shapes: Shapes,
     parameters: Mapping[str, tuple[int, ...]],
     policy: str,
+    scaling: str,
     *,
-    by_row: bool,
     fused: bool,
-    emulated: bool,
     packed: frozenset[str],
 ) -> tuple[BlockProgram, Shapes]:
     """The program of a block and its storages with its bank in eight bits, if it has one."""
+    emulated = scaling in BLOCKS
     keeps = keeps_copy(program, policy, emulated=emulated)
     if keeps is None:
         return program, shapes
@@ -51,7 +51,8 @@ def bank_in_eight_bits(
     slots = given[2][1] if len(given[2]) > 1 else 1
     gated, bias, size = "experts.gate_proj" in op.params, "experts.up_proj_bias" in op.params, source[3].bytes
     low = "experts.up_proj" in packed, "experts.down_proj" in packed
-    bank = ScaledBank(ExpertSizes(given[2][0], slots, experts, width, hidden, gated, bias, size), by_row, fused, keeps, emulated, low)
+    sizes = ExpertSizes(given[2][0], slots, experts, width, hidden, gated, bias, size)
+    bank = ScaledBank(sizes, scaling == "rows", fused, keeps, emulated, low, scaling == DELAYED)
     inside = bank.inside((experts * width * size * bias * gated, experts * width * size * bias, experts * hidden * size * bias))
     basis = given[4]
     found = dict(shapes)

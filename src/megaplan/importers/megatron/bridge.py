@@ -27,7 +27,13 @@ RENAMED = {
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _CURRENT = {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
 _RECIPES: dict[str, dict[str, Any]] = {
-    "fp8_delayed_scaling": {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_param_gather": True},
+    "fp8_delayed_scaling": {
+        "fp8": "hybrid",
+        "fp8_recipe": "delayed",
+        "fp8_amax_history_len": 1024,
+        "fp8_amax_compute_algo": "max",
+        "fp8_param_gather": True,
+    },
     "fp8_current_scaling": {**_CURRENT, "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1},
     "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise", "fp8_param_gather": False},
     "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
@@ -151,7 +157,8 @@ _JOINT = frozenset({
     "bf16", "fp16", "fp32", "params_dtype",
     "cpu_offloading_num_layers", "fsdp_double_buffer", "spec", "tokenizer_model_path", "fp8_param", "fp4_param",
     "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "fp8", "fp4", "fp8_recipe", "fp8_param_gather", "fp4_param_gather",
-    "fp8_amax_history_len", "fp8_dot_product_attention", "first_last_layers_bf16", "main_grads_dtype",
+    "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_margin", "fp8_dot_product_attention", "first_last_layers_bf16",
+    "main_grads_dtype",
 })  # fmt: skip
 
 
@@ -239,7 +246,7 @@ def _low_precision(fields: Mapping[str, Any]) -> dict[str, Any]:
     gathered = fields.get(f"{bits}_param_gather")
     found |= {bits: fields[bits], f"{bits}_param_gather": bool(fields.get(f"{bits}_param") if gathered is None else gathered)}
     if bits == "fp8":
-        found["fp8_amax_history_len"] = fields.get("fp8_amax_history_len")
+        found |= {name: fields.get(name) for name in ("fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_margin")}
         found["fp8_dot_product_attention"] = bool(fields.get("fp8_dot_product_attention"))
     if fields.get("first_last_layers_bf16"):
         ends = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")

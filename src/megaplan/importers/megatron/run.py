@@ -168,13 +168,13 @@ def _recipe(launch: Arguments, *, gpt: bool) -> dict[str, Any] | None:
     launch.accept("fp4_recipe")
     ends = [_whole_or_zero(launch, f"num_layers_at_{end}_in_bf16") for end in ("start", "end")]
     kept = launch.given("first_last_layers_bf16") and any(ends)
-    history, flags = launch.whole("fp8_amax_history_len"), [launch.given(key) for key in RECIPE_FLAGS]
+    past = launch.whole("fp8_amax_history_len"), launch.word("fp8_amax_compute_algo"), _whole_or_zero(launch, "fp8_margin")
+    head, attention, without_prediction = [launch.given(key) for key in RECIPE_FLAGS]
     if wide is not None and narrow is not None:
         launch.cannot("fp4_format", "--fp8-format is given too", "")
     if wide is None and narrow is None:
         return None
     theirs = {word: name for name, word in MEGATRON_RECIPES.items()}
-    head, attention, without_prediction = flags
     found: dict[str, Any] = {
         "name": "nvfp4" if wide is None else theirs[str(word)],
         "param_gather": gathered["fp4" if wide is None else "fp8"],
@@ -187,7 +187,7 @@ def _recipe(launch: Arguments, *, gpt: bool) -> dict[str, Any] | None:
     if kept:
         found["first_last_bf16"] = [each * (2 if gpt else 1) for each in ends]
     if found["name"] == "fp8_delayed":
-        found["amax_history"] = history
+        found |= zip(("amax_history", "amax_compute", "margin"), past, strict=True)
     return found
 
 

@@ -6,7 +6,8 @@ uneven, and it knows no parts that are kept between forward and backward.
 
 With scaling tensor and nvfp4, scales depend on the largest magnitude of the whole weight, with fp8_blockwise on those of its blocks, which
 shards may divide, and with rows, for the gradient of the input, on those of its columns. A stage finds those of all its weights at once, in
-the first gather after they changed, by one all-reduce of maxima; torchao does so once a step, too.
+the first gather after they changed, by one all-reduce of maxima; torchao does so once a step, too. Under delayed scaling the factors are
+known before the gather, which exchanges no maxima: a rank records its shard's.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py; torchao 0.18, `precompute_float8_dynamic_scale_for_fsdp`.
 """
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 
+from megakernels.ops.fp8_linear.blocks import WEIGHT
+from megakernels.ops.fp8_linear.delayed import delayed_of
 from megakernels.ops.fp8_linear.packing.facts import OWN_LARGEST, TWO_FORMS, num_largest, packed_columns, squares
 from megakernels.ops.fp8_linear.weights import pack_weight, square_maxima
 from megaplan.spec.local import packed_gather
@@ -32,6 +35,7 @@ from megarun.dtypes import TORCH_DTYPES
 from megarun.model.moe import ExpertBank, banks_of
 from megarun.model.stage import Stage
 from megarun.parallel.apply.gradients import groups_of
+from megarun.parallel.groups.delayed import OwnNumbers
 from megarun.parallel.groups.scaled import PackedMatrix, attach
 
 
@@ -56,6 +60,8 @@ def pack_gathers(stage: Stage, spec: Spec) -> None:
                     if packs.shard_bytes(family, f"{names[info.module]}.{info.param_name}", shape) is not None:
                         both = family in packs.both
                         _PackedParameter.of(parameter, group, maxima, TORCH_DTYPES[spec.precision.params], count, both=both)
+                        if stage.delayed is not None:
+                            parameter.numbers = stage.delayed.of[f"layers.{index}.{names[info.module]}.{info.param_name}"]
     of_banks.start = dense.count
     stage.num_packed = dense.count + of_banks.count
 
@@ -114,6 +120,7 @@ class _PackedParameter(FSDPParam):
     version: int
     groups: int
     num_largest: int
+    numbers: OwnNumbers | None = None  # of delayed scaling
 
     @staticmethod
     def of(parameter: Any, group: Any, maxima: _Maxima, used: torch.dtype, count: int, *, both: bool) -> None:
@@ -158,11 +165,13 @@ class _PackedParameter(FSDPParam):
         matrix.turned = matrix.has_other and self.group._training_state is TrainingState.PRE_BACKWARD
         packed = torch.empty((shard.shape[0], self.width), dtype=torch.uint8, device=shard.device)
         parts = (packed[:, : self.width // 2], packed[:, self.width // 2 :]) if matrix.both else (packed,)
+        delayed = None if self.numbers is None else delayed_of(self.numbers(), WEIGHT)
         largest = [matrix.largest] if matrix.largest is None or self.groups == 1 else matrix.largest.view(self.groups, -1)
         for index, part in enumerate(parts):
             turned = bool(index) if matrix.both else matrix.turned
             for piece, own, place in self.pieces():
-                pack_weight(shard[piece], self.maxima.scaling, part[piece], largest[own], self.used, turned=turned, place=place)
+                given = shard[piece], self.maxima.scaling, part[piece], largest[own], self.used
+                pack_weight(*given, turned=turned, place=place, delayed=delayed)
         return [packed.view(-1)]
 
     def pieces(self) -> Iterator[tuple[slice, int, int]]:

@@ -5,7 +5,8 @@ the input that the weight gradients multiply, or the input itself where that is 
 of its kept tensors is there, so the products of a call at its end do not run again. The weights' copies are made for each product.
 
 Under TP tokens are gathered in 16 bits, and the rank keeps its own tokens' part of their copy, with the scales of all of them: backward
-gathers that copy. Scales are powers of two, so a rank's scales need no maximum of other ranks (`megakernels.fp8_linears`).
+gathers that copy. Scales are powers of two, so a rank's scales need no maximum of other ranks (`megakernels.fp8_linears`); under delayed
+scaling all ranks have those that followed from the step before.
 
 Source: torchao 0.18, `Float8Linear` (which keeps the 16-bit input).
 """
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
+from megakernels.ops.fp8_linear.facts import ONE_SCALE
 from megarun.parallel.groups.deferred import leave_pending
+from megarun.parallel.groups.delayed import OwnNumbers, numbers_of
 
 KEPT_DTYPE = torch.float8_e4m3fn
 
@@ -28,16 +31,18 @@ class Scaling(NamedTuple):
     """Low-precision settings of a linear.
 
     Attributes:
-        by: tensor or rows, what has a scale; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
+        by: tensor or rows, what has a scale; delayed for scales of past steps; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
         gradient_format: e4m3 or e5m2, in which outputs' gradients multiply.
         keeps_low: True if the input's copy is kept in place of the input.
         may_wait: True if a split backward defers the weight gradients.
+        numbers: Those of delayed scaling; None for others.
     """
 
     by: str
     gradient_format: str
     keeps_low: bool
     may_wait: bool = True
+    numbers: OwnNumbers | None = None
 
 
 class PackedMatrix:
@@ -115,13 +120,13 @@ def scaling_of(module: nn.Module) -> Scaling | None:
 
 
 def multiply(
-    group: TensorGroup, scaling: Scaling, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+    group: TensorGroup, scalings: Sequence[Scaling], x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
     """Linears of one input; under TP, column-parallel ones.
 
     Args:
         group: The TP group that gathers the input's tokens; of one rank if they are there.
-        scaling: Low-precision settings of the products.
+        scalings: Low-precision settings of each product, which differ in their numbers alone.
         x: [B, t, in], 16 bits or fp32.
         weights: [out, in] each, as gathered.
         biases: [out] each or None.
@@ -129,30 +134,32 @@ def multiply(
     Returns:
         [B, T, out] each.
     """
-    if not torch.is_grad_enabled():
-        return tuple(_Products.forward(None, None, group, scaling, x, None, None, *weights, *biases))
+    scaling, records = scalings[0], torch.is_grad_enabled()
+    numbers = numbers_of((each.numbers for each in scalings), records=records)
+    if not records:
+        return tuple(_Products.forward(None, None, group, scaling, numbers, x, None, None, *weights, *biases))
     multiplied, scale = None, None
     if scaling.keeps_low:
         with torch.no_grad():
-            multiplied, scale, low, scales = _copies(group, scaling, x)
+            multiplied, scale, low, scales = _copies(group, scaling, numbers, x)
         x = _apply(_Keep, x, low, scales)
         del low, scales
     else:
         x = _apply(_Keep, x)
-    results: tuple[Tensor, ...] = _apply(_Products, x.grad_fn, group, scaling, x, multiplied, scale, *weights, *biases)
+    results: tuple[Tensor, ...] = _apply(_Products, x.grad_fn, group, scaling, numbers, x, multiplied, scale, *weights, *biases)
     return results
 
 
-def _copies(group: TensorGroup, scaling: Scaling, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+def _copies(group: TensorGroup, scaling: Scaling, numbers: list[Tensor], x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """The operand with its scale, each None for x itself, and the kept copy with its scales."""
-    by_row = scaling.by != "tensor"
+    by_row, own = scaling.by not in ONE_SCALE, numbers[0] if numbers else None
     kept_scaling = "columns" if scaling.by == "rows" else scaling.by
     if group.degree == 1:
-        low, scales = fp8_quantize(x, kept_scaling)
+        low, scales = fp8_quantize(x, kept_scaling, own)
         return (None, None, low, scales) if by_row else (low, scales, low, scales)
     gathered: Tensor | None = group.start_gather(x).wait()
     assert gathered is not None
-    whole, scales = fp8_quantize(gathered, kept_scaling)
+    whole, scales = fp8_quantize(gathered, kept_scaling, own)
     if not by_row:
         gathered = None
     low = torch.unflatten(whole, 1, (group.degree, -1))[:, group.index].clone(memory_format=torch.contiguous_format)
@@ -188,6 +195,7 @@ class _Products(torch.autograd.Function):
         kept: Any,
         group: TensorGroup,
         scaling: Scaling,
+        numbers: list[Tensor],
         x: Tensor,
         multiplied: Tensor | None,
         scale: Tensor | None,
@@ -197,26 +205,26 @@ class _Products(torch.autograd.Function):
         half = len(parameters) // 2
         weights, biases = [weight for weight in parameters[:half] if weight is not None], parameters[half:]
         if ctx is not None:
-            ctx.kept, ctx.group, ctx.scaling, ctx.width = kept, group, scaling, x.shape[-1]
+            ctx.kept, ctx.group, ctx.scaling, ctx.numbers, ctx.width = kept, group, scaling, numbers, x.shape[-1]
             ctx.weights = weights  # the parameters themselves, whose storages FSDP2 gathers again
             ctx.biased = [bias is not None for bias in biases]
         if multiplied is None:
             multiplied = group.start_gather(x).wait() if group.degree > 1 else x
         given, largest = _given(weights, turned=False)
-        return tuple(fp8_linears(multiplied, scale, given, biases, scaling.by, weights[0].dtype, largest))
+        return tuple(fp8_linears(multiplied, scale, given, biases, scaling.by, weights[0].dtype, largest, numbers))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         """Gradients of x, of the weights and of the biases."""
-        group, (by, gradient_format, _, may_wait), weights = ctx.group, ctx.scaling, ctx.weights
+        group, (by, gradient_format, _, may_wait, _), weights, numbers = ctx.group, ctx.scaling, ctx.weights, ctx.numbers
         rows, *scales = ctx.kept.saved_tensors
-        product = _WeightProduct(scales[0] if scales else None, ctx.width, by, gradient_format)
+        product = _WeightProduct(scales[0] if scales else None, ctx.width, by, gradient_format, numbers)
         gather = _RowGather(group, low=bool(scales))
         given, largest = _given(weights, turned=True)
         gathers = group.degree > 1
         pending = may_wait and leave_pending(weights, rows, gradients, gather.whole if gathers else None, product.one_by_one)
         arriving = gather.start(rows) if gathers and not pending else None
-        own = fp8_input_gradients(gradients, given, by, gradient_format, largest)
+        own = fp8_input_gradients(gradients, given, by, gradient_format, largest, numbers)
         leaving = group.start_reduce(own) if gathers else None
         made: list[Tensor | None] = [None] * len(weights)
         if pending:
@@ -225,7 +233,7 @@ class _Products(torch.autograd.Function):
             made[:], sums = product.of(rows if arriving is None else gather.arrived(arriving), gradients, ctx.biased)
         own = own if leaving is None else leaving.wait()
         each = iter(sums)
-        return None, None, None, own, None, None, *made, *(next(each) if biased else None for biased in ctx.biased)
+        return None, None, None, None, own, None, None, *made, *(next(each) if biased else None for biased in ctx.biased)
 
 
 class _WeightProduct(NamedTuple):
@@ -235,10 +243,11 @@ class _WeightProduct(NamedTuple):
     width: int
     by: str
     gradient_format: str
+    numbers: list[Tensor]
 
     def of(self, rows: Tensor, gradients: Sequence[Tensor], biased: Sequence[bool]) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients of the weights, and of those biases that there are."""
-        found = fp8_weight_gradients(gradients, rows, self.scale, self.width, self.by, self.gradient_format, biased)
+        found = fp8_weight_gradients(gradients, rows, self.scale, self.width, self.by, self.gradient_format, biased, self.numbers)
         return found[: len(gradients)], found[len(gradients) :]
 
     def one_by_one(self, rows: Tensor, gradients: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from megakernels import fp8_experts, fp8_experts_backward
+from megarun.parallel.groups.delayed import OwnNumbers, numbers_of
 from megarun.parallel.groups.scaled import PackedMatrix
 
 
@@ -19,12 +20,14 @@ class BankScaling(NamedTuple):
     """Low-precision settings of a bank.
 
     Attributes:
-        by: tensor or rows, what has a scale; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
+        by: tensor or rows, what has a scale; delayed for scales of past steps; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
         keeps_low: True if a copy of the input is kept in place of the input.
+        numbers: Those of gate if there is one, up and down under delayed scaling; empty for others.
     """
 
     by: str
     keeps_low: bool
+    numbers: tuple[OwnNumbers, ...] = ()
 
 
 class Bank(NamedTuple):
@@ -62,28 +65,34 @@ class Bank(NamedTuple):
 
 def multiply_bank(scaling: BankScaling, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, bank: Bank) -> Tensor:
     """Each token's experts, weighted and summed: x [N, h], weights fp32 [N, k], rows int32 [N·k], counts int32 [E] -> [N, h]."""
-    if not torch.is_grad_enabled():
-        return _forward(scaling, x, weights, rows, counts, bank, keeps=False)[0]
-    out: Tensor = _Experts.apply(scaling, x, weights, rows, counts, *bank)  # type: ignore[no-untyped-call]
+    records = torch.is_grad_enabled()
+    numbers = numbers_of(scaling.numbers, records=records)
+    if not records:
+        return _forward(scaling, numbers, x, weights, rows, counts, bank, keeps=False)[0]
+    out: Tensor = _Experts.apply(scaling, numbers, x, weights, rows, counts, *bank)  # type: ignore[no-untyped-call]
     return out
 
 
-def _forward(scaling: BankScaling, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, bank: Bank, *, keeps: bool) -> list[Tensor]:
+def _forward(
+    scaling: BankScaling, numbers: list[Tensor], x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, bank: Bank, *, keeps: bool
+) -> list[Tensor]:
     biases = {"gate_bias": bank.gate_bias, "up_bias": bank.up_bias, "down_bias": bank.down_bias, "limit": bank.limit}
     packed = bank.rows(turned=False)
     given = (x, weights, rows, counts, bank.gate, bank.up, bank.down, bank.activation)
-    return fp8_experts(*given, scaling.by, keeps, **biases, packed=packed)  # type: ignore[arg-type]
+    return fp8_experts(*given, scaling.by, keeps, **biases, packed=packed, numbers=numbers)  # type: ignore[arg-type]
 
 
 class _Experts(torch.autograd.Function):
     """The bank's MLPs, whose backward reads the parameters themselves: FSDP2 gathers their storages again."""
 
     @staticmethod
-    def forward(ctx: Any, scaling: BankScaling, x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, *values: Any) -> Tensor:
+    def forward(
+        ctx: Any, scaling: BankScaling, numbers: list[Tensor], x: Tensor, weights: Tensor, rows: Tensor, counts: Tensor, *values: Any
+    ) -> Tensor:
         """The sum of each token's weighted experts."""
         bank = Bank(*values)
-        y, *made = _forward(scaling, x, weights, rows, counts, bank, keeps=scaling.keeps_low)
-        ctx.scaling, ctx.bank, ctx.gated = scaling, bank, bank.gate is not None
+        y, *made = _forward(scaling, numbers, x, weights, rows, counts, bank, keeps=scaling.keeps_low)
+        ctx.scaling, ctx.numbers, ctx.bank, ctx.gated = scaling, numbers, bank, bank.gate is not None
         ctx.save_for_backward(weights, rows, counts, *made, *(() if scaling.keeps_low else (x,)))
         return y
 
@@ -103,8 +112,9 @@ class _Experts(torch.autograd.Function):
             down_bias=bank.down_bias,
             limit=bank.limit,
             packed=bank.rows(turned=True),
+            numbers=ctx.numbers,
         )
         grad_x, grad_weights, *others = found
         gradients = iter(others)
         parameters = tuple(next(gradients) if isinstance(value, Tensor) else None for value in bank)
-        return None, grad_x, grad_weights, None, None, *parameters
+        return None, None, grad_x, grad_weights, None, None, *parameters

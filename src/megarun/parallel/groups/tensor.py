@@ -70,7 +70,7 @@ class TensorParallel:
             return tuple(module(x) for module in linears)
         biases = [module.bias for module in linears]
         if scaling is not None:
-            return multiply(self, scaling, x, [module.weight for module in linears], biases)
+            return multiply(self, [scaling_of(module) or scaling for module in linears], x, [module.weight for module in linears], biases)
         weights = [weight_of(module) for module in linears]
         return column_parallel(self, x, weights, biases, [adapter_of(module) for module in linears], may_wait=self.may_wait)
 

@@ -26,8 +26,9 @@ from megakernels import (
     slice_gradient,
     slice_statistics,
 )
+from megarun.parallel.groups.delayed import numbers_of
 from megarun.parallel.groups.scaled import Scaling
-from megarun.parallel.groups.tensor import TensorParallel
+from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 IGNORE_INDEX = -100
 
@@ -83,9 +84,10 @@ def summed_linear_cross_entropy(
         fp32 scalar (fp64 for fp64 rows), summed over all rows; with `slices` the same on every rank of the group.
     """
     how = ("", "e4m3") if scaling is None else (scaling.by, scaling.gradient_format)
-    if slices is None:
+    numbers = numbers_of((scaling.numbers,), records=torch.is_grad_enabled()) if scaling is not None else []
+    if slices is None and not numbers:
         return linear_cross_entropy(x.flatten(0, -2), weight, labels.flatten(), scaling=how[0], gradient_format=how[1])
-    loss: Tensor = _SlicedHeadAndLoss.apply(slices, how, x, weight, labels.flatten())  # type: ignore[no-untyped-call]
+    loss: Tensor = _SlicedHeadAndLoss.apply(slices or ALONE, how, (*numbers, None)[0], x, weight, labels.flatten())  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -139,34 +141,39 @@ class _SlicedHeadAndLoss(torch.autograd.Function):
     """Saves local tokens, labels, and the log-sum-exp of the full vocabulary; tokens are gathered again in backward."""
 
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, how: tuple[str, str], x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, tp: TensorParallel, how: tuple[str, str], numbers: Tensor | None, x: Tensor, weight: Tensor, labels: Tensor
+    ) -> Tensor:
         """Local tokens [B, t, h], local weight [V / tp, h], labels of all tokens [N] -> scalar; `how`: scaling and gradients' format."""
-        ctx.tp, ctx.first, ctx.how = tp, tp.index * weight.shape[0], how
+        ctx.tp, ctx.first, ctx.how = tp, tp.index * weight.shape[0], (*how, numbers)
         check_labels(labels, tp.degree * weight.shape[0], IGNORE_INDEX)
         ctx.weight = weight  # the gathered parameter itself, as of every column-parallel linear
-        loss, lse = _joined(tp, labels, *linear_slice_statistics(_all_rows(tp, x), weight, labels, ctx.first, how[0]))
+        loss, lse = _joined(tp, labels, *linear_slice_statistics(_all_rows(tp, x), weight, labels, ctx.first, how[0], numbers))
         ctx.save_for_backward(x, labels, lse)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, Tensor, Tensor | None, None]:
         """Gradients of local tokens and, unless it is frozen, of the local weight."""
         x, labels, lse = ctx.saved_tensors
         rows, tp = _all_rows(ctx.tp, x), ctx.tp
-        needs = [True, ctx.needs_input_grad[3]]
+        needs = [True, ctx.needs_input_grad[4]]
         partial, *of_weight = linear_slice_gradients(gradient, rows, ctx.weight, labels, lse, ctx.first, needs, IGNORE_INDEX, *ctx.how)
         del rows
-        own = tp.start_reduce(partial.view(x.shape[0], -1, x.shape[2])).wait()
-        return None, None, own, of_weight[0] if of_weight else None, None
+        own = partial.view(x.shape[0], -1, x.shape[2])
+        own = tp.start_reduce(own).wait() if tp.degree > 1 else own
+        return None, None, None, own, of_weight[0] if of_weight else None, None
 
 
 def _all_rows(tp: TensorParallel, x: Tensor) -> Tensor:
     """Local tokens [B, t, h] -> all tokens' rows [B · T, h]."""
-    return tp.start_gather(x).wait().flatten(0, 1)
+    return (tp.start_gather(x).wait() if tp.degree > 1 else x).flatten(0, 1)
 
 
 def _joined(tp: TensorParallel, labels: Tensor, own: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Combine slices: labels, and each slice's log-sum-exp and label logits [N] -> loss, and log-sum-exp of the full vocabulary [N]."""
+    if tp.degree == 1:
+        return torch.where(labels != IGNORE_INDEX, own - chosen, 0).sum(), own
     largest = tp.largest(own.clone())
     sums = tp.sum(torch.stack([(own - largest).exp_(), chosen]))
     lse = largest.add_(sums[0].log_())

@@ -7,6 +7,7 @@ from math import prod
 from megakernels.facts import ceil_div
 from megakernels.ops.fp8_linear.facts import (
     BLOCKS,
+    DELAYED,
     INDEX_BYTES,
     MULTIPLE,
     SCALE_BYTES,
@@ -17,8 +18,8 @@ from megakernels.ops.fp8_linear.facts import (
     slice_rows,
 )
 
-PACKED_ROWS = {"tensor": 1, "rows": 1, "mxfp8": 32, "nvfp4": 16, "fp8_blockwise": 1}
-PACKED_COLUMNS = {"tensor": MULTIPLE, "rows": MULTIPLE, "mxfp8": 32, "nvfp4": 16, "fp8_blockwise": MULTIPLE}
+PACKED_ROWS = {"tensor": 1, "rows": 1, DELAYED: 1, "mxfp8": 32, "nvfp4": 16, "fp8_blockwise": 1}
+PACKED_COLUMNS = {"tensor": MULTIPLE, "rows": MULTIPLE, DELAYED: MULTIPLE, "mxfp8": 32, "nvfp4": 16, "fp8_blockwise": MULTIPLE}
 """Divisors of the rows of a shard, and of its columns, by the scalings whose weights can be packed."""
 TWO_FORMS = frozenset({"rows", "mxfp8"})
 """Scalings whose packed weights are others for the gradient of the input than for the forward."""
@@ -45,7 +46,7 @@ def unpacked_columns(num_bytes: int, scaling: str) -> int:
 
 def num_largest(rows: int, columns: int, scaling: str) -> int:
     """Largest magnitudes of a whole weight that the packing of its shards needs: of all of it, of each column or of each block."""
-    return {"mxfp8": 0, "rows": columns, "fp8_blockwise": prod(squares(rows, columns))}.get(scaling, 1)
+    return {"mxfp8": 0, DELAYED: 0, "rows": columns, "fp8_blockwise": prod(squares(rows, columns))}.get(scaling, 1)
 
 
 def squares(rows: int, columns: int) -> tuple[int, int]:
@@ -60,7 +61,7 @@ def _row_bytes(scaling: str) -> int:
 
 def _parts(scaling: str) -> tuple[int, int]:
     """Bytes of so many elements of a packed row."""
-    return {"tensor": (1, 1), "rows": (1, 1), "mxfp8": (33, 32), "nvfp4": (9, 16), "fp8_blockwise": (1, 1)}[scaling]
+    return {"tensor": (1, 1), "rows": (1, 1), DELAYED: (1, 1), "mxfp8": (33, 32), "nvfp4": (9, 16), "fp8_blockwise": (1, 1)}[scaling]
 
 
 def packing_bytes(rows: int, columns: int, scaling: str, itemsize: int, *, casts: bool) -> int:
@@ -69,6 +70,8 @@ def packing_bytes(rows: int, columns: int, scaling: str, itemsize: int, *, casts
     elements = height * columns
     if scaling == "tensor":
         return (elements * (1 + casts) + 1) * itemsize
+    if scaling == DELAYED:
+        return elements * itemsize * casts + min(height, slice_rows(rows, columns)) * columns * VALUE_BYTES
     if scaling == "rows":  # factors of rows or of columns, in fp32 and as they multiply
         factors = max(height, columns) * (VALUE_BYTES + itemsize * (itemsize != VALUE_BYTES))
         return elements * (1 + casts) * itemsize + factors
