@@ -61,7 +61,7 @@ def test_a_layer_is_cast_beside_the_gather_of_the_layer_before(hybrid: Callable[
     found = accumulating_backward_peak(last, FORWARDED)
     index = last.names.index(found.where.removeprefix("cast of "))
     assert last.ahead[index].flat_bytes > 0
-    gathered = sum(unit.gathered_bytes for unit in last.units[index:] if unit.layer)
+    gathered = sum(unit.opens.gathered_bytes + unit.bank.gathered_bytes for unit in last.units[index:] if unit.layer)
     assert found.communication == last.root.gathered_bytes + gathered + last.ahead[index].flat_bytes
 
 

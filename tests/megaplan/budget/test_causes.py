@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megaplan.budget.actions import accumulating_backward_peak, forward_peak
-from megaplan.budget.forwards import forward_segment
+from megaplan.budget.forwards import Gathers, forward_segment
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.budget.megarun import slot_chunks
 from megaplan.budget.tape import Ahead, backward_gathers, backward_point, expert_phases
@@ -28,6 +28,7 @@ DENSE = {"model.pattern": "D", "model.num_layers": 2}
 ONLY_DENSE = {f"model.{section}": None for section in ("attention", "mamba", "moe", "recurrent")} | {"model.features": {}}
 GQA = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 4}
 MIB = 2**20
+RESHARDED = Gathers(gathers=True, frees=True, ahead=False, again=False)
 
 
 @pytest.fixture
@@ -139,13 +140,13 @@ def test_a_later_forward_finds_nothing_of_an_earlier_gather(hybrid: Callable[...
     inventory = build_inventory(spec)
     first = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 5), (5, 10)]))[0]
     layer = first.names.index("layers.0")
-    gather = forward_segment(first.units[layer], gathers=True, frees=True, ahead=False).gather
+    gather = forward_segment(first.units[layer], RESHARDED).gather
     assert gather is not None
     fresh, later = forward_peak(first, UNTOUCHED), forward_peak(first, FORWARDED)
     assert fresh.where == "gathering of layers.0"
     assert fresh.total == first.before[layer] + first.root.gathered_bytes + first.root.flat_bytes + gather.size
     assert later.total < fresh.total
-    assert later.communication <= first.root.gathered_bytes + 2 * max(unit.gathered_bytes for unit in first.units)
+    assert later.communication <= first.root.gathered_bytes + 2 * max(unit.opens.gathered_bytes + unit.bank.gathered_bytes for unit in first.units)
 
 
 def test_what_exists_before_the_first_product_is_compared_without_the_workspace(
@@ -185,7 +186,7 @@ def test_a_one_rank_mesh_fills_parameters_from_casts(
         sizes = [prod(tensor.shape) for tensor in tensors if not tensor.name.startswith("experts.")]
         moments = [sum(sizes[:place]) + sizes[place] + sizes[max(place - 1, 0)] for place in range(1, len(sizes))]
         moments += [sum(sizes[: place + 1]) + size for place, size in enumerate(sizes)]
-        gather = forward_segment(unit, gathers=True, frees=True, ahead=False).gather
+        gather = forward_segment(unit, RESHARDED).gather
         assert gather is not None
         assert gather.communication - unit.storage.dense.gathered_bytes == (max(moments) - sum(sizes)) * beside
 
