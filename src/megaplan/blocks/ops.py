@@ -179,6 +179,11 @@ class Op(NamedTuple):
         return bool(self.late) and not self.late_inside
 
     @property
+    def late_keeps(self) -> tuple[str, ...]:
+        """Storages that it keeps for the gradients of `late`: its input, or that input's copy and scales."""
+        return self.keeps if self.late_inside else self.keeps[: bool(self.late)]
+
+    @property
     def is_view(self) -> bool:
         """True if its results have no storage of their own."""
         return self.flow in (Flow.VIEW, Flow.RESHAPE)

@@ -146,7 +146,9 @@ def test_a_later_forward_finds_nothing_of_an_earlier_gather(hybrid: Callable[...
     assert fresh.where == "gathering of layers.0"
     assert fresh.total == first.before[layer] + first.root.gathered_bytes + first.root.flat_bytes + gather.size
     assert later.total < fresh.total
-    assert later.communication <= first.root.gathered_bytes + 2 * max(unit.opens.gathered_bytes + unit.bank.gathered_bytes for unit in first.units)
+    assert later.communication <= first.root.gathered_bytes + 2 * max(
+        unit.opens.gathered_bytes + unit.bank.gathered_bytes for unit in first.units
+    )
 
 
 def test_what_exists_before_the_first_product_is_compared_without_the_workspace(

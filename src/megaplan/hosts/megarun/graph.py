@@ -81,7 +81,7 @@ class Graph(NamedTuple):
             for name in self.cached & self.made_by(part):
                 found.setdefault(name, set()).add(self.again(part))
         for op in self.ops if splits else ():
-            for name in (self.roots[kept] for kept in op.keeps if op.late):
+            for name in (self.roots[kept] for kept in op.late_keeps):
                 if name != INPUT:
                     found[name].add(LATER)
         return found

@@ -321,7 +321,7 @@ class Backward:
 
     def _leave(self, op: Op) -> tuple[tuple[str, ...], tuple[tuple[tuple[str, ...], bool], ...]]:
         """Leave an operation's late gradients to W; the parameters whose gradients it still makes, and its moments before them."""
-        kept = tuple([self._graph.roots[name] for name in op.keeps])
+        kept = tuple([self._graph.roots[name] for name in op.late_keeps])
         self.pending += [Pending(op, param, kept, self._gradients[output]) for param, output in op.late]
         late = frozenset(param for param, _ in op.late)
         before = tuple((tuple([name for name in made if name not in op.late_fetches]), is_made) for made, is_made in op.before)

@@ -84,7 +84,7 @@ OF_VALUES = {
     "model.moe.expert_bias",
     "model.moe.capacity_drop", "model.moe.normalize_top_k", "model.moe.score",
     "model.zero_centered_norm", "optimizer.newton_schulz_dtype", "optimizer.other",
-    "precision.recipe.format", "precision.recipe.prediction",
+    "precision.recipe.format", "precision.recipe.prediction", "precision.recipe.amax_compute",
 }  # fmt: skip
 """Keys of which these hosts have one value, or which change values of tensors alone."""
 NOT_MEASURED = {
