@@ -162,7 +162,7 @@ def fp8_delayed_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """A tile of x in the copy [copy_rows, copy_columns], as in `fp8_round_kernel`; `largest`, int32 bits of fp32, is raised."""
     row, column = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.program_id(1) * SIDE + tl.arange(0, SIDE)
-    values, by = widen(tile_at(x, row, column, num_rows, num_columns, stride)), tl.load(factor)
+    values, by = widen(tile_at(x, row, column, num_rows, num_columns, stride)), tl.load(factor).to(tl.float32)
     tl.atomic_max(largest, tl.max(tl.max(magnitudes(values), 1), 0))
     if tl.program_id(0) == 0 and tl.program_id(1) == 0:
         tl.store(scale, tl.math.div_rn(1.0, by))
