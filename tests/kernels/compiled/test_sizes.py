@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from delayed_numbers import numbers_for
 from kernel_checks import run
 from launches import Launch, Lost, first_ir, launches_to, watched_loops
 from op_cases import CASES
@@ -87,12 +88,12 @@ def run_case(name: str, draw: random.Random) -> None:
 def run_fp8_linears(draw: random.Random) -> None:
     rows, width, outputs = (16 * size(draw, 1, most) for most in (60, 40, 40))
     x, weight, grad = (torch.zeros(shape).bfloat16() for shape in ((rows, width), (outputs, width), (rows, outputs)))
-    scaling = draw.choice(["tensor", "rows"])
-    megakernels.fp8_linears(x, None, [weight], [None], scaling)
-    megakernels.fp8_input_gradients([grad], [weight], scaling, "e5m2")
-    megakernels.fp8_weight_gradients(
-        [grad], *megakernels.fp8_quantize(x, "tensor" if scaling == "tensor" else "columns"), width, scaling, "e5m2", [True]
-    )
+    for scaling in (draw.choice(["tensor", "rows"]), "delayed"):
+        numbers = numbers_for(scaling, 1)
+        megakernels.fp8_linears(x, None, [weight], [None], scaling, numbers=numbers)
+        megakernels.fp8_input_gradients([grad], [weight], scaling, "e5m2", numbers=numbers)
+        kept = megakernels.fp8_quantize(x, "columns" if scaling == "rows" else scaling, *numbers)
+        megakernels.fp8_weight_gradients([grad], *kept, width, scaling, "e5m2", [True], numbers)
 
 
 def run_newton_schulz(draw: random.Random) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -44,9 +45,10 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token file of the source of these tests, a token per byte."""
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "a.txt").write_text("".join(path.read_text() for path in sorted(FOLDER.glob("*/test_*.py"))))
+    """Token file of random words, a token per byte; the same for ever, since a scale of losses depends on them."""
+    folder, draw = tmp_path_factory.mktemp("text"), random.Random(0)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 9))) for _ in range(500)]
+    (folder / "a.txt").write_text(" ".join(draw.choices(words, k=40_000)))
     tokenize(read_corpus(folder), TokenizerKind.BYTES, 257, folder.parent / "small.tokens")
     return folder.parent / "small.tokens"
 

@@ -15,6 +15,7 @@ from megaplan.spec.models import Spec
 from megarun.engine.trainer import Trainer
 from megarun.job.job import Job
 from megarun.parallel.apply.weight_gradients import SplitLinear, WeightGradients, split_linears, weight_gradient
+from megarun.parallel.groups.deferred import products
 from megarun.parallel.groups.mesh import build_mesh
 
 pytestmark = pytest.mark.runtime
@@ -115,8 +116,8 @@ def test_a_gradient_is_freed_before_the_next_input_is_fetched(monkeypatch: pytes
         seen.append(held())
         return rows
 
-    store.add([weight], torch.ones(2, 3), [gradient])
-    store.add([weight], torch.ones(2, 3), [torch.ones(2, 5)], fetch)
+    store.add([weight], torch.ones(2, 3), [gradient], None, products)
+    store.add([weight], torch.ones(2, 3), [torch.ones(2, 5)], fetch, products)
     del gradient
     store.take()()
     assert seen == [None]
@@ -167,7 +168,7 @@ def test_what_waits_is_the_ledgers(policy: str, attention: str, one_process: Any
         torch.autograd.backward(_loss(trainer))
     names = {id(p): name for name, p in stage.named_parameters()}
     found: dict[str, dict[int, int]] = {}
-    for weights, rows, gradients, _ in store._pending:
+    for weights, rows, gradients, *_ in store._pending:
         layer = ".".join(names[id(weights[0])].split(".")[:2])
         storages = [tensor.untyped_storage() for tensor in (rows, *gradients)]
         found.setdefault(layer, {}).update({storage.data_ptr(): storage.nbytes() for storage in storages})
