@@ -181,7 +181,9 @@ class Op(NamedTuple):
     @property
     def late_keeps(self) -> tuple[str, ...]:
         """Storages that it keeps for the gradients of `late`: its input, or that input's copy and scales."""
-        return self.keeps if self.late_inside else self.keeps[: bool(self.late)]
+        if not self.late:
+            return ()
+        return self.keeps if self.late_inside else self.keeps[:1]
 
     @property
     def is_view(self) -> bool:
