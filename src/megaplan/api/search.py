@@ -140,7 +140,7 @@ class Search(Result):
     @cached_property
     def fewest(self) -> FewestDevices | None:
         """If no layout fits: the smallest number of devices, of those that were tried, on which one does, with its row."""
-        return None if self.rows else fewest_devices(self._explored.task, self._explored.deadline)
+        return None if self.rows else fewest_devices(self._explored.task, self._explored.answer_ends())
 
     def command(self, row: LayoutRow) -> str:
         """The command that prints a row's step and memory: one line for a shell."""
@@ -149,7 +149,7 @@ class Search(Result):
     @cached_property
     def robustness(self) -> Robustness:
         """Best row with one efficiency changed by 10 %, or under uneven routing, and the loss of the first row there."""
-        return robustness([row.exact for row in self.rows], self._evaluator)
+        return robustness([row.exact for row in self.rows], self._evaluator, self._explored.answer_ends())
 
     def plan(self, row: LayoutRow) -> PlanDocument:
         """The plan of a row; `megaplan estimate` of it gives the row's numbers."""

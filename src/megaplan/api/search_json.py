@@ -29,6 +29,7 @@ def search_document(found: Any, written: Sequence[str]) -> dict[str, Any]:
         "gap_reason": found.gap_reason,
         "robustness": {
             "cases": len(found.robustness.cases),
+            "not_timed": found.robustness.num_untimed,
             "first_is_best": found.robustness.num_kept,
             "lost": [
                 {"case": case.name, "best": case.best + 1, "loss": round(case.loss, 6)} for case in found.robustness.cases if case.best

@@ -139,6 +139,8 @@ def _robustness(found: Search) -> str:
     robust = found.robustness
     cases = f"{robust.num_kept} of {len(robust.cases)} changes of one efficiency by 10 % or of routing"
     text = f"the first row stays the best of the rows in {cases}"
+    if robust.num_untimed:
+        text = f"{text} ({robust.num_untimed} more were not timed within the limit)"
     if (worst := robust.worst) is None:
         return text
     return f"{text}; at most it loses {100 * worst.loss:.1f} % to row {worst.best + 1} ({worst.name})"

@@ -32,6 +32,8 @@ ALONE = 200
 """Largest number of meshes for which one process is as fast as several, and that need no first answer."""
 PLAIN_SHARE = 0.4
 """Share of a time limit after the first answer in which meshes are tried with their simplest schedule."""
+MORE_SECONDS, MOST_SECONDS = 0.7, 20.0
+"""Time for what is said of a result after a search that has spent its own, and after one without a limit."""
 SMALL_GAP, SURE_SECONDS = 0.01, 5.0
 """Gap at which a search with a time limit ends, and the time that it takes for a proof before."""
 Stop = Literal["", "gap", "time", "interrupt"]
@@ -111,6 +113,11 @@ class Explored:
     def complete(self) -> bool:
         """True if none of the remaining meshes can be among the best."""
         return not self.stopped
+
+    def answer_ends(self) -> float:
+        """Time at which the work on what is said of the result ends, a value of `time.monotonic`."""
+        now = monotonic()
+        return now + MOST_SECONDS if self.deadline is None else max(self.deadline, now + MORE_SECONDS)
 
     @property
     def progress(self) -> Progress:

@@ -17,10 +17,6 @@ DOUBLINGS = 8
 """Doublings of the number of devices that are tried."""
 STEPS = 8
 """Parts of the numbers between the last doubling that does not fit and the first that does, which are halved."""
-MOST_SECONDS = 20.0
-"""Time after which no further number is tried, after a search without a time limit."""
-MORE_SECONDS = 0.7
-"""Time that is taken after a search which has spent its own."""
 
 
 class FewestDevices(NamedTuple):
@@ -35,15 +31,13 @@ class FewestDevices(NamedTuple):
     row: LayoutRow
 
 
-def fewest_devices(task: SearchTask, deadline: float | None) -> FewestDevices | None:
+def fewest_devices(task: SearchTask, ends: float) -> FewestDevices | None:
     """The smallest number of devices of those tried, each with the usual layouts; None if none fits in the time that is taken.
 
     Args:
         task: The search in which nothing fits.
-        deadline: End of that search, a value of `time.monotonic`; None if it has no time limit.
+        ends: Time after which no further number is tried, a value of `time.monotonic`.
     """
-    now = monotonic()
-    ends = now + MOST_SECONDS if deadline is None else max(deadline, now + MORE_SECONDS)
     devices, found = task.space.devices, None
     for number in (devices << power for power in range(1, DOUBLINGS + 1)):
         found = _fitting(task, number, ends)

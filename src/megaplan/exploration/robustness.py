@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from megaplan.exploration.evaluate import Evaluator
@@ -27,10 +28,12 @@ class Robustness(NamedTuple):
     """Robustness of the first row among the rows, each with its policy and cuts.
 
     Attributes:
-        cases: One case per change.
+        cases: One case per change whose steps were timed.
+        num_untimed: Number of changes for which no time was left.
     """
 
     cases: tuple[Case, ...]
+    num_untimed: int = 0
 
     @property
     def num_kept(self) -> int:
@@ -43,18 +46,21 @@ class Robustness(NamedTuple):
         return max((case for case in self.cases if case.best), key=lambda case: case.loss, default=None)
 
 
-def robustness(rows: Sequence[Exact], evaluator: Evaluator) -> Robustness:
-    """The rows, best first, under every change that their clocks know.
+def robustness(rows: Sequence[Exact], evaluator: Evaluator, ends: float) -> Robustness:
+    """The rows, best first, under the changes that their clocks know.
 
-    A change is ±10 % of one efficiency, or uneven routing where the model and its times have any.
+    A change is ±10 % of one efficiency, or uneven routing where the model and its times have any. No change is begun after `ends`, a
+    value of `time.monotonic`.
     """
     specs = [evaluator.space.spec_of(row.layout, row.policy) for row in rows]
     # each side has its own clock, and their changes are the same, so they are paired
     clocks = [evaluator.side(spec).clock for spec in specs]
     changed = {id(clock): dict(clock.variants(specs)) for clock in clocks}
-    cases = []
-    for name in changed[id(clocks[0])] if rows else ():
+    cases, names = [], list(changed[id(clocks[0])]) if rows else []
+    for name in names:
+        if monotonic() >= ends:
+            break
         steps = [changed[id(clock)][name](spec, row.spans) for clock, spec, row in zip(clocks, specs, rows, strict=True)]
         best = min(range(len(steps)), key=steps.__getitem__)
         cases.append(Case(name, best, steps[0] / steps[best] - 1))
-    return Robustness(tuple(cases))
+    return Robustness(tuple(cases), len(names) - len(cases))

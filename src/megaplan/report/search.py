@@ -62,6 +62,7 @@ class _Case(BaseModel):
 
 class _Robustness(BaseModel):
     cases: int
+    not_timed: int = 0
     first_is_best: int
     lost: list[_Case]
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from time import monotonic
 
 import pytest
 
@@ -14,6 +15,7 @@ from megaplan.cost.replay import ReplayTimer
 from megaplan.exploration.engine import SearchTask, explore
 from megaplan.exploration.floors import Floors
 from megaplan.exploration.gap import loose_terms
+from megaplan.exploration.robustness import robustness
 from megaplan.exploration.space import Space
 from megaplan.exploration.values import Outcome
 from megaplan.inventory.build import build_inventory
@@ -187,6 +189,11 @@ def test_the_first_row_is_timed_again_with_every_efficiency_changed(found):
     for row in found.rows:
         slower = megaplan.estimate(found.job, *row.changes, *_cuts(row), f"device.efficiency_percent={{memory: {round(0.9 * percent)}}}")
         assert round(slower.step_seconds * 1e9) == variants["memory -10 %"](row.spec, row.exact.spans)
+
+
+def test_changes_for_which_no_time_is_left_are_counted(found):
+    left = robustness([row.exact for row in found.rows], found._evaluator, monotonic())
+    assert (left.cases, left.num_untimed) == ((), len(found.robustness.cases))
 
 
 @pytest.mark.parametrize("changes", [("precision.grads=bf16", "precision.reduce=bf16"), ("mesh.dp_shard=8", "device.per_node=4")])

@@ -90,7 +90,7 @@ function searchRows(rows) {
 }
 
 function robustness(found) {
-  const text = `The first row stays the best of the rows in ${count(found.first_is_best)} of ${count(found.cases)} changes of one efficiency by 10 % or of routing.`;
+  const text = `The first row stays the best of the rows in ${count(found.first_is_best)} of ${count(found.cases)} changes of one efficiency by 10 % or of routing${found.not_timed ? ` (${count(found.not_timed)} more were not timed within the limit)` : ''}.`;
   const cases = found.lost.length ? table('Changes under which another row is better', [
     { title: 'Change', text: true, value: (row) => row.case }, { title: 'Best row', value: (row) => row.best },
     { title: 'The first row loses', value: (row) => row.loss, show: (row) => percent(row.loss, 2) }], found.lost) : null;
