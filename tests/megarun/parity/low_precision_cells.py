@@ -54,7 +54,7 @@ LOW_PRECISION_CELLS = [
     Cell("low-pp2-experts-rows", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | ROWS),
     Cell("low-pp2-experts-current-selective", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | CURRENT | SELECTIVE),
     Cell("low-ep2-rows", EP2, spec=pattern("AE", 2) | EXPERTS | ROWS),
-    Cell("low-ep2-current", EP2, spec=pattern("AE", 2) | EXPERTS | CURRENT | OPTIONS),
+    Cell("low-ep2-current", EP2, spec=pattern("AE", 2) | EXPERTS | CURRENT | OPTIONS, by_course=True),
     Cell("low-tp2-ep2-rows-selective", T2 | {"ep": 2}, spec=pattern("AE", 2) | EXPERTS | ROWS | SELECTIVE),
     Cell("low-cp2-ep2-current-latent", C2 | {"ep": 2}, spec=pattern("AE", 2) | EXPERTS | CURRENT | LATENT),
     Cell("low-pp2-nv-selective", {"pp": 2}, spec=pattern("AMDR", 4) | NV | SELECTIVE),

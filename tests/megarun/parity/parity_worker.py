@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from parity_changes import adapters_started, experts_chosen
-from parity_course import course, perturb
+from parity_course import RECIPE_UNITS, course, perturb
 from parity_rows import CountingRows
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -119,7 +119,7 @@ def course_case(case: dict[str, Any]) -> dict[str, Any]:
     with adapters_started():
         trainer = small_scale(Trainer(job, mesh))
     if "perturbed" in case:
-        perturb(trainer, case["perturbed"])
+        perturb(trainer, case["perturbed"], RECIPE_UNITS if job.spec.precision.recipe is not None else 1)
     return course(job, trainer, Batches(rows, job.spec, mesh), functools.partial(_by_name, job.spec, job.inventory))
 
 
