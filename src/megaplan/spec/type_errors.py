@@ -47,6 +47,7 @@ _OTHER_WORDS = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "1": "true", "no": "false", "off": "false", "n": "false", "0": "false"}
 _AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*_[0-9_]*|[0-9][0-9_]*(:[0-9]+)+|0[xob][0-9a-fA-F_]+)")
 _PLAIN_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_NAMED_UNIT = re.compile(r"_([kmgt]i?b)$")
 _BASES = {"0x": 16, "0o": 8, "0b": 2}
 
 
@@ -100,7 +101,7 @@ def unknown_key(path: KeyPath, document: Any, source: SourceMap) -> Diagnostic:
 def near_keys(path: KeyPath, document: Any, value: Any) -> list[str]:
     """Hints of the keys that an unknown key with this value may have meant."""
     name, section = str(path[-1]), path[:-1]
-    meant = [dotted(key) for key, _ in meant_settings(path, document, value)]
+    meant = [dotted(key) if given == value else f"{dotted(key)}: {given}" for key, given in meant_settings(path, document, value)]
     owners = [kind for kind in kinds_of(section) if name in legal_keys(section, _with_kind(section, kind))]
     return [f"did you mean {series(meant)}?"] if meant else [f"{name} is a key of kind {series(owners)}"] if owners else []
 
@@ -109,18 +110,19 @@ def meant_settings(path: KeyPath, document: Any, value: Any) -> list[tuple[KeyPa
     """Keys that an unknown key may have meant and whose type takes its value, each with the value; a size is in bytes there."""
     found = []
     for key in _meant_keys(path, document):
-        given = size if (size := _size(key, value)) is not None else value
+        given = size if (size := _size(str(path[-1]), key, value)) is not None else value
         if accepts(key, given, document):
             found.append((key, given))
     return found
 
 
-def _size(key: KeyPath, value: Any) -> int | None:
-    """The bytes of a size such as 80GB, for a key that holds bytes."""
-    if not isinstance(value, str) or not (key[-1] == "capacity" or "reserve" in key):
+def _size(name: str, key: KeyPath, value: Any) -> int | None:
+    """The bytes of a size such as 80GB, or of a number under a name with a unit such as memory_gb, for a key that holds bytes."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not (key[-1] == "capacity" or "reserve" in key):
         return None
+    unit = _NAMED_UNIT.search(name.lower())
     try:
-        return parse_bytes(value)
+        return parse_bytes(value if isinstance(value, str) else f"{value}{unit[1] if unit else 'B'}")
     except ValueError:
         return None
 

@@ -127,6 +127,15 @@ def test_a_size_of_memory_is_the_devices_capacity_in_bytes(
     assert accepted(overrides=[found.hints[0].removeprefix("--set ")]).spec.device.capacity == num_bytes
 
 
+@pytest.mark.parametrize(
+    ("given", "num_bytes"),
+    [("capacity_gib=300", 300 * 2**30), ("memory_gb=79.5", 79_500_000_000), ("memory_bytes=80000000000", 80_000_000_000)],
+)
+def test_a_number_whose_key_names_its_unit_is_the_capacity_in_bytes(refused: Refused, given: str, num_bytes: int) -> None:
+    (found,) = refused(overrides=[f"device.{given}"])
+    assert found.hints[0] == f"--set device.capacity={num_bytes}"
+
+
 @pytest.mark.parametrize("given", [("mesh.tp=2", "mesh.tp=1"), ("mesh={pp: 1, tp: 2}", "mesh.tp=1"), ("mesh.tp=3", "mesh.tp=1")])
 def test_the_last_value_of_a_key_counts(accepted: Accepted, given: tuple[str, ...]) -> None:
     assert accepted(overrides=given).spec.mesh.tp == 1
