@@ -118,11 +118,13 @@ def meant_settings(path: KeyPath, document: Any, value: Any) -> list[tuple[KeyPa
 
 def _size(name: str, key: KeyPath, value: Any) -> int | None:
     """The bytes of a size such as 80GB, or of a number under a name with a unit such as memory_gb, for a key that holds bytes."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not (key[-1] == "capacity" or "reserve" in key):
-        return None
     unit = _NAMED_UNIT.search(name.lower())
+    if unit and isinstance(value, int | float) and not isinstance(value, bool):
+        value = f"{value}{unit[1]}"
+    if not isinstance(value, str) or not (key[-1] == "capacity" or "reserve" in key):
+        return None
     try:
-        return parse_bytes(value if isinstance(value, str) else f"{value}{unit[1] if unit else 'B'}")
+        return parse_bytes(value)
     except ValueError:
         return None
 
@@ -201,7 +203,7 @@ def _integer(fault: Fault) -> Words:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         meant = str(int(value))
     elif isinstance(value, str):
-        size = _size(fault.path, value)
+        size = _size(str(fault.path[-1]), fault.path, value)
         meant = _meant_integer(value) if size is None else str(size)
     shown = f"{show(value)} ({_what(value)})"
     if isinstance(value, str) and _AMBIGUOUS.fullmatch(value):

@@ -9,9 +9,9 @@ sign, and one process and a layout diverge there although both are right. So the
 A gradient that is a small difference of large sums cannot be known to the metric's bound in fp32, however it is computed. How well it can
 be known is measured: one process trains again with its parameters moved by one unit in their last place (`perturb`). A recipe rounds its
 operands to eight bits, where a unit in the last place moves nothing or, where an element crosses a boundary, 2^-4 of it: gradients jump.
-Jumps are rare, so the parameters move by `RECIPE_UNITS` there, the fewest with which every step has several among eight perturbations: of 30
-by one unit, `low-tp2-rows` has no jump in its first and second steps, and 19 times the same one, 9e-4, in the third. A single jump moves
-its gradients by up to 1e-2 in the first step and 5e-3 in the second, where TP differs by 4e-6 and 1e-4.
+Jumps are rare, so the parameters move by `RECIPE_UNITS` there, the fewest with which every step has several among eight perturbations:
+of 30 by one unit, `low-tp2-rows` has no jump in its first and second steps, and 19 times the same one, 9e-4, in the third. A single jump
+moves its gradients by up to 1e-2 in the first step and 5e-3 in the second, where TP differs by 4e-6 and 1e-4.
 """
 
 from collections.abc import Callable
