@@ -61,7 +61,7 @@ class Program:
         """Evaluate every block once."""
         self.spec, self.inventory, self.layout = spec, inventory, layout
         mesh = spec.mesh
-        given = {"host": Host(), "recompute": Recompute(), "precision": spec.precision.model_copy(update={"recipe": None})}
+        given = {"host": Host.plain(), "recompute": Recompute.plain(), "precision": spec.precision.model_copy(update={"recipe": None})}
         self._plain = spec.model_copy(update=given)
         self.dims = local_dims(self._plain)
         self.size = spec.precision.params.of_products.bytes

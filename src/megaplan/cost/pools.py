@@ -108,7 +108,7 @@ class PooledTimer:
         pp, count, times = spec.mesh.pp, spec.schedule.microbatches_per_update, self.slots(spec)
         own, timers, specs = devices_of_slots(spec), self.timers(spec), alone_specs(spec)
         whole, running = sum(slot.total_ns for slot in of_own_slots(times, spans)), _running(timers, specs, own, spans)
-        once = [alone.model_copy(update={"recompute": Recompute()}) for alone in specs]
+        once = [alone.model_copy(update={"recompute": Recompute.plain()}) for alone in specs]
         kept, fused = (_running(each, once, own, spans) for each in (timers, self.timers(spec, fused=True)))
         waits = self._waits(spec, own, spans) + whole - running
         plain, recompute, exposed = (count * each // pp for each in (kept - fused, running - kept, waits))

@@ -241,7 +241,7 @@ class Model(OptionsSection):
     mlp: Mlp | None = None
     linear_attention: LinearAttention | None = None
     short_convolution: ShortConvolution | None = None
-    features: Features = Features()
+    features: Features = Features.plain()
     towers: Towers | None = None
 
     def joins_loss(self, *, kernels: bool) -> bool:

@@ -271,20 +271,20 @@ class Spec(OptionsSection):
     format: Literal["megaplan.spec/1"]
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", strict=True)]
     model: Model
-    mesh: Mesh = Mesh()
-    sharding: Sharding = Sharding()
-    schedule: ScheduleSection = ScheduleSection()
+    mesh: Mesh = Mesh.plain()
+    sharding: Sharding = Sharding.plain()
+    schedule: ScheduleSection = ScheduleSection.plain()
     batch: Batch
-    data: Data = Data()
-    precision: Precision = Precision()
-    optimizer: Optimizer = Optimizer()
-    recompute: Recompute = Recompute()
-    split: SplitSection = SplitSection()
-    host: Host = Host()
-    device: DeviceRef = DeviceRef()
+    data: Data = Data.plain()
+    precision: Precision = Precision.plain()
+    optimizer: Optimizer = Optimizer.plain()
+    recompute: Recompute = Recompute.plain()
+    split: SplitSection = SplitSection.plain()
+    host: Host = Host.plain()
+    device: DeviceRef = DeviceRef.plain()
     pools: tuple[Pool, ...] = ()
     serving: Serving | None = None
-    training: Training = Training()
+    training: Training = Training.plain()
     lora: Lora | None = None
     run: Run | None = None
     post_training: PostTraining | None = None

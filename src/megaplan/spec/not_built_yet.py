@@ -117,7 +117,7 @@ def _towers(spec: Spec) -> object | None:
     reasons = {
         "parameters that are counted": towers.stated is None or bool(towers.counted),
         "vision.encoder.rotary, without a grid": towers.stated is not None and towers.stated[0].rotary and towers.stated[0].grid is None,
-        "model.features": spec.model.features != Features(),
+        "model.features": spec.model.features != Features.plain(),
     }
     found = [reason for reason, holds in reasons.items() if holds]
     return f"given, with {', '.join(found)}" if found else None

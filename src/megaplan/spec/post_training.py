@@ -185,13 +185,13 @@ class PostTraining(OptionsSection):
     prompts: PositiveInt
     samples: PositiveInt
     rollout: Rollout
-    policy: Policy = Policy()
+    policy: Policy = Policy.plain()
     reference: FrozenModel | None = None
     reward: FrozenModel | None = None
     critic: Critic | None = None
     placement: Placement = "colocated"
     staleness: NaturalInt = 0
-    sync: Sync = Sync()
+    sync: Sync = Sync.plain()
     offload: tuple[OffloadedPart, ...] = ()
     pinned: StrictBool = False
     host_memory: Size | None = None

@@ -123,5 +123,5 @@ class Training(Section):
     weight_decay: NonNegativeFloat = 0.1
     gradient_clip: PositiveFloat | None = 1.0
     muon_learning_rate: PositiveFloat | None = None
-    rate_schedule: RateSchedule = ConstantRate()
-    bad_steps: BadSteps = BadSteps()
+    rate_schedule: RateSchedule = ConstantRate.plain()
+    bad_steps: BadSteps = BadSteps.plain()

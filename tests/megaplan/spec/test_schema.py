@@ -9,11 +9,11 @@ import pytest
 from megaplan.errors import MegaplanError
 from megaplan.families.attention.keys import Compressor, SharedKeys
 from megaplan.families.registry import Letter, Rated
-from megaplan.scalars import PeakType, RecipeType, ReserveName
+from megaplan.scalars import PeakType, RecipeType, ReserveName, Section
 from megaplan.spec.fields import all_keys, kinds_of, legal_keys
 from megaplan.spec.host_words import RematTensor
 from megaplan.spec.load import load_spec_text
-from megaplan.spec.models import LayerWindow, Pool
+from megaplan.spec.models import Host, LayerWindow, Mesh, Pool, Training
 from megaplan.spec.schema import schema_id, spec_schema
 from megaplan.spec.validate import EDITOR_KEY
 
@@ -30,6 +30,19 @@ def test_every_key_of_every_section_is_described() -> None:
         assert "Attributes" not in section["description"]
         for name, key in section["properties"].items():
             assert key["description"].endswith("."), name
+
+
+def test_a_plain_section_is_that_of_an_empty_mapping() -> None:
+    """`Section.plain` runs no validator, so no validator may change a default."""
+    found = []
+    pending = [Section]
+    while pending:
+        pending += (kind := pending.pop()).__subclasses__()
+        if not any(field.is_required() for field in kind.model_fields.values()):
+            plain, read = kind.plain(), kind.model_validate({})
+            assert (plain, plain.model_fields_set, plain.model_dump()) == (read, read.model_fields_set, read.model_dump()), kind
+            found.append(kind)
+    assert {Host, Mesh, Training} <= set(found)
 
 
 def test_unknown_keys_are_errors_everywhere() -> None:
