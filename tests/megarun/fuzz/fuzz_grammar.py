@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import typer
 import yaml
 from fuzz_commands import STATUSES, answer, other_numbers
-from fuzz_inputs import CASE_SECONDS, ROOT, json_bytes, mutated_bytes, mutated_tree
+from fuzz_inputs import CASE_SECONDS, ROOT, json_bytes, mutated_bytes, mutated_tree, too_long
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -203,17 +202,17 @@ def _value(folder: Path, files: dict[str, list[bytes]], words: Sequence[str], op
     return st.one_of(LOOSE, SMALL)
 
 
-def run_lines(folder: Path, files: dict[str, list[bytes]], count: int, number: int) -> Answers:
-    """Run so many command lines of a seed in this process, and check each answer."""
+def run_lines(folder: Path, files: dict[str, list[bytes]], count: int, number: int, seconds: float = CASE_SECONDS) -> Answers:
+    """Run so many command lines of a seed in this process, each within a limit, and check each answer."""
     found = Answers()
 
     @seed(number)
     @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(command_lines(folder, files))
     def check(line: list[str]) -> None:
-        _check(line, found)
+        _check(line, found, seconds)
 
-    before = signal.signal(signal.SIGPROF, _too_long)
+    before = signal.signal(signal.SIGPROF, too_long)
     try:
         with contextlib.chdir(folder):  # where commands write by default
             check()
@@ -222,9 +221,9 @@ def run_lines(folder: Path, files: dict[str, list[bytes]], count: int, number: i
     return found
 
 
-def _check(line: list[str], found: Answers) -> None:
+def _check(line: list[str], found: Answers, seconds: float) -> None:
     command = " ".join(line[:2] if line[0] == "import" else line[:1])
-    signal.setitimer(signal.ITIMER_PROF, CASE_SECONDS + MORE_SECONDS.get(line[0], 0.0))
+    signal.setitimer(signal.ITIMER_PROF, seconds + MORE_SECONDS.get(line[0], 0.0))
     began = time.process_time()
     try:
         status, _, said = answer(line)
@@ -249,7 +248,3 @@ def _keep(line: list[str]) -> list[str]:
             word = shutil.copy(path, KEPT / f"{time.time_ns()}{path.suffix}")  # noqa: PLW2901
         kept.append(str(word))
     return kept
-
-
-def _too_long(number: int, _: FrameType | None) -> None:
-    raise TimeoutError(f"no answer within its time (signal {number})")

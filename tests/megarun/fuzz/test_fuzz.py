@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # fuzz_inputs
 from fuzz_commands import Commands
 from fuzz_foreign import ForeignFiles
 from fuzz_grammar import files_of, run_lines
-from fuzz_inputs import LARGEST_BYTES, Inputs, fuzz, peak_bytes
+from fuzz_inputs import HANG_SECONDS, LARGEST_BYTES, Inputs, fuzz, peak_bytes
 
 from megarun.data.corpus import read_corpus
 from megarun.data.tokenize import tokenize
@@ -26,7 +26,7 @@ def test_no_input_gives_a_traceback(tmp_path: Path) -> None:
     before = peak_bytes()
     tokens = tmp_path / "small.tokens"
     readers = Inputs(tmp_path, tokens).readers | Commands(tmp_path).readers | ForeignFiles(tmp_path / "foreign", tokens).readers
-    found = fuzz(readers, 480, seed=0)
+    found = fuzz(readers, 480, 0, HANG_SECONDS)
     assert not found.wrong
     assert set(found.refused) == set(readers)  # every kind has met what it must refuse
     assert set(found.loaded) == set(readers)
@@ -34,7 +34,7 @@ def test_no_input_gives_a_traceback(tmp_path: Path) -> None:
 
 
 def test_no_command_line_gives_a_traceback(tmp_path: Path) -> None:
-    found = run_lines(tmp_path, files_of(None), 120, 0)
+    found = run_lines(tmp_path, files_of(None), 120, 0, HANG_SECONDS)
     assert not found.wrong
     assert found.taken
     assert found.refused
