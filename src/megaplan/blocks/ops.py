@@ -133,6 +133,7 @@ class Op(NamedTuple):
         call: The first of the linears that one call of the runtime multiplies, where several are operations of their own.
         before: Moments of its backward before its parameters' gradients, each with the storages that it makes for itself, in place of
             `fetches`, and whether the gradients of what it reads are there.
+        waits: True if another block's W needs what it keeps.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Op(NamedTuple):
     hands_views: bool = False
     call: str = ""
     before: tuple[tuple[tuple[str, ...], bool], ...] = ()
+    waits: bool = False
 
     def renamed(self, names: Mapping[str, str]) -> Op:
         """The operation with other names of storages; those that `names` does not have stay."""

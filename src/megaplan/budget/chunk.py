@@ -17,7 +17,7 @@ from megaplan.blocks.payload import PACK, UNPACK
 from megaplan.budget.gathers import later_outputs, next_ahead, several_ahead
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.tape import Ahead, Point
-from megaplan.budget.unit import Handed, Peak, Unit
+from megaplan.budget.unit import Handed, Peak, Unit, adds_nothing
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
 from megaplan.hosts.megarun.head import depth_sums
@@ -312,7 +312,7 @@ class Chunk:
     def _received_from(self) -> int:
         """First layer whose output's gradient is in the receive buffer: a unit that shares its norm adds nothing to the passed gradient."""
         index = len(self.units) - 1 - self.packs
-        while self.output_bytes and SHARED in self.units[index].block.part.tensors:
+        while self.output_bytes and adds_nothing(self.units[index]):
             index -= 1
         return index
 

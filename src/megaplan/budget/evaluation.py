@@ -11,7 +11,7 @@ from megaplan.blocks.ops import Dims
 from megaplan.blocks.payload import PACK, UNPACK
 from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.rank import EqualRanks
-from megaplan.budget.split_backward import SplitBackwardChunk, split_unit
+from megaplan.budget.split_backward import SplitBackwardChunk, holding_above, split_unit
 from megaplan.budget.stored import RankStorage, SlotStorage, stored
 from megaplan.budget.unit import Handed, Unit, handed_values, joined_units, make_unit
 from megaplan.hosts.megarun.embedding import (
@@ -240,7 +240,9 @@ class Evaluation:
 
     def _arrived(self, names: Sequence[str]) -> frozenset[str]:
         """Blocks of a slot whose output's gradient came from another slot: the last one, and those whose norm only later blocks share."""
-        found, sharing = [names[-1]], {f"layers.{layer}" for layer in self.spec.model.parallel_layers}
+        precision, layers = self.spec.precision, self.inventory.layers
+        adding_nothing = [layer for layer in self.spec.model.parallel_layers if precision.of(layers[layer].family) is precision.params]
+        found, sharing = [names[-1]], {f"layers.{layer}" for layer in adding_nothing}
         while found[-1] in sharing:
             found.append(names[len(names) - 1 - len(found)])
         return frozenset(found)
@@ -254,6 +256,11 @@ class Evaluation:
             self._in_stage(name, slot.start).unit(owned, policy, handed.arriving(index + begins, output=name in arrived))
             for index, (name, owned) in enumerate(zip(stored.names, stored.owned, strict=True))
         ]
+        if policy.splits_backward:
+            units = [
+                unit._replace(split=self._holding(name, slot, owned, policy).split, segments={}) if held else unit
+                for name, owned, unit, held in zip(stored.names, stored.owned, units, holding_above(units), strict=True)
+            ]
         if stored.joined:
             units = joined_units(stored.names, units, stored.joined)
         units = [*([self._boundary(boundaries[0], packs=False)] if begins else ()), *units]
@@ -270,6 +277,10 @@ class Evaluation:
             delayed = [len(delayed_weights(self.spec, self.inventory, name)) for name in stored.names]
             step_sums += delayed_bytes(sum(delayed), recipe.amax_history)
         return new(SlotParts, (chunk, stored, step_sums))
+
+    def _holding(self, name: str, slot: Slot, owned: bool, policy: ChunkPolicy) -> Unit:
+        """A block of a slot whose output's gradient waits for the W of a layer behind it."""
+        return self._in_stage(name, slot.start).unit(owned, policy, Arriving(output=True))
 
     def _in_stage(self, name: str, start: int) -> Evaluated:
         """A block of the slot that begins with a layer: a layer keeps no values that another slot has sent."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from megaplan.blocks.ops import OUTPUT, runs_bank
 from megaplan.budget.tape import CRITERION, Point, between, largest, point_of
 from megaplan.budget.unit import Unit
-from megaplan.hosts.megarun.program import LiveSet, Replay
+from megaplan.hosts.megarun.live_sets import LiveSet
+from megaplan.hosts.megarun.program import Replay
 from megaplan.tuples import new
 
 

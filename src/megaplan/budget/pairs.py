@@ -16,7 +16,7 @@ from megaplan.budget.forwards import loss_points
 from megaplan.budget.tape import CAST, NOTHING_AHEAD, VALUE_SUMS, Point, after_experts_points, experts_index, in_group, point_of
 from megaplan.budget.unit import Peak, Unit
 from megaplan.families.moe.travel import EXCHANGES
-from megaplan.hosts.megarun.program import LiveSet
+from megaplan.hosts.megarun.live_sets import LiveSet
 from megaplan.schedules.states import ChunkState
 
 Phase = tuple[Peak, Peak]

@@ -5,6 +5,9 @@ of I, from its first I, and those of its linear layers, from its first W. On the
 each other without a receive buffer: it is allocated from the I of the later to the end of the I of the earlier, and longer if W needs it.
 The earlier stage's output has no receive buffer either: if a linear of the later reads it (no norm before the block), W keeps it after that
 I.
+
+A layer that shares its norm adds nothing to the gradient of the stream: its output's gradient is that of the layer before, one storage,
+which counts once among those that wait for the W of either.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate
+from operator import sub
+from typing import NamedTuple
 
 from megaplan.blocks.ops import INPUT as INPUT_NAME
 from megaplan.blocks.ops import OUTPUT
@@ -19,7 +24,7 @@ from megaplan.blocks.payload import UNPACK
 from megaplan.budget.actions import accumulating_backward_peak
 from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.stored import SlotStorage
-from megaplan.budget.unit import Handed, Peak, SplitUnit, Unit
+from megaplan.budget.unit import Handed, Peak, SplitUnit, Unit, adds_nothing
 from megaplan.budget.values import ACTIVATIONS, GRADIENTS, NO_BYTES
 from megaplan.columns import Column
 from megaplan.hosts.allocator import slack_bytes
@@ -57,12 +62,11 @@ class SplitBackwardChunk(Chunk):
         """
         super().__init__(stored, units, policy, handed)
         self._halves = [unit.split for unit in self.units]
-        sizes = [0 if half is None else half.halves.pending_bytes for half in self._halves]
         self._last = len(units) - 1 - self.packs
-        last = self._halves[self._last]
-        self._received = last.halves.arrived_bytes if last is not None and self.output_bytes else 0
+        self._left = left_to_weights(units, self.received_from if self.output_bytes else len(units))
+        self._received = max(self._left.own[self._left.end : self._last + 1], default=0)
         self._in_receive_buffer = 0 if sends_locally else self._received
-        self._waiting_below = [0, *accumulate(sizes)]
+        self._waiting_below = [0, *accumulate(self._left.sizes)]
         everything = self._waiting_below[-1]
         self.late_bytes = sum([half.late_bytes for half in self._halves if half is not None])
         # a view keeps the whole tensor that a neighbour on the rank has sent
@@ -70,8 +74,8 @@ class SplitBackwardChunk(Chunk):
         self.waiting_bytes = everything - self._in_receive_buffer + self._viewed
         halves = [half.halves for half in self._halves if half is not None]
         kept = [half.inputs.part.tensors[name][0] for half in halves for name in half.pending.tensors]
-        self.waiting_slack_bytes = slack_bytes(kept)
-        self.input_half = self._make_input_half(everything - self._received)
+        self.waiting_slack_bytes = slack_bytes(kept) - slack_bytes([size for size in self._left.twice if size])
+        self.input_half = self._make_input_half()
         self._first = int(self.names[0] == UNPACK)
         first = self.units[self._first]
         self._owning = weigh_halves(first.block) if receives_locally and first.split is not None else None
@@ -104,8 +108,9 @@ class SplitBackwardChunk(Chunk):
                 made = sum([gradients_of[name] for name in point.params])
                 kept = made * half.late_bytes // half.halves.late_bytes
                 gradients = there if weight_grads else there + done + (0 if self.units[index].block.in_place else kept)
-                views = index == self._last and OUTPUT in point.gradients
-                received = self._in_receive_buffer - self._viewed if views else 0
+                holds = OUTPUT in point.gradients
+                views = self._left.end <= index <= self._last and (holds or self._left.counted_below[index])
+                received = (self._in_receive_buffer - self._viewed) * views + self._left.twice[index] * holds
                 total = before + size - received + gradients
                 if total > best.total:
                     where = f"W of {self.names[index]}"
@@ -145,17 +150,64 @@ class SplitBackwardChunk(Chunk):
         for half in self._halves[start:stop]:
             if half is not None:
                 half.halves.inputs.add_to(cells, half.halves.pending, ())
+        cells[ACTIVATIONS] -= sum(self._left.twice[start:stop])
         return cells
 
-    def _make_input_half(self, waiting: int) -> Chunk:
-        """`waiting` are the tensors that all units leave to W, except those in a receive buffer or passed on the same rank."""
-        chunk, below = copy(self), self._waiting_below
+    def _make_input_half(self) -> Chunk:
+        chunk, left = copy(self), self._left
+        below = [0, *accumulate(left.not_buffered)]
         chunk.units = tuple([unit if half is None else half.input_half for unit, half in zip(self.units, self._halves, strict=True)])
         chunk.unsharded_bytes = self.unsharded_bytes - self.late_bytes
-        chunk.waiting_from = [waiting - size for size in below[:-1]]
-        above = [waiting - size for size in (*below[1:-1], waiting)]
+        chunk.waiting_from = [below[-1] - size for size in below[:-1]]
+        above = [below[-1] - size for size in below[1:]]
+        for index, held in enumerate(holding_above(self.units)[: left.end]):  # by a unit above, whose bytes it is among
+            if held and not left.own[index] and not left.counted_below[index]:
+                above[index] -= self.units[index].block.output_bytes
         chunk.backward_extra = [carried + kept for carried, kept in zip(self.backward_extra, above, strict=True)]
         return chunk
+
+
+class LeftToWeights(NamedTuple):
+    """Bytes that the units of a chunk leave to W, by unit.
+
+    Attributes:
+        own: The gradient of its output, if it leaves that.
+        counted_below: True if that gradient is also of a unit before it, which leaves it.
+        twice: The gradient, if it counts there.
+        sizes: All that it leaves, each storage once.
+        not_buffered: The same without what is in a receive buffer, or passed on the same rank.
+        end: The first unit whose output's gradient is the chunk's, which has been received.
+    """
+
+    own: list[int]
+    counted_below: list[bool]
+    twice: list[int]
+    sizes: list[int]
+    not_buffered: list[int]
+    end: int
+
+
+def left_to_weights(units: Sequence[Unit], end: int) -> LeftToWeights:
+    """Bytes that units leave to W; `LeftToWeights` states `end`."""
+    halves = [None if unit.split is None else unit.split.halves for unit in units]
+    own = [0 if half is None else half.arrived_bytes for half in halves]
+    below = [False]
+    for index in range(1, len(units)):
+        below.append(adds_nothing(units[index]) and (own[index - 1] > 0 or below[index - 1]))
+    twice = [size * counted for size, counted in zip(own, below, strict=True)]
+    sizes = [0 if half is None else half.pending_bytes - again for half, again in zip(halves, twice, strict=True)]
+    buffered = [(size - again) * (index >= end) for index, (size, again) in enumerate(zip(own, twice, strict=True))]
+    return LeftToWeights(own, below, twice, sizes, list(map(sub, sizes, buffered)), end)
+
+
+def holding_above(units: Sequence[Unit]) -> list[bool]:
+    """True for each unit whose output's gradient is that of a unit behind it, which leaves it to W."""
+    found = [False] * len(units)
+    for index in range(len(units) - 2, -1, -1):
+        behind = units[index + 1]
+        waits = behind.split is not None and behind.split.halves.arrived_bytes > 0
+        found[index] = adds_nothing(behind) and (waits or found[index + 1])
+    return found
 
 
 def split_unit(unit: Unit, *, owns_input: bool) -> Unit:

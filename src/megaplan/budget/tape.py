@@ -28,7 +28,8 @@ from megaplan.budget.unit import Unit
 from megaplan.families.attention_residuals import ATTEND
 from megaplan.families.residual import CAST_OUT
 from megaplan.families.streams import EXPAND
-from megaplan.hosts.megarun.program import LiveSet, Replay, largest_points
+from megaplan.hosts.megarun.live_sets import LiveSet, largest_points
+from megaplan.hosts.megarun.program import Replay
 from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
 from megaplan.tuples import new
 

@@ -13,13 +13,14 @@ from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple
 
-from megaplan.blocks.ops import GIVEN
+from megaplan.blocks.ops import GIVEN, SHARED
 from megaplan.blocks.payload import Payload
 from megaplan.budget.values import ACTIVATIONS
 from megaplan.columns import Column
+from megaplan.families.residual import CAST_INPUT
 from megaplan.hosts.megarun.halves import HalvedBytes
+from megaplan.hosts.megarun.live_sets import LiveSet
 from megaplan.hosts.megarun.parts import Arriving, BlockBytes
-from megaplan.hosts.megarun.program import LiveSet
 from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.spec.local import Part
@@ -96,6 +97,11 @@ class Unit(NamedTuple):
     def joins(self) -> bool:
         """True for a layer in the group of one before it."""
         return self.layer and self.opens is NOTHING
+
+
+def adds_nothing(unit: Unit) -> bool:
+    """True if a unit shares its norm and hands the gradient of its output on as that of its input."""
+    return SHARED in unit.block.part.tensors and CAST_INPUT not in unit.block.part.tensors
 
 
 NO_GROUPS = (NOTHING, NOTHING, 0)

@@ -44,10 +44,12 @@ class SharedNorm(NamedTuple):
     Attributes:
         gradient: Form in which the block returns the gradient: whole, or as a view of a product.
         keeps: True if the block keeps the norm for backward.
+        waits: True if its W needs the norm under a split backward.
     """
 
     gradient: ReturnedGradient
     keeps: bool
+    waits: bool = False
 
 
 CENTERED = frozenset({"norm", "post_norm", "final_norm", "q_norm", "k_norm", "hidden_norm", "embedding_norm", "output_norm"})
@@ -62,6 +64,7 @@ class ResidualPath(NamedTuple):
         placement: Place of the norm: before the block (pre), on its output (post), both, or none.
         plain_is_none: A block without a norm before it reads the stream itself, in place of another block's normed input.
         shares_input: The block reads the normed input of the block before it.
+        holds_shared: No block keeps that input for backward: it exists while the block's forward runs, whose caller names it.
         passes_on: Use of the norm by the block after this one; None if that block does not read it.
         scaled: The block's output is multiplied by a constant.
         streams: Hyper-connections; None for one stream.
@@ -75,6 +78,7 @@ class ResidualPath(NamedTuple):
     placement: NormPlacement | Literal["none"] = "pre"
     plain_is_none: bool = False
     shares_input: bool = False
+    holds_shared: bool = False
     passes_on: SharedNorm | None = None
     scaled: bool = False
     streams: Streams | None = None
@@ -159,7 +163,8 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
     held = program.held - {NORMED} if path.placement in UNNORMED else program.held
     if path.passes_on is not None:
         keeps = (NORMED,) if path.passes_on.keeps else ()
-        ops.append(Op(PASS_ON, (NORMED,), (), keeps=keeps, hands_views=path.passes_on.gradient == "view"))
+        views, waits = path.passes_on.gradient == "view", path.passes_on.waits
+        ops.append(Op(PASS_ON, (NORMED,), (), keeps=keeps, hands_views=views, waits=waits))
         held |= {NORMED}
     after = program.after if path.placement in ("pre", "none") else program.after | {POST_NORM}
     plain = BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
@@ -194,7 +199,8 @@ def shared_by(program: BlockProgram, policy: str) -> SharedNorm:
     readers = [op for op in program.ops if NORMED in (op.reads if op.grads is None else op.grads)]
     again = any(NORMED in op.reads and (policy == "full" or op.name in program.reruns) for op in program.ops) and policy != "none"
     keeps = again or any(NORMED in op.keeps for op in program.ops)
-    return SharedNorm("view" if len(readers) == 1 and readers[0].hands_views else "whole", keeps)
+    waits = any(NORMED in op.late_keeps for op in program.ops)
+    return SharedNorm("view" if len(readers) == 1 and readers[0].hands_views else "whole", keeps, waits)
 
 
 def _scaled(add: Op) -> tuple[Op, ...]:
@@ -245,7 +251,8 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
     wide = dict.fromkeys(("norm_ungated", "norm_gate_wide", "norm_gate_sigmoid", "scaled_stream"), dims.residual)
     narrow = dict.fromkeys(("norm_gate_low", "norm_gate_silu"), (*own, path.gate_rank or 0))
     found |= storages(dims.dtype, Column.ACTIVATIONS, {**wide, **narrow})
-    return found | storages(dims.dtype, Column.ACTIVATIONS, {SHARED: (0,)}) if path.shares_input else found
+    shared = dims.residual if path.holds_shared else (0,)
+    return found | storages(dims.dtype, Column.ACTIVATIONS, {SHARED: shared}) if path.shares_input else found
 
 
 def work_of(path: ResidualPath, load: Workload, ops: Works, hidden_size: int) -> Works:

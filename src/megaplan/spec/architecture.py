@@ -296,6 +296,12 @@ class Model(OptionsSection):
         shared = self.parallel_layers
         return tuple(each for each in shared if each > layer and all(between in shared for between in range(layer + 1, each)))
 
+    def norm_readers(self, layer: int) -> tuple[int, ...]:
+        """Layers that read the norm that a layer reads, the one that it belongs to first."""
+        while layer in self.parallel_layers:
+            layer -= 1
+        return layer, *self.sharing(layer)
+
     @model_serializer(mode="wrap")
     def _given_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes sections of later families only where they are given, so that adding a family changes no plan's digest."""

@@ -12,12 +12,9 @@ from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
 from megaplan.families.linear_attention.section import WITHOUT_DELTA_RULE
-from megaplan.families.registry import FAMILIES
-from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
 from megaplan.spec.document import NOWHERE
 from megaplan.spec.models import Features, LatentAttention, Mamba1, Spec
-from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.settings import ROUTING, SCALES, given_options
 
 Found = Callable[[Spec], object | None]
@@ -75,24 +72,6 @@ def _families(spec: Spec) -> object | None:
     return ", ".join(f"{letter}: {dtype}" for letter, dtype in wrong.items()) or None
 
 
-def _shared_norm(spec: Spec) -> object | None:
-    """Settings that separate a norm from one of the two layers that read it."""
-    model = spec.model
-    if not model.parallel_layers:
-        return None
-    made = {
-        FAMILIES[letter]
-        for layer, letter in enumerate(parse_pattern(model.pattern, model.num_layers).layers)
-        if layer + 1 in model.parallel_layers
-    }
-    reasons = {
-        "precision.recipe": spec.precision.recipe is not None,
-        f"schedule.kind = {spec.schedule.kind}": spec.schedule.kind in SPLIT_BACKWARD and spec.mesh.is_pipelined,
-        "whole-block recompute of the layer before": any(spec.recompute.of(family.letter) == "full" for family in made),
-    }
-    return ", ".join(["given", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
-
-
 def _other_reduction(spec: Spec) -> object | None:
     """Copies of gradients are summed where they are."""
     reduce, grads = spec.precision.reduce, spec.precision.grads
@@ -132,7 +111,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
     ("model.linear_attention.kind", _without_delta_rule, "gated_delta or kda"),
     ("model.mlp.activation", _gated_square, "swiglu, geglu, relu2, gelu or xielu"),
-    ("model.parallel_layers", _shared_norm, "[], or without these"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("model.towers", _towers, "null, or without these"),
     ("model.attention.sinks", _latent_sinks, "false, or without these"),

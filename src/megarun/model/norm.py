@@ -192,10 +192,12 @@ class Block(nn.Module):
     def _with_pairs(self, inner: Callable[..., Tensor], reads: bool, passes_on: bool, x: Tensor | tuple[Tensor, Tensor], *rest: Any) -> Any:
         if reads:
             x, self.norm.given = x
-        out = inner(x, *rest)
+        try:
+            out = inner(x, *rest)
+        finally:  # a recomputed forward may stop before its end
+            normed, self._normed = self._normed, None
         if not passes_on:
             return out
-        normed, self._normed = self._normed, None
         if normed is None:
             raise RuntimeError("a block that hands its normed input on has not normed it")
         return ((out[0], normed), out[1]) if self.sends_values else (out, normed)

@@ -9,8 +9,9 @@ from megaplan.blocks.storages import storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.halves import splittable, splittable_part
+from megaplan.hosts.megarun.live_sets import LiveSet
 from megaplan.hosts.megarun.parts import Arriving, BlockReplay, summarize_with_arriving, weigh
-from megaplan.hosts.megarun.program import Backward, LiveSet, Replay, replay
+from megaplan.hosts.megarun.program import Backward, Replay, replay
 
 SHAPES = storages(
     DType.BF16,

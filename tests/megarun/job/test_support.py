@@ -21,14 +21,6 @@ PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        (
-            {"model.parallel_layers": [1], "mesh.pp": 2, "mesh.vpp": 2, "schedule": {"kind": "zbv", "num_microbatches": 4}},
-            "model.parallel_layers = given, with schedule.kind = zbv",
-        ),
-        (
-            {"model.parallel_layers": [1], "recompute": {"blocks": {"A": "full"}}},
-            "model.parallel_layers = given, with whole-block recompute of the layer before",
-        ),
         ({"model.towers": {"vision": {"parameters": 7}}}, "model.towers = given, with parameters that are counted"),
         ({"model.towers": ROTARY}, "model.towers = given, with vision.encoder.rotary, without a grid"),
         (

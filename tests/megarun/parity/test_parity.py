@@ -21,6 +21,7 @@ from parity_cells import CELLS, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
 from payload_cells import PAYLOAD_CELLS
+from shared_norm_cells import SHARED_NORM_CELLS
 from slice_cells import SLICE_CELLS
 from stream_cells import DEPTH_CELLS, STREAM_CELLS
 from tower_cells import TOWER_CELLS
@@ -48,6 +49,7 @@ ALL_CELLS = (
     *GATHERED_CELLS,
     *TOWER_CELLS,
     *MIRRORED_CELLS,
+    *SHARED_NORM_CELLS,
 )
 
 

@@ -33,6 +33,20 @@ MLA = {
     "nope_layers": [1],
 }
 ENDING = FALCON | TWO | {"model.parallel_layers": [2, 5], "mesh": {"pp": 2}, "batch": {"micro_batch_size": 2, "seq_length": 192}}
+DIVIDED = {
+    "model.parallel_layers": [1, 2, 4],
+    "model.mlp": {"ffn_hidden_size": 48, "activation": "relu2"},
+    "batch": {"micro_batch_size": 2, "seq_length": 96},
+}
+"""Layers divided from a norm that they share: one is recomputed, a backward is split, or one multiplies in eight bits."""
+IN_V = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", "num_microbatches": 4}}
+ZERO_BUBBLE = {
+    "model.parallel_layers": [1, 2, 4, 5, 7, 8, 10, 11],
+    "schedule": {"kind": "interleaved_zero_bubble", "num_microbatches": 4},
+}
+OF_MLP, OF_ATTENTION = (
+    {"precision": BF16 | {"recipe": {"name": name, "families": (letter,)}}} for name, letter in (("fp8_rowwise", "D"), ("fp8_current", "A"))
+)
 WINDOWS = {
     "model.attention": {**CAPS["model.attention"], "window_size": 9, "windows": [{"size": 3, "layers": [0]}, {"size": 40, "layers": [2]}]},
 }
@@ -65,11 +79,29 @@ CASES = {
     ),
     "attention-before-mlp": ("ADAD", {"model.parallel_layers": [1, 3], "model.mlp": {"ffn_hidden_size": 48, "activation": "relu2"}}),
     "mamba-before-mlp-alone": ("MD", {"model.parallel_layers": [1], "model.mlp": {"ffn_hidden_size": 48, "activation": "relu2"}}),
+    "full-before-a-reader": ("ADDADA", DIVIDED | {"recompute": {"default": "full"}}),
+    "full-tp": ("ADDADA", DIVIDED | {"mesh": {"tp": 2}, "recompute": {"blocks": {"A": "full"}}}),
+    "zbv": ("ADADADAD", DIVIDED | IN_V | {"model.parallel_layers": [1, 3, 5, 7]}),
+    "zbv-full": ("ADADADAD", DIVIDED | IN_V | {"model.parallel_layers": [1, 3, 5, 7], "recompute": {"default": "full"}}),
+    "zero-bubble-three-full": ("DAADDADDDADA", DIVIDED | IN_V | ZERO_BUBBLE | {"recompute": {"blocks": {"A": "full"}}}),
+    "dualpipev-experts": ("EDADEDAD", DIVIDED | IN_V | {"model.parallel_layers": [1, 3, 5, 7], "schedule.kind": "dualpipev"}),
+    "recipe": ("MADMAD", FALCON | {"precision": BF16 | {"recipe": {"name": "fp8_current"}}}),
+    "recipe-of-mlp-full": ("ADDADA", DIVIDED | OF_MLP | {"recompute": {"blocks": {"A": "full"}}}),
+    "recipe-of-attention-tp": ("ADDADA", DIVIDED | OF_ATTENTION | {"mesh": {"tp": 2}}),
+    "recipe-zbv": (
+        "ADADADAD",
+        DIVIDED | IN_V | {"model.parallel_layers": [1, 3, 5, 7], "precision": BF16 | {"recipe": {"name": "mxfp8"}}},
+    ),
     "three-on-one": ("MADE", {"model.parallel_layers": [1, 2, 3], "mesh": {"ep": 2, "dp_shard": 2}}),
 }
 
 
-@pytest.mark.parametrize(("pattern", "settings"), CASES.values(), ids=CASES)
+SLOW = ("full-tp", "zbv", "zero-bubble-three-full", "dualpipev-experts", "recipe-of-attention-tp", "recipe-zbv", "recipe-of-mlp-full")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings"), [pytest.param(*case, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, case in CASES.items()]
+)
 def test_estimate_is_what_the_runtime_allocates(job_with: Callable[..., Any], pattern: str, settings: dict[str, Any]) -> None:
     """Traces equal estimates, for every distinct rank, in every column but scalars."""
     compare_distinct_ranks(job_with({"model.pattern": pattern, "model.num_layers": len(pattern), **settings}))

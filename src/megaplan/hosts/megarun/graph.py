@@ -16,6 +16,7 @@ class Graph(NamedTuple):
     """A program with derived facts: view roots, keepers, and the storages that a recompute region reads, drops and caches.
 
     `parts` are the operations of each checkpoint in order, where a block has several: each runs its part of the region again by itself.
+    `passed` are storages that the region makes and other blocks keep: they are gone when the region makes them again.
     """
 
     ops: tuple[Op, ...]
@@ -29,6 +30,7 @@ class Graph(NamedTuple):
     cached: frozenset[str]
     away: frozenset[str] = frozenset()
     parts: tuple[frozenset[str], ...] = ()
+    passed: frozenset[str] = frozenset()
 
     @property
     def checkpoints(self) -> tuple[frozenset[str], ...]:
@@ -67,6 +69,11 @@ class Graph(NamedTuple):
         runs = not last.keeps_first or any(name in wanted for name in last.makes)  # an operation that did not run again keeps its result
         return inner[: stop + 1 if runs else stop]
 
+    @property
+    def for_others(self) -> tuple[str, ...]:
+        """Storages that other blocks' W needs."""
+        return tuple(self.roots[name] for op in self.ops if op.waits for name in op.keeps)
+
     def again(self, part: frozenset[str]) -> str:
         """The second run of a checkpoint, among the keepers of a storage."""
         return f"{AGAIN} {min(part)}"
@@ -81,8 +88,8 @@ class Graph(NamedTuple):
             for name in self.cached & self.made_by(part):
                 found.setdefault(name, set()).add(self.again(part))
         for op in self.ops if splits else ():
-            for name in (self.roots[kept] for kept in op.late_keeps):
-                if name != INPUT:
+            for name in (self.roots[kept] for kept in (op.keeps if op.waits else op.late_keeps)):
+                if name != INPUT and not (op.waits and name in self.passed):
                     found[name].add(LATER)
         return found
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from megaplan.blocks.ops import AGAIN_SUFFIX, INPUT, OUTPUT, Dims
 from megaplan.blocks.storages import storages
 from megaplan.columns import Column
+from megaplan.hosts.megarun.live_sets import LiveSet
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, weigh
-from megaplan.hosts.megarun.program import LiveSet, Replay, size_name, with_backward
+from megaplan.hosts.megarun.program import Pending, Replay, size_name, with_backward
 
 
 class Halves(NamedTuple):
@@ -25,20 +26,22 @@ class Halves(NamedTuple):
         weights: One live set per product of W, with pending storages and the new gradients; W's fetch of an input adds one without a
             gradient.
         fetched: Storages that W itself makes.
+        for_others: Storages that only other blocks' W needs.
     """
 
     inputs: Replay
     late: tuple[str, ...]
     weights: tuple[LiveSet, ...]
     fetched: frozenset[str] = frozenset()
+    for_others: tuple[str, ...] = ()
 
     @property
     def pending(self) -> LiveSet:
         """Storages that a microbatch keeps between I and W."""
         if not self.weights:
-            return LiveSet("W", ())
+            return LiveSet("W", self.for_others)
         first, fetched = self.weights[0].before(), self.fetched
-        return LiveSet(first.op, tuple(name for name in first.storages if name not in fetched), first.gradients)
+        return LiveSet(first.op, (*(name for name in first.storages if name not in fetched), *self.for_others), first.gradients)
 
 
 @cache
@@ -84,7 +87,12 @@ def halves(run: Replay, *, owns_input: bool = True) -> Halves:
         weights = [replace(point, storages=tuple(name for name in point.storages if name != INPUT)) for point in weights]
     late = tuple(pending.param for pending in backward.pending)
     fetched = frozenset(name for op in operations for name in (*op.late_fetches, *op.late_inside))
-    return Halves(inputs, late, tuple(weights), fetched)
+    return Halves(inputs, late, tuple(weights), fetched, _for_others(run, backward.pending))
+
+
+def _for_others(run: Replay, pending: list[Pending]) -> tuple[str, ...]:
+    graph, own = run.program.graph, {name for each in pending for name in each.kept}
+    return tuple(name for name in graph.for_others if name in graph.passed or name not in own)
 
 
 class HalvedBytes(NamedTuple):

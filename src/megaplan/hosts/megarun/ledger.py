@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from math import prod
+from typing import Any
 
 from megaplan.blocks.ops import TAKE, BlockProgram, Dims, Op, given
 from megaplan.blocks.payload import Payload
@@ -13,14 +14,14 @@ from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import sizes_of_layer
 from megaplan.families.registry import FAMILIES, families_of
-from megaplan.families.residual import SharedNorm, cast_program, cast_shapes, path_in, program_of, shapes_of, shared_by
+from megaplan.families.residual import NORMED, SharedNorm, cast_program, cast_shapes, path_in, program_of, shapes_of, shared_by
 from megaplan.hosts.megarun.adapters import adapted_from, adapted_program, frozen_part
 from megaplan.hosts.megarun.embedding import boundary_bytes, embedding_part, final_norm_part, relation_bias_part, side_part
 from megaplan.hosts.megarun.halves import splittable_part
 from megaplan.hosts.megarun.head import depth_shapes, head_part, low_head, mtp_part
 from megaplan.hosts.megarun.low_attention import attends, attention_in_eight_bits
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, ledger, replay_of, weigh
-from megaplan.hosts.megarun.scaled import Call, in_eight_bits, scaled_calls
+from megaplan.hosts.megarun.scaled import NOTHING_KEPT, Call, in_eight_bits, scaled_calls, scaled_program
 from megaplan.hosts.megarun.scaled_experts import keeps_copy
 from megaplan.hosts.megarun.sizes import gradient_dtype
 from megaplan.hosts.megarun.towers import merged_part, tower_part, tower_sizes
@@ -116,9 +117,9 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         operations, section, policy = given[block.family]
         own = str(policy) if index != last else "none"  # R-67
-        behind = [(each, inventory.layers[each]) for each in model.sharing(index)]
-        if behind:
-            own = f"{own}, before {[(id(other), spec.policy(each, other.family)) for each, other in behind]}"
+        beside = model.norm_readers(index)
+        if len(beside) > 1:
+            own = f"{own}, at {beside.index(index)} of {[_reader(spec, inventory, each) for each in beside]}"
         if recipe is not None and recipe.covers(block.family, index, len(inventory.layers)):
             own = f"{own} in low precision"
         if index in read and (taken := taken_values(spec, index, 0)):
@@ -134,6 +135,12 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
     if inventory.tied:
         made["head"] = id(inventory.block("embedding")), None, "head"
     return made
+
+
+def _reader(spec: Spec, inventory: Inventory, layer: int) -> tuple[int, str, bool]:
+    """The facts that decide how a layer uses a norm that it shares."""
+    block = inventory.layers[layer]
+    return id(block), spec.policy(layer, block.family), spec.multiplies_in_eight_bits(layer, block.family)
 
 
 def accumulates_in_place(spec: Spec, block: Block) -> bool:
@@ -205,8 +212,9 @@ def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...
     block = inventory.layers[index]
     if _recipe_of(spec, index, block.family) is None:
         return ()
-    program, _ = _family_program(spec, local_dims(spec), index, block, gradient_dtype(spec, block))
-    return scaled_calls(program, spec.policy(index, block.family))
+    dims = local_dims(spec)
+    program, _ = _family_program(spec, dims, index, block.family, block.variant, gradient_dtype(spec, block))
+    return scaled_calls(program, spec.policy(index, block.family), _kept_by_others(spec, dims, index))
 
 
 def bank_keeps_copy(spec: Spec, inventory: Inventory, index: int) -> bool | None:
@@ -214,23 +222,23 @@ def bank_keeps_copy(spec: Spec, inventory: Inventory, index: int) -> bool | None
     block = inventory.layers[index]
     if _recipe_of(spec, index, block.family) is None:
         return None
-    program, _ = _family_program(spec, local_dims(spec), index, block, gradient_dtype(spec, block))
+    program, _ = _family_program(spec, local_dims(spec), index, block.family, block.variant, gradient_dtype(spec, block))
     return keeps_copy(program, spec.policy(index, block.family), emulated=spec.emulates_products)
 
 
-def _family_program(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType) -> tuple[BlockProgram, Shapes]:
-    family = FAMILIES[block.family]
+def _family_program(spec: Spec, dims: Dims, index: int, letter: str, variant: Any, parameters: DType) -> tuple[BlockProgram, Shapes]:
+    family = FAMILIES[letter]
     section = family.section_of(spec.model)
-    if spec.multiplies_in_eight_bits(index, block.family):
+    if spec.multiplies_in_eight_bits(index, letter):
         dims = dims._replace(gathers=True)
-    program, shapes = family.program(dims, section, block.variant, family.operations(section, index), parameters)
-    if attends_in_eight_bits(spec, index, block.family) and attends(program):
-        return attention_in_eight_bits(program, shapes, sizes_of_layer(dims, section, block.variant))
+    program, shapes = family.program(dims, section, variant, family.operations(section, index), parameters)
+    if attends_in_eight_bits(spec, index, letter) and attends(program):
+        return attention_in_eight_bits(program, shapes, sizes_of_layer(dims, section, variant))
     return program, shapes
 
 
 def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType, start: int) -> BlockReplay:
-    program, tensors = _family_program(spec, dims, index, block, parameters)
+    program, tensors = _family_program(spec, dims, index, block.family, block.variant, parameters)
     if taken := taken_values(spec, index, start):
         program = _taking(program, taken)
     recipe = _recipe_of(spec, index, block.family)
@@ -242,10 +250,12 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
             name for name, shape in parameters_by_name.items() if packs and packs.shard_bytes(block.family, name, shape) is not None
         )
         fused = spec.host.uses_triton
-        program, tensors = in_eight_bits(program, tensors, recipe, parameters_by_name, policy, fused=fused, packed=packed)
+        others = _kept_by_others(spec, dims, index)
+        program, tensors = in_eight_bits(program, tensors, recipe, parameters_by_name, policy, fused=fused, packed=packed, others=others)
     path = path_in(spec.model.residual_path, block)
     fields = vars(FAMILIES[block.family].section_of(spec.model))  # pydantic's own lookup of a missing field costs more than the rest
-    path = path._replace(passes_on=_passed_on(spec, dims, index, parameters), scaled=fields.get("output_multiplier", 1) != 1)
+    path = path._replace(passes_on=_passed_on(spec, dims, index), scaled=fields.get("output_multiplier", 1) != 1)
+    path = path._replace(holds_shared=path.shares_input and not _norm_is_kept(spec, dims, index))
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
@@ -272,21 +282,44 @@ def _taking(program: BlockProgram, names: tuple[str, ...]) -> BlockProgram:
     return replace(program, ops=(Op(TAKE, (), tuple(map(given, names))), *program.ops))
 
 
-def _passed_on(spec: Spec, dims: Dims, index: int, parameters: DType) -> SharedNorm | None:
+def _passed_on(spec: Spec, dims: Dims, index: int) -> SharedNorm | None:
     """Use of a layer's norm by later layers that read it; None if none does. A layer in between has summed its gradient."""
-    found: list[SharedNorm] = []
-    for layer in spec.model.sharing(index):
-        letters = parse_pattern(spec.model.pattern, spec.model.num_layers).layers
-        family = FAMILIES[letters[layer]]
-        section = family.section_of(spec.model)
-        variant, operations = family.variant(section, layer, letters[:layer].count(letters[layer])), family.operations(section, layer)
-        program = family.program(dims, section, variant, operations, parameters)[0]
-        if spec.lora is not None:
-            program = adapted_from(program, family.letter, spec.lora)
-        found.append(shared_by(program, spec.policy(layer, family.letter)))
+    found = [_use_of_norm(spec, dims, layer, _kept_by_others(spec, dims, layer)) for layer in spec.model.sharing(index)]
     if not found:
         return None
-    return SharedNorm(found[0].gradient if len(found) == 1 else "whole", any(each.keeps for each in found))
+    gradient = found[0].gradient if len(found) == 1 else "whole"
+    return SharedNorm(gradient, any(each.keeps for each in found), any(each.waits for each in found))
+
+
+def _norm_is_kept(spec: Spec, dims: Dims, index: int, but: int | None = None) -> bool:
+    """True if some layer keeps the norm that a layer shares, `but` one: by itself it would keep no copy in eight bits instead."""
+    first, *others = spec.model.norm_readers(index)
+    keeping = [layer for layer in others if layer != but]
+    keeping += [] if first == but or spec.policy(first, _letter(spec, first)) == "full" else [first]  # which makes it again
+    return any(_use_of_norm(spec, dims, layer).keeps for layer in keeping)
+
+
+def _kept_by_others(spec: Spec, dims: Dims, index: int) -> frozenset[str]:
+    """Storages of a layer that other layers keep: the norm that it shares."""
+    return NOTHING_KEPT if not spec.model.parallel_layers or not _norm_is_kept(spec, dims, index, index) else frozenset({NORMED})
+
+
+def _use_of_norm(spec: Spec, dims: Dims, layer: int, others: frozenset[str] = NOTHING_KEPT) -> SharedNorm:
+    """Use of a shared norm by a layer; `others` are storages that other layers keep."""
+    letter = _letter(spec, layer)
+    family = FAMILIES[letter]
+    section, place = family.section_of(spec.model), parse_pattern(spec.model.pattern, spec.model.num_layers).layers[:layer].count(letter)
+    program, _ = _family_program(spec, dims, layer, letter, family.variant(section, layer, place), spec.precision.of(letter).of_products)
+    recipe, policy = _recipe_of(spec, layer, letter), spec.policy(layer, letter)
+    if recipe is not None:
+        program = scaled_program(program, policy, recipe, others).program
+    if spec.lora is not None:
+        program = adapted_from(program, letter, spec.lora)
+    return shared_by(program, policy)
+
+
+def _letter(spec: Spec, layer: int) -> str:
+    return parse_pattern(spec.model.pattern, spec.model.num_layers).layers[layer]
 
 
 def _recipe_of(spec: Spec, layer: int, letter: str) -> RecipeName | None:

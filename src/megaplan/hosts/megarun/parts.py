@@ -12,7 +12,8 @@ from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
 from megaplan.families.residual import CAST_IN, PASS_ON
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.program import CALLER, LiveSet, Replay, replay, with_backward
+from megaplan.hosts.megarun.live_sets import LiveSet
+from megaplan.hosts.megarun.program import CALLER, Replay, replay, with_backward
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new
 
@@ -46,7 +47,8 @@ def replay_of(program: BlockProgram, policy: str) -> Replay:
     if policy != "none":
         region = names & program.reruns if policy == "selective" else names - {PASS_ON, TAKE}
     cached = program.caches if policy == "selective" else frozenset[str]()
-    return replay(program.ops, program.held, region, cached=cached, after=program.after - region)
+    passed = frozenset(name for op in program.ops if op.name == PASS_ON for name in op.keeps)
+    return replay(program.ops, program.held, region, cached=cached, after=program.after - region, passed=passed)
 
 
 class BlockBytes(NamedTuple):

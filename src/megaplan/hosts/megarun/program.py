@@ -24,50 +24,17 @@ FSDP2's `FSDPParamGroup.post_backward`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from megaplan.blocks.ops import INPUT, OUTPUT, Flow, Op
+from megaplan.blocks.ops import INPUT, OUTPUT, SHARED, Flow, Op
 from megaplan.hosts.megarun.graph import AGAIN, Graph, dropped_by, keepers_of, roots_of
-from megaplan.hosts.megarun.undominated import undominated
+from megaplan.hosts.megarun.live_sets import LiveSet, largest_points
 
 CALLER = "caller"  # autograd's caller, among the owners of gradients
 AGAIN_MADE = "+"  # the holder of a sum among the holders of its parts, once for each time that it was not made in place
-
-
-@dataclass(frozen=True, slots=True)
-class LiveSet:
-    """Tensors that are allocated while one operation runs: forward storages, gradients, parameter gradients.
-
-    Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name occurs twice if a second
-    gradient is about to be added to a first. The last `num_own` storages are the operation's own: it makes them to compute gradients.
-    `tensors` are storages and gradients together, derived from them.
-    """
-
-    op: str
-    storages: tuple[str, ...]
-    gradients: tuple[str, ...] = ()
-    params: tuple[str, ...] = ()
-    new_params: tuple[str, ...] = ()
-    num_new: int = 0
-    num_own: int = 0
-    tensors: tuple[str, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tensors", (*self.storages, *self.gradients))
-
-    def before(self) -> LiveSet:
-        """The live set just before the operation: without the gradients that it makes, and its own storages."""
-        storages = self.storages[: len(self.storages) - self.num_own]
-        gradients, kept = self.gradients[: len(self.gradients) - self.num_new], len(self.params) - len(self.new_params)
-        return LiveSet(self.op, storages, gradients, self.params[:kept])
-
-    def without(self, storages: Iterable[str]) -> LiveSet:
-        """The live set before an operation without some forward storages."""
-        freed = frozenset(storages)
-        return replace(self, storages=tuple([name for name in self.storages if name not in freed]))
 
 
 Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
@@ -132,6 +99,7 @@ def replay(
     counts_input: bool = False,
     away: frozenset[str] = frozenset(),
     parts: tuple[frozenset[str], ...] = (),
+    passed: frozenset[str] = frozenset(),
 ) -> Replay:
     """Replay a program.
 
@@ -151,18 +119,22 @@ def replay(
         away: Storages that are not there between forward and backward (moved to the host's memory, or made again one by one): each comes
             back when backward reaches the last operation that keeps it.
         parts: Operations of each checkpoint, in order, if the region has several, none of which reads what another drops.
+        passed: Storages that other blocks keep, until the backward of an operation after the region that keeps them.
     """
     roots = roots_of(ops)
     dropped = dropped_by(ops, roots, region, after)
     keepers = keepers_of(ops, roots)
-    why = {name: names for name, names in keepers.items() if name not in dropped and name not in away}
     entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
-    for name in sorted((entering | cached) - set(why)):
-        why[name] = [AGAIN]
+    passed &= dropped
+    why = {name: names for name, names in keepers.items() if name not in dropped and name not in away}
+    why |= _keepers_outside(keepers, passed, region)
+    why |= {name: [AGAIN] for name in sorted((entering | cached) - set(why))}
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if not op.is_view for name in op.makes if name in why]
-    graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached if region else frozenset(), away, parts)
-    forward = _forward(ops, roots, graph.saved, held, arrived=(INPUT,) if counts_input else ())
+    cached = cached if region else frozenset()
+    graph = Graph(ops, roots, held, keepers, frozenset(why), region, entering, dropped, cached, away, parts, passed)
+    arrived = (*(INPUT,) * counts_input, *(SHARED,) * (SHARED in roots))
+    forward = _forward(ops, roots, graph.saved, held | {SHARED}, arrived)
     arriving = {arrives: arrives, **({CALLER: arrives} if starts else {}), **{name: name for name in waiting}}
     program = Program(graph, tuple(order), arriving, pinned)
     backward = Backward(program).points
@@ -176,6 +148,10 @@ def replay(
         program=program,
         **_backward_fields(backward),
     )
+
+
+def _keepers_outside(keepers: dict[str, list[str]], passed: frozenset[str], region: frozenset[str]) -> dict[str, list[str]]:
+    return {name: [keeper for keeper in keepers[name] if keeper not in region] for name in passed}
 
 
 def with_backward(run: Replay, program: Program, *, splits: bool = False, splittable: bool = False) -> tuple[Replay, Backward]:
@@ -198,20 +174,10 @@ def _backward_fields(backward: tuple[LiveSet, ...]) -> dict[str, Any]:
     }
 
 
-def largest_points(points: tuple[LiveSet, ...], params: Callable[[LiveSet], tuple[str, ...]]) -> tuple[LiveSet, ...]:
-    """Live sets that can be the peak if these parameter gradients count."""
-    return undominated(points, lambda point: (*point.storages, *_marked(point, params(point))))
-
-
 def _pick(names: Sequence[str]) -> Pick:
     if len(names) < 2:  # itemgetter gives one value bare
         return lambda values: tuple([values[name] for name in names])
     return itemgetter(*names)
-
-
-def _marked(point: LiveSet, params: tuple[str, ...]) -> tuple[str, ...]:
-    """Gradients and parameter gradients, under names that no storage has."""
-    return (*(f"d.{name}" for name in point.gradients), *(f"p.{name}" for name in params))
 
 
 def _forward(
@@ -270,6 +236,7 @@ class Backward:
         self._views, self._splittable = set[str](), splits or splittable
         self._waiting = graph.waiting(splits=splits)
         self._live = dict.fromkeys(program.order)
+        self._apart: tuple[str, ...] = ()  # storages that wait for another block's W, while the region makes them again
         self._params: tuple[str, ...] = ()
         self.points: tuple[LiveSet, ...] = ()
         self.pending: list[Pending] = []
@@ -282,12 +249,24 @@ class Backward:
             for name in op.makes:
                 self._gradients.pop(name, None)
             _release(op.name, self._live, self._waiting, self._pinned)
+            if graph.passed and op.name not in graph.region:
+                self._hand_over(op)
             self._receive(op, made, params)
-        self.points += (LiveSet("end", tuple(self._live), self._held(), self._params),)
+        self.points += (LiveSet("end", self._storages(), self._held(), self._params),)
+
+    def _storages(self) -> tuple[str, ...]:
+        return (*self._live, *self._apart)
+
+    def _hand_over(self, op: Op) -> None:
+        """End an operation after the region that keeps what the region makes again."""
+        passed = self._graph.passed.intersection(op.keeps)
+        self._live = {name: None for name in self._live if name not in passed}
+        if self._splits and op.waits:
+            self._apart += tuple(sorted(passed))
 
     def _pass_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
         """The holder of the gradient of each input of the operation, and no parameter gradients."""
-        self.points += (LiveSet(op.name, tuple(self._live), self._held(), self._params),)
+        self.points += (LiveSet(op.name, self._storages(), self._held(), self._params),)
         holder = self._gradients[op.makes[0]]
         if op.flow is Flow.RESHAPE:
             self._views.add(holder)
@@ -303,18 +282,18 @@ class Backward:
         for storages, is_made in before:
             there = made if is_made else ()
             held = (*self._held(), *there)
-            self.points += (LiveSet(op.name, (*self._live, *storages), held, self._params, (), len(there), len(storages)),)
+            self.points += (LiveSet(op.name, (*self._storages(), *storages), held, self._params, (), len(there), len(storages)),)
         held = (*self._held(), *made)
         if op.sums:
             own = (*fetches, *op.sums)
-            self.points += (LiveSet(op.name, (*self._live, *own), held, self._params, (), len(made), len(own)),)
+            self.points += (LiveSet(op.name, (*self._storages(), *own), held, self._params, (), len(made), len(own)),)
             fetches = op.sums
         own = tuple([name for name in fetches if name not in self._live])
-        storages, freed = (*self._live, *own), self._freed_before_bias(op)
+        storages, freed = (*self._storages(), *own), self._freed_before_bias(op)
         if freed is not None:
             first = tuple(param for param, _ in op.late if param in new)
             self.points += (LiveSet(op.name, storages, held, (*self._params, *first), first, len(made), len(own)),)
-            storages = tuple(name for name in storages if name != freed)
+            storages = (*(name for name in self._live if name != freed), *self._apart, *own)
         self._params = (*self._params, *new)
         self.points += (LiveSet(op.name, storages, held, self._params, new, len(made), len(own)),)
         return {name: name for name in made}, new
@@ -356,7 +335,7 @@ class Backward:
             gradients = (*self._held(), *(size_name(holder) for holder in (*others, first)))
             if self._hands_views(op) and len(op.params) > len(op.late):
                 params = ()  # for a linear with a bias, the weight's gradient is transposed and taken before the input's is reshaped
-            self.points += (LiveSet(f"sum after {op.name}", tuple(self._live), gradients, self._params, params, 1),)
+            self.points += (LiveSet(f"sum after {op.name}", self._storages(), gradients, self._params, params, 1),)
             self._gradients[name] = first + AGAIN_MADE
 
     def _hands_views(self, op: Op) -> bool:
@@ -365,13 +344,13 @@ class Backward:
 
     def _reads_again(self, op: Op, part: frozenset[str]) -> bool:
         """True if an operation's backward needs a checkpoint's second run."""
-        graph, dropped = self._graph, self._graph.dropped & self._graph.made_by(part)
+        graph, dropped = self._graph, self._graph.dropped & self._graph.made_by(part) - self._graph.passed
         return op.name in graph.region & part or any(graph.roots[name] in dropped for name in op.keeps)
 
     def _recompute(self, part: frozenset[str]) -> None:
         graph, wanted = self._graph, frozenset(self._waiting)
         again = _forward(graph.run_again(part, wanted, splittable=self._splittable), graph.roots, wanted, graph.held)
-        live, held = tuple(self._live), self._held()
+        live, held = self._storages(), self._held()
         self.points += tuple(LiveSet(f"recompute {point.op}", (*live, *point.storages), held, self._params) for point in again)
         self._live |= dict.fromkeys(name for name in sorted(graph.dropped & graph.made_by(part)) if name in self._waiting)
         _release(graph.again(part), self._live, self._waiting, self._pinned)

@@ -25,6 +25,8 @@ from megaplan.low_precision import EMULATED, SCALINGS, RecipeName
 LOW, SCALES, WHOLE, GATHERED = ".low", ".low_scales", ".low_whole", ".low_gathered"
 IN_KEEPING, IN_FORWARD, IN_INPUT, IN_WEIGHTS = ".in_keeping", ".in_forward", ".in_input_gradient", ".in_weight_gradients"
 
+NOTHING_KEPT = frozenset[str]()
+
 
 class Call(NamedTuple):
     """Linears that megarun multiplies in one call.
@@ -51,16 +53,17 @@ class Scaled(NamedTuple):
     calls: tuple[Call, ...]
 
 
-def scaled_calls(program: BlockProgram, policy: str) -> tuple[Call, ...]:
+def scaled_calls(program: BlockProgram, policy: str, others: frozenset[str] = NOTHING_KEPT) -> tuple[Call, ...]:
     """The calls of a block's linears.
 
     Args:
         program: The family's program of the block.
         policy: Recompute policy of the block; a selective checkpoint keeps the outputs of operations that it does not run again.
+        others: Storages that other blocks keep.
     """
     roots, groups = roots_of(program.ops), _groups(program.ops)
     linears = {op.name for ops in groups for op in ops}
-    kept = {roots[name] for op in program.ops if op.name not in linears for name in op.keeps}
+    kept = others | {roots[name] for op in program.ops if op.name not in linears for name in op.keeps}
     if policy == "selective":
         kept |= program.caches
     readers = [roots[ops[0].reads[0]] for ops in groups]
@@ -82,6 +85,7 @@ def in_eight_bits(
     *,
     fused: bool,
     packed: frozenset[str] = frozenset(),
+    others: frozenset[str] = NOTHING_KEPT,
 ) -> tuple[BlockProgram, Shapes]:
     """The program and its storages under a recipe.
 
@@ -93,8 +97,9 @@ def in_eight_bits(
         policy: Recompute policy of the block.
         fused: True if Triton kernels make the copies.
         packed: Weights that are gathered packed.
+        others: Storages that other blocks keep.
     """
-    changed, calls = _scaled(program, policy, SCALINGS[name] not in ONE_SCALE)
+    changed, calls = scaled_program(program, policy, name, others)
     changed, found = bank_in_eight_bits(changed, dict(shapes), parameters, policy, SCALINGS[name], fused=fused, packed=packed)
     for call in calls:
         multiplied = shapes[call.gathered or call.source]
@@ -167,9 +172,14 @@ def _groups(ops: tuple[Op, ...]) -> list[list[Op]]:
     return found
 
 
+def scaled_program(program: BlockProgram, policy: str, name: RecipeName, others: frozenset[str] = NOTHING_KEPT) -> Scaled:
+    """A program whose linears multiply in eight bits, see `in_eight_bits`."""
+    return _scaled(program, policy, SCALINGS[name] not in ONE_SCALE, others)
+
+
 @lru_cache(maxsize=64)
-def _scaled(program: BlockProgram, policy: str, by_row: bool) -> Scaled:
-    calls, roots = scaled_calls(program, policy), roots_of(program.ops)
+def _scaled(program: BlockProgram, policy: str, by_row: bool, others: frozenset[str]) -> Scaled:
+    calls, roots = scaled_calls(program, policy, others), roots_of(program.ops)
     makers = {name: op.name for op in program.ops for name in op.makes}
     by_name = {group[0].name: (call, group) for call, group in zip(calls, _groups(program.ops), strict=True)}
     later = {op.name for _, group in by_name.values() for op in group[1:]}
