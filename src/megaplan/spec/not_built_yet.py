@@ -16,7 +16,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.context import Locate
 from megaplan.spec.document import NOWHERE
-from megaplan.spec.models import Features, LatentAttention, Mamba1, Spec
+from megaplan.spec.models import Features, LatentAttention, Spec
 from megaplan.spec.pattern import parse_pattern
 from megaplan.spec.settings import ROUTING, SCALES, given_options
 
@@ -48,12 +48,6 @@ def _latent_sinks(spec: Spec) -> object | None:
         return None
     reasons = {"an indexer": attention.indexer is not None, "mesh.context_exchange: latents": spec.mesh.gathers_latents}
     return ", ".join(["true", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
-
-
-def _plain_inner_norm(spec: Spec) -> object | None:
-    """Norms without a scale over Mamba-1's steps, as in falcon_mamba."""
-    mamba = spec.model.mamba
-    return mamba.inner_norm if isinstance(mamba, Mamba1) and mamba.inner_norm == "plain" else None
 
 
 def _without_delta_rule(spec: Spec) -> object | None:
@@ -129,7 +123,6 @@ def _other_host(spec: Spec) -> object | None:
 
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
-    ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
     ("model.linear_attention.kind", _without_delta_rule, "gated_delta or kda"),
     ("model.mlp.activation", _gated_square, "swiglu, geglu, relu2, gelu or xielu"),
     ("model.parallel_layers", _shared_norm, "[], or without these"),
