@@ -81,8 +81,10 @@ LATER_SHARE = 0.4
 
 
 def add_later_kinds(draw: Draw, model: dict[str, Any]) -> None:
-    """Kinds that megarun has built last: norms without a scale over Mamba-1's steps."""
+    """Kinds that megarun has built last: norms without a scale over Mamba-1's steps, gated squares."""
     mamba = model.get("mamba", {})
     if mamba.get("kind") == "mamba1" and draw.chance(LATER_SHARE):
         mamba["inner_norm"] = draw.choice(["plain", "scaled"])
         draw.maybe(mamba, 0.5, inner_norm_eps=1e-6)
+    if model.get("mlp", {}).get("activation") in ("swiglu", "geglu"):
+        draw.maybe(model["mlp"], LATER_SHARE / 2, activation="relu2glu")

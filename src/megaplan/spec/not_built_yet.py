@@ -55,12 +55,6 @@ def _without_delta_rule(spec: Spec) -> object | None:
     return spec.model.linear_attention.kind if isinstance(spec.model.linear_attention, WITHOUT_DELTA_RULE) else None
 
 
-def _gated_square(spec: Spec) -> object | None:
-    """The gated square of bitnet, of which there is no kernel."""
-    mlp = spec.model.mlp
-    return mlp.activation if mlp is not None and mlp.activation == "relu2glu" else None
-
-
 def _families(spec: Spec) -> object | None:
     precision = spec.precision
     wrong = {letter: dtype for letter, dtype in precision.families.items() if dtype not in _USED_DTYPES}
@@ -124,7 +118,6 @@ def _other_host(spec: Spec) -> object | None:
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.linear_attention.kind", _without_delta_rule, "gated_delta or kda"),
-    ("model.mlp.activation", _gated_square, "swiglu, geglu, relu2, gelu or xielu"),
     ("model.parallel_layers", _shared_norm, "[], or without these"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("model.towers", _towers, "null, or without these"),

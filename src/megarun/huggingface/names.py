@@ -213,6 +213,7 @@ NAMES: dict[str, Names] = {
     ),
     "arcee": LLAMA,
     "bamba": Names({"A": {**_BEFORE, **_HEADS}, "M": _MAMBA_LAYER, "D": _FEED_FORWARD}, outside=_FEED_FORWARD_ENDS),
+    "bitnet": _decoder(_HEADS | _in("self_attn", o_norm="attn_sub_norm"), _MLP | _in("mlp", inner_norm="ffn_sub_norm")),
     "cohere": _PARALLEL,
     "cohere2": _PARALLEL,
     "cohere2_moe": replace(_PARALLEL, blocks={**_PARALLEL.blocks, "E": {**_EXPERTS, **_shared("mlp.shared_experts")}}),

@@ -19,7 +19,7 @@ BUILT = [
     "precision.recipe={name: fp8_current, families: [A], first_last_bf16: [0, 1]}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
     "mesh.etp=2",
-    "sharding.mode=ddp", "model.moe.bias=true", "model.moe.swiglu_limit=7.0", "model.mlp.activation=geglu", "model.attention.sinks=true",
+    "sharding.mode=ddp", "model.moe.bias=true", "model.moe.swiglu_limit=7.0", "model.mlp.activation=geglu", "model.mlp.activation=relu2glu", "model.attention.sinks=true",
     "model.moe.score=sigmoid", "model.moe.score_correction=true", "model.moe.capacity_factor=0.9",
     "model.moe.router_bias=true", "model.moe.latent_size=32",
     "precision.params=fp16", "precision.families={M: fp32, E: fp16}",
