@@ -8,7 +8,7 @@ from typing import Any
 
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from random_plans.choices import LARGE, Draw, Scope, Size, divisors
-from random_plans.families import later_letters, mamba1, short_convolutions
+from random_plans.families import add_later_kinds, later_letters, mamba1, short_convolutions
 from random_plans.layout import batch_section, draw_degrees, mesh_section, random_cuts, split_section
 from random_plans.lora import add_base, add_lora
 from random_plans.low_precision import add_blocks, add_delayed, add_gathers, add_low_precision
@@ -198,6 +198,7 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
         add_later_variants(stream("later variants"), sections["model"])
         add_learned(stream("learned"), sections["model"])
         add_norms(stream("norms"), sections["model"])
+        add_later_kinds(stream("later kinds"), sections["model"])
         add_libraries(stream("libraries"), sections)
         add_dispatcher(stream("dispatcher"), sections)
         add_turns(stream("turns"), sections)

@@ -75,3 +75,16 @@ def mamba1(draw: Draw, shape: Shape) -> dict[str, Any] | None:
     draw.maybe(section, 0.3, conv_kernel=lambda: draw.choice([2, 3, 5]), conv_bias=False, bias=True)
     draw.maybe(section, 0.5, inner_norm=lambda: draw.choice(norms), save_every=lambda: draw.choice([16, 100]))
     return section
+
+
+LATER_SHARE = 0.4
+
+
+def add_later_kinds(draw: Draw, model: dict[str, Any]) -> None:
+    """Kinds that megarun has built last: norms without a scale over Mamba-1's steps, gated squares."""
+    mamba = model.get("mamba", {})
+    if mamba.get("kind") == "mamba1" and draw.chance(LATER_SHARE):
+        mamba["inner_norm"] = draw.choice(["plain", "scaled"])
+        draw.maybe(mamba, 0.5, inner_norm_eps=1e-6)
+    if model.get("mlp", {}).get("activation") in ("swiglu", "geglu"):
+        draw.maybe(model["mlp"], LATER_SHARE / 2, activation="relu2glu")

@@ -76,8 +76,6 @@ def add_attention_residuals(draw: Draw, document: dict[str, Any]) -> None:
 
 def add_streams(draw: Draw, model: dict[str, Any]) -> None:
     """Options that megarun does not build: factors of the stream, gates of norms and queries, scores of keys."""
-    if model.get("mlp", {}).get("activation") == "geglu":
-        draw.maybe(model["mlp"], HEADS_SHARE, activation="relu2glu")
     if not model.get("features", {}).keys() - {"relation_bias"} and "streams" not in model:
         draw.maybe(model, STREAMS_SHARE, stream_scale=True)
     alone = not model.keys() & {"parallel_layers", "post_norm_layers"} and model.get("norm_placement") != "post"

@@ -4,7 +4,7 @@ from megakernels._common.device import use_kernels
 from megakernels._common.numerics import accumulator_dtype
 from megakernels._common.scratch import scratch_bytes
 from megakernels.libraries import use_libraries
-from megakernels.ops.activation.op import geglu, gelu, relu2, swiglu, xielu
+from megakernels.ops.activation.op import geglu, gelu, relu2, relu2glu, swiglu, xielu
 from megakernels.ops.attention.op import attention
 from megakernels.ops.attention.pieces import attention_pieces, attention_pieces_backward
 from megakernels.ops.causal_conv1d.op import causal_conv1d
@@ -76,7 +76,7 @@ __all__ = [
     "indexed_attention_choice", "indexed_attention_pieces", "indexed_attention_pieces_backward", "indexed_attention_pieces_choice",
     "linear_cross_entropy", "linear_slice_gradients", "linear_slice_statistics", "m2rnn", "m2rnn_piece", "m2rnn_piece_backward",
     "mamba3", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward", "mla_kv", "mla_kv_backward",
-    "nesterov_", "newton_schulz_", "ngram_rows", "relu2", "rms_norm", "rope", "route", "route_scored", "routed_experts",
+    "nesterov_", "newton_schulz_", "ngram_rows", "relu2", "relu2glu", "rms_norm", "rope", "route", "route_scored", "routed_experts",
     "router_losses", "row_dot", "row_gradients", "row_scale", "row_square_sum", "scratch_bytes", "selective_scan",
     "selective_scan_piece", "selective_scan_piece_backward", "slice_gradient", "slice_statistics", "ssd", "ssd_piece",
     "ssd_piece_backward", "swiglu", "unpacked", "use_kernels", "use_libraries", "xielu",

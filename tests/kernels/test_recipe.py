@@ -15,7 +15,7 @@ import megakernels
 
 HERE = Path(__file__).parent
 PACKAGE = Path(megakernels.__file__).parent
-API = "from megakernels.ops.activation.op import geglu, gelu, relu2, swiglu, xielu\n"
+API = "from megakernels.ops.activation.op import geglu, gelu, relu2, relu2glu, swiglu, xielu\n"
 
 pytest.importorskip("triton")
 

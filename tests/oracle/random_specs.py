@@ -68,7 +68,11 @@ def _later(kind: str, hidden: int, draw: random.Random) -> dict[str, Any]:
             return {"short_convolution": {"conv_kernel": draw.randint(1, 5), "bias": draw.random() < 0.5}}
         case "M" if kind == "mamba1":
             sizes = {"expand": draw.randint(1, 3), "state_dim": draw.randint(2, 9), "save_every": draw.randint(3, 16)}
-            options = {"bias": draw.random() < 0.5, "conv_bias": draw.random() < 0.5, "inner_norm": draw.choice(["none", "scaled"])}
+            options = {
+                "bias": draw.random() < 0.5,
+                "conv_bias": draw.random() < 0.5,
+                "inner_norm": draw.choice(["none", "plain", "scaled"]),
+            }
             return {"mamba": {"kind": "mamba1", **sizes, **options, "dt_rank": draw.choice([None, 7])}}
         case _:
             return _section(kind, hidden, draw)

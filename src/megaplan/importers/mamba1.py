@@ -17,8 +17,9 @@ def mamba(reader: ConfigReader) -> dict[str, Any]:
 
 def falcon_mamba(reader: ConfigReader) -> dict[str, Any]:
     """falcon_mamba: norms without a scale over the step's latent, B and C."""
-    reader.skip("mixer_rms_eps", "use_falcon_mambapy")
-    return _only_mamba(reader, {"inner_norm": "plain"})
+    reader.skip("use_falcon_mambapy")
+    eps = reader.number("mixer_rms_eps")
+    return _only_mamba(reader, {"inner_norm": "plain"} | ({"inner_norm_eps": eps} if eps != reader.number("layer_norm_epsilon") else {}))
 
 
 def jamba(reader: ConfigReader) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from megaplan.errors import Diagnostic, Severity
 from megaplan.families.linear_attention.section import WITHOUT_DELTA_RULE
 from megaplan.spec.context import Locate
 from megaplan.spec.document import NOWHERE
-from megaplan.spec.models import Features, LatentAttention, Mamba1, Spec
+from megaplan.spec.models import Features, LatentAttention, Spec
 from megaplan.spec.settings import ROUTING, SCALES, given_options
 
 Found = Callable[[Spec], object | None]
@@ -47,21 +47,9 @@ def _latent_sinks(spec: Spec) -> object | None:
     return ", ".join(["true", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
 
 
-def _plain_inner_norm(spec: Spec) -> object | None:
-    """Norms without a scale over Mamba-1's steps, as in falcon_mamba."""
-    mamba = spec.model.mamba
-    return mamba.inner_norm if isinstance(mamba, Mamba1) and mamba.inner_norm == "plain" else None
-
-
 def _without_delta_rule(spec: Spec) -> object | None:
     """Linear attention without a delta rule, of which there is no kernel."""
     return spec.model.linear_attention.kind if isinstance(spec.model.linear_attention, WITHOUT_DELTA_RULE) else None
-
-
-def _gated_square(spec: Spec) -> object | None:
-    """The gated square of bitnet, of which there is no kernel."""
-    mlp = spec.model.mlp
-    return mlp.activation if mlp is not None and mlp.activation == "relu2glu" else None
 
 
 def _families(spec: Spec) -> object | None:
@@ -108,9 +96,7 @@ def _other_host(spec: Spec) -> object | None:
 
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
-    ("model.mamba.inner_norm", _plain_inner_norm, "none or scaled"),
     ("model.linear_attention.kind", _without_delta_rule, "gated_delta or kda"),
-    ("model.mlp.activation", _gated_square, "swiglu, geglu, relu2, gelu or xielu"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("model.towers", _towers, "null, or without these"),
     ("model.attention.sinks", _latent_sinks, "false, or without these"),

@@ -199,6 +199,7 @@ _JAMBA_NORMS = {"dt_norm": "dt_layernorm", "B_norm": "b_layernorm", "C_norm": "c
 _JAMBA_EXPERTS: Modules = {f"experts.{name}": f"feed_forward.experts.{{expert}}.{name}.weight" for name in _GATED}
 _BACKBONE: Modules = {"embedding": "backbone.embeddings", "final_norm": "backbone.norm_f", "head": "lm_head"}
 _ALONE: Modules = {"norm": "norm", **_in("mixer", *_MIXER, gated_norm="norm")}
+_MAMBA1 = Names({"M": {"norm": "norm", **_in("mixer", *_SELECTIVE, dt_bias="dt_proj.bias")}}, "backbone.layers.{layer}.", 1, _BACKBONE)
 
 NAMES: dict[str, Names] = {
     "apertus": replace(
@@ -212,6 +213,7 @@ NAMES: dict[str, Names] = {
     ),
     "arcee": LLAMA,
     "bamba": Names({"A": {**_BEFORE, **_HEADS}, "M": _MAMBA_LAYER, "D": _FEED_FORWARD}, outside=_FEED_FORWARD_ENDS),
+    "bitnet": _decoder(_HEADS | _in("self_attn", o_norm="attn_sub_norm"), _MLP | _in("mlp", inner_norm="ffn_sub_norm")),
     "cohere": _PARALLEL,
     "cohere2": _PARALLEL,
     "cohere2_moe": replace(_PARALLEL, blocks={**_PARALLEL.blocks, "E": {**_EXPERTS, **_shared("mlp.shared_experts")}}),
@@ -224,6 +226,7 @@ NAMES: dict[str, Names] = {
         pairs=True,
     ),
     "exaone4": _POST,
+    "falcon_mamba": _MAMBA1,
     "falcon_h1": Names(
         {
             "M": _MAMBA_LAYER,
@@ -288,7 +291,7 @@ NAMES: dict[str, Names] = {
         also=(".mlp.", ".block_sparse_moe."),
     ),
     "llama": LLAMA,
-    "mamba": Names({"M": {"norm": "norm", **_in("mixer", *_SELECTIVE, dt_bias="dt_proj.bias")}}, "backbone.layers.{layer}.", 1, _BACKBONE),
+    "mamba": _MAMBA1,
     "mamba2": Names({"M": _ALONE}, "backbone.layers.{layer}.", 1, _BACKBONE),
     "minimax_m2": _decoder(moe=_MIXTRAL),
     "ministral": LLAMA,

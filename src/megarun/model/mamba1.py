@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from megakernels import swiglu
 from megaplan.spec import models as spec
 from megarun.model.mamba import Convolution
-from megarun.model.norm import Block, RMSNorm, RowLinear, linear
+from megarun.model.norm import Block, PlainNorm, RMSNorm, RowLinear, linear
 from megarun.model.rotary import Rotary
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay_scans import scan_channels
@@ -39,11 +39,12 @@ class Mamba1Block(Block):
         self.dt_bias = nn.Parameter(torch.empty(self.inner))
         self.A_log = nn.Parameter(torch.empty(self.inner, self.state_dim))
         self.D = nn.Parameter(torch.empty(self.inner))
-        self.scales = config.inner_norm == "scaled"
-        if self.scales:
-            self.dt_norm = RMSNorm(self.rank, eps)
-            self.B_norm = RMSNorm(self.state_dim, eps)
-            self.C_norm = RMSNorm(self.state_dim, eps)
+        self.norms_steps = config.inner_norm != "none"
+        if self.norms_steps:
+            kind, inner_eps = RMSNorm if config.inner_norm == "scaled" else PlainNorm, config.inner_norm_eps or eps
+            self.dt_norm = kind(self.rank, inner_eps)
+            self.B_norm = kind(self.state_dim, inner_eps)
+            self.C_norm = kind(self.state_dim, inner_eps)
         self.out_proj = RowLinear(self.inner, hidden_size, config.bias, tp)
 
     def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
@@ -65,7 +66,7 @@ class Mamba1Block(Block):
     def steps(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The convolution's output [B, T, I] -> the step dt [B, T, I], and of all channels B and C [B, T, S]."""
         latent, b, c = torch.split(summed(self.tp, self.x_proj(x)), [self.rank, self.state_dim, self.state_dim], dim=-1)
-        if self.scales:
+        if self.norms_steps:
             latent, b, c = self.dt_norm(latent), self.B_norm(b), self.C_norm(c)
         return self.dt_proj(latent), b, c
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from megakernels import geglu, gelu, relu2, swiglu, xielu
+from megakernels import geglu, gelu, relu2, relu2glu, swiglu, xielu
 from megaplan.scalars import GATED, DenseActivation
 from megaplan.spec import models as spec
 from megarun.model.norm import Block, RMSNorm, RowLinear, linear
@@ -15,11 +15,17 @@ from megarun.model.rotary import Rotary
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 from megarun.parallel.groups.tensor_norm import row_rms_norm
 
-ACTIVATIONS: dict[DenseActivation, Callable[..., Tensor]] = {"swiglu": swiglu, "relu2": relu2, "gelu": gelu, "geglu": geglu}
+ACTIVATIONS: dict[DenseActivation, Callable[..., Tensor]] = {
+    "swiglu": swiglu,
+    "relu2": relu2,
+    "gelu": gelu,
+    "geglu": geglu,
+    "relu2glu": relu2glu,
+}
 
 
 class Mlp(nn.Module):
-    """up → activation → down; swiglu and geglu also have a gate projection. Under TP a rank has a share of the inner width."""
+    """up → activation → down; a gated activation also has a gate projection. Under TP a rank has a share of the inner width."""
 
     def __init__(
         self, hidden_size: int, ffn_hidden_size: int, activation: DenseActivation, tp: TensorParallel = ALONE, *, bias: bool = False

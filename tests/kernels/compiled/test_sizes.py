@@ -34,7 +34,7 @@ ELEMENTS = 1 << 19
 """Positions times the largest size, at most."""
 WIDE: dict[str, dict[int, tuple[int, int]]] = {
     **{name: {37: (1, 9000)} for name in ("rms_norm", "add_rms_norm")},
-    **{name: {21: (1, 9000)} for name in ("swiglu", "geglu", "relu2", "gelu", "xielu")},
+    **{name: {21: (1, 9000)} for name in ("swiglu", "geglu", "relu2glu", "relu2", "gelu", "xielu")},
     **{name: {11: (1, 3000)} for name in ("causal_conv1d", "causal_conv1d_initial", "causal_conv1d_packed", "gated_conv1d")},
     **{name: {12: (1, 64), 5: (1, 64)} for name in ("attention", "attention_window")},
     **{name: {5: (1, 64), 7: (1, 64)} for name in ("attention_grouped_unequal", "attention_grouped_unequal_packed")},

@@ -24,7 +24,7 @@ BY_NAME = {case.name: case for case in CASES}
 WALKS = ("causal_conv1d", "causal_conv1d_plain", "causal_conv1d_initial", "causal_conv1d_packed", "selective_scan", "selective_scan_packed")
 PLAIN = (
     *("rms_norm", "rms_norm_offset", "add_rms_norm", "gated_rms_norm", "head_gated_norm_sigmoid_False", "head_gated_norm_sigmoid_True"),
-    *("swiglu", "geglu", "relu2", "gelu", "xielu", "rope", "mla_kv", "gated_add", "cross_entropy"),
+    *("swiglu", "geglu", "relu2glu", "relu2", "gelu", "xielu", "rope", "mla_kv", "gated_add", "cross_entropy"),
     *("dispatch", "combine", "route_normalize_True", "route_normalize_False"),
 )
 """Whose kernels have no matrix product; in CI."""

@@ -9,10 +9,10 @@ from op_exact import exact_xielu
 from op_makers import Case
 from torch.nn import functional
 
-from megakernels import geglu, gelu, relu2, swiglu, xielu
+from megakernels import geglu, gelu, relu2, relu2glu, swiglu, xielu
 from megakernels.ops.activation import reference
 
-NAMES = ("swiglu", "geglu", "relu2", "gelu", "xielu")
+NAMES = ("swiglu", "geglu", "relu2glu", "relu2", "gelu", "xielu")
 EACH = pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -50,7 +50,7 @@ def test_wide_rows_have_several_tiles() -> None:
 
 def test_extremes_are_finite() -> None:
     x = torch.tensor([-3e4, -90.0, -1e-30, 0.0, 1e-30, 90.0, 3e4], requires_grad=True)
-    for y in (swiglu(x, x), geglu(x, x), relu2(x), gelu(x), xielu(x, torch.tensor([0.2, -40.0]))):
+    for y in (swiglu(x, x), geglu(x, x), relu2glu(x, x), relu2(x), gelu(x), xielu(x, torch.tensor([0.2, -40.0]))):
         (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
         assert y.isfinite().all()
         assert grad.isfinite().all()

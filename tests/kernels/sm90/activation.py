@@ -18,7 +18,7 @@ def configurations() -> dict[str, Any]:
             for name, kind in kernel.KINDS.items():
                 forward = {**tile, "KIND": kind}
                 found[f"{name} forward {width} {dtype}"] = (kernel.activation_forward_kernel, types, forward, launch)
-                backward = {**forward, "NEEDS_X": True, "NEEDS_UP": name in ("swiglu", "geglu")}
+                backward = {**forward, "NEEDS_X": True, "NEEDS_UP": name in ("swiglu", "geglu", "relu2glu")}
                 found[f"{name} backward {width} {dtype}"] = (kernel.activation_backward_kernel, types, backward, launch)
     for dtype in ("bf16", "fp32"):
         types = dict.fromkeys(("x", "alphas", "y", "grad_y", "grad_x", "grad_alphas"), f"*{dtype}") | {"sums": "*fp32", "size": "i32:16"}

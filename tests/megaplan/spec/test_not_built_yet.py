@@ -19,7 +19,7 @@ BUILT = [
     "precision.recipe={name: fp8_current, families: [A], first_last_bf16: [0, 1]}",
     "model.features.structure={num_categories: 25, bottleneck: 8}", "model.moe.balance_loss_coefficient=0.01", "mesh.cp=2",
     "mesh.etp=2",
-    "sharding.mode=ddp", "model.moe.bias=true", "model.moe.swiglu_limit=7.0", "model.mlp.activation=geglu", "model.attention.sinks=true",
+    "sharding.mode=ddp", "model.moe.bias=true", "model.moe.swiglu_limit=7.0", "model.mlp.activation=geglu", "model.mlp.activation=relu2glu", "model.attention.sinks=true",
     "model.moe.score=sigmoid", "model.moe.score_correction=true", "model.moe.capacity_factor=0.9",
     "model.moe.router_bias=true", "model.moe.latent_size=32",
     "precision.params=fp16", "precision.families={M: fp32, E: fp16}",
@@ -30,7 +30,6 @@ NOT_BUILT = {
     "precision.families={E: fp8}": (
         "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16, without a recipe, parallel_layers or attention_residuals"
     ),
-    "model.mamba={kind: mamba1, inner_norm: plain}": "model.mamba.inner_norm = plain; megarun trains with none or scaled",
 }
 
 
@@ -40,7 +39,12 @@ def test_what_is_built_is_silent(accepted: Accepted, override: str) -> None:
 
 
 def test_every_family_is_built_over_a_context_group(accepted: Accepted) -> None:
-    for mamba in ("kind: mamba1, bias: true, inner_norm: scaled", "kind: mamba2, head_dim: 16", "kind: mamba3, head_dim: 16"):
+    for mamba in (
+        "kind: mamba1, bias: true, inner_norm: scaled",
+        "kind: mamba1, inner_norm: plain, inner_norm_eps: 1e-6",
+        "kind: mamba2, head_dim: 16",
+        "kind: mamba3, head_dim: 16",
+    ):
         overrides = ["mesh.cp=2", "recompute.default=selective", f"model.mamba={{{mamba}}}"]
         assert megarun_refuses(accepted(overrides=overrides).spec) == ()
 

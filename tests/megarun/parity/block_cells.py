@@ -6,6 +6,7 @@ from parity_cells import C2, C4, FEW_WORDS, GENTLE, LONG, RECOMPUTED, RESHARD, S
 PLAIN = {"short_convolution": {"conv_kernel": 3}}
 """A section without biases: they start at zero, so AdamW makes steps of the rounding of their gradients."""
 MAMBA1 = {"mamba": {"kind": "mamba1", "state_dim": 4, "dt_rank": 6, "save_every": 5, "inner_norm": "scaled"}}
+BARE_NORMS = {"mamba": {**MAMBA1["mamba"], "inner_norm": "plain", "inner_norm_eps": 1e-3}}
 BARE = {"mamba": {"kind": "mamba1", "state_dim": 4, "expand": 1, "conv_bias": False, "save_every": 16}}
 BLOCK_CELLS = [
     Cell("1f1b-pp2-short", {"pp": 2}, spec=pattern("CD", 4) | RECOMPUTED),
@@ -23,6 +24,7 @@ BLOCK_CELLS = [
     Cell("zbv-pp2-mamba1-experts", V2, "zbv", pattern("ME", 4, **MAMBA1)),
     Cell("mamba1-dp2-reshard", {"dp_shard": 2}, spec=pattern("MA", 4, **MAMBA1) | RESHARD),
     Cell("tp2-mamba1", T2, spec=pattern("M", 2, **MAMBA1) | UNBIASED | GENTLE),
+    Cell("tp2-cp2-mamba1-plain", T2 | C2, spec=pattern("MD", 4, **BARE_NORMS) | SELECTIVE | UNBIASED | GENTLE, ci=True),
     Cell("tp4-mamba1-selective", T4, spec=pattern("MD", 4, **BARE) | SELECTIVE),
     Cell("cp2-mamba1", C2, spec=pattern("M", 2, **BARE)),
     Cell("cp4-mamba1-selective", C4, spec=pattern("MAD", 3, **BARE) | LONG | SELECTIVE),

@@ -134,6 +134,10 @@ SUB_NORMS: dict[str, Any] = {
     "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "gate": True, "output_norm": True},
     "model.mlp": {"ffn_hidden_size": 40, "inner_norm": True},
 }
+BITNET: dict[str, Any] = {
+    "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "output_norm": True},
+    "model.mlp": {"ffn_hidden_size": 40, "activation": "relu2glu", "inner_norm": True},
+}
 QWEN_NEXT: dict[str, Any] = {
     **pattern("GEAE", 4),
     "model.zero_centered_norm": True,
@@ -224,6 +228,8 @@ CELLS = [
     Cell("gated-indexers", T2, spec=pattern("AD", 4, attention={**INDEXED, "gate": True})),
     Cell("xielu", {"pp": 2, **T2}, spec=DENSE | LEARNED | SELECTIVE, ci=True),
     Cell("no-scales", {"pp": 2, **T2}, spec=DENSE | NANOCHAT, ci=True),
+    Cell("gated-squares", {"pp": 2, **T2}, spec=DENSE | BITNET | SELECTIVE, ci=True),
+    Cell("gated-squares-cp", {"cp": 2, "dp_shard": 2}, spec=DENSE | BITNET),
     Cell("inner-norms", {"cp": 2, **T2}, spec=DENSE | SUB_NORMS | SELECTIVE, ci=True),
     Cell("xielu-cp", {"cp": 2, **T2}, "1f1b", spec=DENSE | LEARNED),
     Cell("qwen-next", {"pp": 2, "ep": 2, "dp_shard": 2}, spec=QWEN_NEXT, ci=True),

@@ -1,4 +1,4 @@
-"""Facts of activations: with a gate (swiglu, geglu) two operands, without one (relu2, gelu) one."""
+"""Facts of activations: with a gate (swiglu, geglu, relu2glu) two operands, without one (relu2, gelu) one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GATE = FixedRatios(torch=PLAIN_GATED)
 
 
 def activation(width: int, itemsize: int, *, gated: bool) -> Work:
-    """Elementwise: swiglu and geglu move 3 activations forward and 5 backward; relu2 and gelu 2 and 3.
+    """Elementwise: with a gate 3 activations move forward and 5 backward; without one 2 and 3.
 
     Source: counting operands: (gate, up → y; gate, up, dy → dgate, dup), (x → y; x, dy → dx).
     """

@@ -1,6 +1,6 @@
 """Triton kernels of the activations: one tile of a few rows per program, forward and backward; only the inputs are saved.
 
-One pair of kernels for all: KIND is a constant of the compiled kernel. A plain activation reads one tensor, swiglu and geglu two.
+One pair of kernels for all: KIND is a constant of the compiled kernel. A plain activation reads one tensor, a gated one two.
 """
 
 import torch
@@ -12,45 +12,45 @@ from megakernels._common.tiles import narrow, on_device_of, sigmoid, tanh, unit_
 from megakernels.facts import LARGEST_TILE_WIDTH, TILE_ELEMENTS, block_of
 from megakernels.ops.activation.reference import GELU_CUBIC, SQRT_2_OVER_PI
 
-KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2, "geglu": 3}
-"""Kinds of compiled kernels; swiglu and geglu read two tensors."""
+KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2, "geglu": 3, "relu2glu": 4}
+"""Kinds of compiled kernels; swiglu and those from geglu on read two tensors."""
 CUBIC = tl.constexpr(GELU_CUBIC)
 ROOT = tl.constexpr(SQRT_2_OVER_PI)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def activated(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """silu(x) · up, max(x, 0)², gelu(x) or gelu(x) · up of fp32 tiles; `up` for swiglu and geglu only."""
+    """silu(x) · up, max(x, 0)², gelu(x), gelu(x) · up or max(x, 0)² · up of fp32 tiles; `up` for the gated ones only."""
     if KIND == 0:
         found = x * sigmoid(x) * up
-    elif KIND == 1:
+    elif KIND == 1 or KIND == 4:  # noqa: PLR1714  triton has no `in`
         positive = tl.maximum(x, 0.0)
         found = positive * positive
     else:
         found = 0.5 * x * (1.0 + tanh((x + x * x * x * CUBIC) * ROOT))
-        if KIND == 3:
-            found = found * up
+    if KIND >= 3:
+        found = found * up
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def slopes(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Derivatives of `activated` by x and by up; the second is valid for swiglu and geglu only."""
+    """Derivatives of `activated` by x and by up; the second is valid for the gated ones only."""
     if KIND == 0:
         share = sigmoid(x)
         by_up = x * share
         by_x = up * (share + by_up * (1.0 - share))
-    elif KIND == 1:
-        by_x = 2.0 * tl.maximum(x, 0.0)
-        by_up = by_x
+    elif KIND == 1 or KIND == 4:  # noqa: PLR1714
+        positive = tl.maximum(x, 0.0)
+        by_x = 2.0 * positive
+        by_up = positive * positive
     else:
         square = x * x
         bent = tanh((x + square * x * CUBIC) * ROOT)
         by_x = 0.5 * (1.0 + bent + x * (1.0 - bent * bent) * ((1.0 + square * 3.0 * CUBIC) * ROOT))
-        by_up = by_x
-        if KIND == 3:
-            by_up = 0.5 * x * (1.0 + bent)
-            by_x = by_x * up
+        by_up = 0.5 * x * (1.0 + bent)
+    if KIND >= 3:
+        by_x = by_x * up
     return by_x, by_up
 
 
@@ -64,7 +64,7 @@ def activation_forward_kernel(  # type: ignore[no-untyped-def]
     mask = (row < num_rows)[:, None] & (cols < width)[None, :]
     value = tl.load(x + row[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     factor = value
-    if KIND == 0 or KIND == 3:  # noqa: PLR1714  triton has no `in`
+    if KIND == 0 or KIND >= 3:
         factor = tl.load(up + row[:, None] * up_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     tl.store(y + row[:, None] * width + cols[None, :], narrow(activated(value, factor, KIND), y.dtype.element_ty), mask=mask)
 
@@ -84,7 +84,7 @@ def activation_backward_kernel(  # type: ignore[no-untyped-def]
     value = tl.load(x + row[:, None] * x_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     grad = tl.load(grad_y + row[:, None] * grad_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     factor = value
-    if (KIND == 0 or KIND == 3) and NEEDS_X:  # noqa: PLR1714
+    if (KIND == 0 or KIND >= 3) and NEEDS_X:
         factor = tl.load(up + row[:, None] * up_stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     by_x, by_up = slopes(value, factor, KIND)
     if NEEDS_X:
@@ -100,7 +100,7 @@ def launch_options(width: int) -> dict[str, int]:
 
 
 def forward(kind: int, x: Tensor, up: Tensor | None = None) -> Tensor:
-    """Follows the contract of the reference's forwards, for fp32, bf16 and fp16; `up` for swiglu and geglu only."""
+    """Follows the contract of the reference's forwards, for fp32, bf16 and fp16; `up` for the gated ones only."""
     rows, others = _rows(x), _rows(x if up is None else up)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():

@@ -8,7 +8,7 @@ from torch._library.custom_ops import CustomOpDef
 from megakernels._common import fake_like, operation, require, runs_triton
 from megakernels.ops.activation import reference
 
-__all__ = ["geglu", "gelu", "relu2", "swiglu", "xielu"]
+__all__ = ["geglu", "gelu", "relu2", "relu2glu", "swiglu", "xielu"]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -66,6 +66,29 @@ def relu2(x: Tensor) -> Tensor:
     Source: arXiv:2109.08668, section 4.
     """
     y: Tensor = _relu2(x)
+    return y
+
+
+def relu2glu(gate: Tensor, up: Tensor) -> Tensor:
+    """max(gate, 0)² · up.
+
+    Args:
+        gate: any shape.
+        up: the same shape.
+
+    Returns:
+        The same shape, contiguous, in gate's dtype.
+
+    Triton:
+        One kernel forward, one backward.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Source: the gated units of arXiv:2002.05202, section 2, with the square of arXiv:2109.08668, as in BitNet b1.58 2B4T (arXiv:2504.12285).
+    """
+    require(gate.shape == up.shape, "relu2glu", "gate and up must have one shape", gate=gate.shape, up=up.shape)
+    y: Tensor = _relu2glu(gate, up)
     return y
 
 
@@ -135,6 +158,7 @@ def _registered(
 
 _swiglu = _registered("swiglu", ("gate", "up"), reference.swiglu_forward, reference.swiglu_backward)
 _geglu = _registered("geglu", ("gate", "up"), reference.geglu_forward, reference.geglu_backward)
+_relu2glu = _registered("relu2glu", ("gate", "up"), reference.relu2glu_forward, reference.relu2glu_backward)
 _relu2 = _registered("relu2", ("x",), reference.relu2_forward, lambda grad_y, x, _needs: [reference.relu2_backward(grad_y, x)])
 _gelu = _registered("gelu", ("x",), reference.gelu_forward, lambda grad_y, x, _needs: [reference.gelu_backward(grad_y, x)])
 

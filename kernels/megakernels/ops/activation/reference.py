@@ -1,7 +1,7 @@
 """Gated and plain activations in plain torch, with explicit backward formulas.
 
 Source: swiglu and geglu, Shazeer, arXiv:2002.05202, equations 5 and 6 (silu is its Swish with β = 1); clamped swiglu, gpt-oss,
-arXiv:2508.10925, section 2.1, and the code published with it; relu2, So et al., arXiv:2109.08668, section 4; gelu in
+arXiv:2508.10925, section 2.1, and the code published with it; relu2, So et al., arXiv:2109.08668, section 4, and with a gate as relu2glu; gelu in
 the tanh form, Hendrycks and Gimpel, arXiv:1606.08415, section 2; xielu, Huang and Schlag, arXiv:2411.13010, equation 12.
 """
 
@@ -78,6 +78,19 @@ def relu2_forward(x: Tensor) -> Tensor:
 def relu2_backward(grad_y: Tensor, x: Tensor) -> Tensor:
     """Returns ∂L/∂y · 2 · max(x, 0)."""
     return (2 * upcast(grad_y) * upcast(x).clamp(min=0)).to(x.dtype).contiguous()
+
+
+def relu2glu_forward(gate: Tensor, up: Tensor) -> Tensor:
+    """Returns max(gate, 0)² · up in gate's dtype."""
+    return (upcast(gate).clamp(min=0).square() * upcast(up)).to(gate.dtype).contiguous()
+
+
+def relu2glu_backward(grad_y: Tensor, gate: Tensor, up: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of gate and up."""
+    grad_y, positive = upcast(grad_y), upcast(gate).clamp(min=0)
+    grad_gate = (2 * grad_y * upcast(up) * positive).to(gate.dtype).contiguous() if needs[0] else None
+    grad_up = (grad_y * positive.square()).to(up.dtype).contiguous() if needs[1] else None
+    return grad_gate, grad_up
 
 
 def gelu_forward(x: Tensor) -> Tensor:

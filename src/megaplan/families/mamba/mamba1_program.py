@@ -15,7 +15,7 @@ from megakernels.ops.causal_conv1d.facts import CONVOLUTION, causal_conv1d
 from megakernels.ops.rms_norm.facts import norm as rms_norm_work
 from megakernels.ops.selective_scan.facts import SelectiveSizes
 from megaplan.blocks.costs import gate_work, linear_work, residual_work
-from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, cut, input_ops, linear, output_ops
+from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, cut, input_ops, linear, norm, output_ops, plain_norm
 from megaplan.blocks.storages import (
     Shapes,
     convolution,
@@ -118,9 +118,11 @@ def _program(
 
 
 def _inner_norms(*, scaled: bool) -> tuple[Op, ...]:
-    """RMSNorms of the step's latent, B and C, each with its input and statistic saved."""
+    """RMSNorms of the step's latent, B and C, with a scale or without."""
     return tuple(
-        Op(name, (part,), (f"{part}_normed", f"{part}_rstd"), keeps=(part, f"{part}_rstd"), params=(f"{name}.weight",) if scaled else ())
+        norm(name, part, f"{part}_normed", f"{part}_rstd", f"{name}.weight")
+        if scaled
+        else plain_norm(name, part, f"{part}_normed", f"{part}_")
         for name, part in zip(_NORMS, _PARTS, strict=True)
     )
 
@@ -134,6 +136,7 @@ def _storages(dims: Dims, mamba: Mamba1) -> Shapes:
         **dict.fromkeys(("own_steps", "steps"), wide(sum(widths.values()))),
         **{part: wide(width) for part, width in widths.items()},
         **{f"{part}_normed": wide(width) for part, width in widths.items()},
+        **{f"{part}_ones": (width,) for part, width in widths.items()},
     }
     scan = selective_sizes(mamba, dims.batch, piece_positions(dims), channels, dims.dtype.bytes)
     statistics: dict[str, tuple[int, ...]] = {

@@ -19,10 +19,11 @@ class Mamba1(OptionsSection):
         conv_bias: Bias of the convolution.
         bias: Bias on the input and output projections.
         inner_norm: RMSNorms over the step's latent, B and C: none, without a scale (plain), or with one (scaled).
+        inner_norm_eps: Epsilon of these norms; null for the model's norm_eps.
         save_every: Positions between two saved states of the scan.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"bias", "inner_norm"})
+    options: ClassVar[frozenset[str]] = frozenset({"bias", "inner_norm", "inner_norm_eps"})
 
     kind: Literal["mamba1"]
     expand: PositiveInt = 2
@@ -32,6 +33,7 @@ class Mamba1(OptionsSection):
     conv_bias: StrictBool = True
     bias: StrictBool = False
     inner_norm: Literal["none", "plain", "scaled"] = "none"
+    inner_norm_eps: PositiveFloat | None = None
     save_every: PositiveInt = 256
 
     def step_width(self, hidden_size: int) -> int:
