@@ -78,7 +78,7 @@ def _drawn(draw: Random, fields: Any) -> dict[str, Any]:
     return {
         name: draw.choice(SIZES[name])
         for name in fields
-        if (name in SIZES and draw.random() < 0.9) or name in ("hidden_size", "num_attention_heads")
+        if (name in SIZES and draw.random() < 0.9) or name in ("hidden_size", "num_attention_heads", "encoder_attention_heads")
     }
 
 

@@ -45,7 +45,7 @@ VALUES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "max_spec_bytes": ("megaplan.spec.read", "MAX_BYTES", "{:,}".format),
     "max_values": ("megaplan.spec.document", "MAX_VALUES", "{:,}".format),
     "megatron_chunk": ("megaplan.hosts.megatron.limits", "CHUNK_SIZE", str),
-    "model_types": ("megaplan.importers.registry", "ARCHITECTURES", ", ".join),
+    "model_types": ("megaplan.importers.registry", "IMPORTS", ", ".join),
     "padding_percent": ("megaplan.budget.fit", "SHARE", lambda share: f"{100 / share:g}%"),
     "recipes": (
         "megaplan.low_precision",

@@ -1,4 +1,7 @@
-"""Defaults of transformers' classes for fields that a config does not have: a generated table (`scripts/transformers_defaults.py`)."""
+"""Defaults of classes for fields that a config does not have: a generated table of transformers' (`scripts/transformers_defaults.py`).
+
+Classes of repositories of weights are in `repository_classes`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from megaplan.importers.repository_classes import REPOSITORY_CLASSES
 
 
 class PartFacts(NamedTuple):
@@ -30,7 +35,7 @@ class ClassFacts(NamedTuple):
     """Defaults and names of one model type.
 
     Attributes:
-        version: Version of transformers.
+        version: Version of transformers; empty for a class of a repository of weights.
         model_class: Class with a head over the vocabulary.
         renamed: Other names of fields, each with the name that the class has.
         fields: The class's own fields with their defaults.
@@ -47,6 +52,11 @@ class ClassFacts(NamedTuple):
     parts: Mapping[str, PartFacts] = MappingProxyType({})
     forwards_tie: bool = False
 
+    @property
+    def origin(self) -> str:
+        """The program that has the class; empty for a model type without a class."""
+        return f"transformers {self.version}" if self.version else "the repository's class" if self.fields else ""
+
 
 NO_FACTS = ClassFacts("", "", {}, {}, frozenset())
 
@@ -56,12 +66,21 @@ def class_facts(model_type: str) -> ClassFacts:
     table = _table()
     found = table["types"].get(model_type)
     if found is None:
-        return NO_FACTS
+        return _of_repository(model_type)
     parts = {key: PartFacts(*part) for key, part in found.get("parts", {}).items()}
     common = frozenset(table["common"])
     return ClassFacts(
         table["transformers"], found["class"], found["renamed"], found["fields"], common, parts, found.get("forwards_tie", False)
     )
+
+
+def _of_repository(model_type: str) -> ClassFacts:
+    """The facts of a class of a repository of weights."""
+    found = REPOSITORY_CLASSES.get(model_type)
+    if found is None:
+        return NO_FACTS
+    base = class_facts(found.extends) if found.extends else NO_FACTS
+    return ClassFacts("", found.name, base.renamed, {**base.fields, **found.fields}, frozenset(_table()["common"]))
 
 
 @cache

@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.imported import Imported
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.registry import ARCHITECTURES, REFUSED, RENAMED
+from megaplan.importers.registry import IMPORTS, OF_REPOSITORIES, REFUSED, RENAMED
 from megaplan.importers.towers import MULTIMODAL, inside, split_text, towers_of
 from megaplan.spec.document import MAX_DEPTH, Document, SourceMap, parse_document
 from megaplan.spec.hub import is_model_name
@@ -27,7 +27,10 @@ STORED = ("quantization_config", "compression_config")
 """Fields of a config that list modules of the published weights."""
 MICRO_BATCH_SIZE = 1
 SEQ_LENGTH = 4096
-WITHIN = {"qwen3_omni_moe": ("thinker_config", "qwen3_omni_moe_thinker")}
+WITHIN = {
+    "qwen2_5_omni": ("thinker_config", "qwen2_5_omni_thinker"),
+    "qwen3_omni_moe": ("thinker_config", "qwen3_omni_moe_thinker"),
+}
 """Types of several models: the key of the one that reads and writes text, and its type."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -68,10 +71,11 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         reader.skip(NESTED)
         reader.warn(NESTED, NESTED, "only the text model is imported; other models of the config are not counted")
     notes: Sequence[Diagnostic] = ()
+    _note_tie(reader, whole)
     if family != config["model_type"]:
         reader.warn("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
     _check_architectures(reader)
-    model = ARCHITECTURES[family](reader)
+    model = IMPORTS[family](reader)
     reader.stop_if_wrong()
     if whole["model_type"] in MULTIMODAL:
         towers, notes = towers_of(whole, marks, model["hidden_size"])
@@ -109,20 +113,26 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
 
 def _family(model_type: str) -> str:
     """The model type whose import reads a text model: its own, the one that it is renamed from, or the text model of its outer name."""
-    known = {*ARCHITECTURES, *REFUSED, *RENAMED}
+    known = {*IMPORTS, *REFUSED, *RENAMED}
     names = (model_type, f"{model_type}_text")
     found = next((name for name in names if name in known), model_type)
     return RENAMED.get(found, found)
 
 
 def _family_of(config: Mapping[str, Any]) -> str:
-    """The model type whose import reads a text model; for an unknown one that of the class of transformers that `architectures` names."""
-    family = _family(config["model_type"])
-    if family in {*ARCHITECTURES, *REFUSED} or "auto_map" in config:  # a class of the repository may have the name of another
+    """The model type whose import reads a text model: that of the repository's class, or of transformers' for an unknown one.
+
+    `architectures` names the class.
+    """
+    family, classes = _family(config["model_type"]), config.get("architectures")
+    own = {class_facts(one).model_class: one for one in OF_REPOSITORIES}
+    if family in OF_REPOSITORIES and isinstance(classes, list) and len(classes) == 1:
+        return own.get(str(classes[0]), family)
+    if family in {*IMPORTS, *REFUSED} or "auto_map" in config:  # a class of the repository may have the name of another
         return family
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 and config["model_type"] not in MULTIMODAL else ""
-    return next((one for one in ARCHITECTURES if name and class_facts(one).model_class == name), family)
+    return next((one for one in IMPORTS if name and class_facts(one).model_class == name), family)
 
 
 def _check_refused(fields: dict[str, Any], source: SourceMap, text: str) -> None:
@@ -138,8 +148,8 @@ def _check_type(fields: dict[str, Any], source: SourceMap, text: str) -> None:
     """Stops at a model type that no import reads."""
     _check_refused(fields, source, text)
     family = fields["model_type"]
-    if _family_of(fields) not in ARCHITECTURES:
-        detail = f"model_type = {json.dumps(family[:80])}, and {len(ARCHITECTURES)} others are read"
+    if _family_of(fields) not in IMPORTS:
+        detail = f"model_type = {json.dumps(family[:80])}, and {len(IMPORTS)} others are read"
         raise _unknown("MP802", detail, source.locate("model_type"), text)
 
 
@@ -182,7 +192,7 @@ def _text_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, An
     nested, family = config.get(NESTED), config["model_type"]
     if family in MULTIMODAL:
         return split_text(config, source)
-    if not isinstance(nested, dict) or family in ARCHITECTURES:
+    if not isinstance(nested, dict) or family in IMPORTS:
         return config, source
     inner = nested.get("model_type")
     if not isinstance(inner, str):
@@ -191,6 +201,16 @@ def _text_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, An
     above = {key: config[key] for key in ("tie_word_embeddings",) if key in config and key not in nested}
     marks |= {key: source.marks[key] for key in ("model_type", *above) if key in source.marks and key not in marks}
     return {**nested, **above, "model_type": inner, NESTED: sorted(set(config) - {NESTED})}, SourceMap(source.file, marks)
+
+
+def _note_tie(reader: ConfigReader, whole: Mapping[str, Any]) -> None:
+    """Warns of a text model whose own `tie_word_embeddings` is another one than that which its class takes from the whole config."""
+    nested = whole.get(NESTED)
+    stated = nested.get("tie_word_embeddings") if isinstance(nested, dict) else None
+    taken = reader.value("tie_word_embeddings")
+    if isinstance(stated, bool) and isinstance(taken, bool) and stated != taken:
+        said = f"of the whole config, as in {reader.facts.origin}; {NESTED} has {str(stated).lower()}, which earlier releases may take"
+        reader.warn("tie_word_embeddings", taken, said)
 
 
 def _check_json(text: str, name: str) -> None:

@@ -219,11 +219,12 @@ class ConfigReader:
             found.append(diagnostic("MP820", "\n".join(self._not_carried.values()), first, severity=Severity.WARNING))
         if self._defaults:
             taken = ", ".join(f"{key} = {_shown(value)}" for key, value in sorted(self._defaults.items()))
-            detail = f"{taken}: not in the config, so as in transformers {self.facts.version}"
+            detail = f"{taken}: not in the config, so as in {self.facts.origin}"
             found.append(diagnostic("MP822", detail, Location(self._source.file), severity=Severity.NOTE))
         if self._unknown:
             named = ", ".join(f"{key} = {_shown(value)}" for key, value in self._unknown.items())
-            detail = f"{named}: no field of transformers' {self.family}, which loads the model without it"
+            whose = "transformers'" if self.facts.version else "the repository's"
+            detail = f"{named}: no field of {whose} {self.family}, which loads the model without it"
             found.append(diagnostic("MP823", detail, self._source.locate(next(iter(self._unknown))), severity=Severity.NOTE))
         return tuple(found)
 
@@ -244,7 +245,7 @@ class ConfigReader:
         """The diagnostic for a field that the import does not read; a warning if the class has no such field."""
         if key in self.facts.fields and _among(value, (self.facts.fields[key],)):
             return
-        loads = not self.strict and self.facts.version and key not in self.facts.fields
+        loads = not self.strict and self.facts.origin and key not in self.facts.fields
         if loads and not self._decides(key, value):
             if key not in self.facts.common:
                 self._unknown[name] = value

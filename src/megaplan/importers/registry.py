@@ -21,6 +21,7 @@ from megaplan.importers import (
     mamba1,
     minimax,
     own_latents,
+    repository,
     short_convolution,
 )
 from megaplan.importers.reader import ConfigReader
@@ -149,7 +150,17 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "xlstm": linear_attention.xlstm,
     "youtu": latent.dense,
 }
-"""Import function of each `model_type`, from a config to `model` of a spec."""
+"""Import function of each `model_type` of transformers, from a config to `model` of a spec."""
+
+OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
+    "bailing_moe": repository.bailing_moe,
+    "bailing_moe_v2": repository.bailing_moe_v2,
+    "nemotron-nas": repository.nemotron_nas,
+}
+"""Those of model types whose class comes with the published weights."""
+
+IMPORTS = ARCHITECTURES | OF_REPOSITORIES
+"""All of them."""
 
 REFUSED: dict[str, tuple[str, str]] = {
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),

@@ -37,6 +37,26 @@ def gemma4_unified_vision(reader: ConfigReader) -> Found:
     return Found(layer_norm(values) + linear(values, width) + 2 * layer_norm(width) + placed, why="positions of two axes, and no layers")
 
 
+def step_vision(reader: ConfigReader) -> Found:
+    """step3p5_vision: learned positions and rotary ones, a factor for each channel of a block's output, two convolutions at the end."""
+    given = {key: reader.value(name) for key, name in (("hidden_size", "width"), ("num_hidden_layers", "layers"))}
+    width, layers = (reader.whole(key) if value is None else value for key, value in given.items())
+    reader.skip("width", "layers", "heads", "ls_init_value", "intermediate_size")
+    inner, patch = int(width * reader.number("mlp_ratio")), reader.whole("patch_size")
+    first = reader.whole("num_channels") * patch**2 * width + (reader.whole("image_size") // patch) ** 2 * width + layer_norm(width)
+    layer = attention(width) + mlp(width, inner) + 2 * layer_norm(width) + 2 * width
+    last = linear(9 * width, 2 * width) + linear(9 * 2 * width, 4 * width)
+    return Found(first + layers * layer + last, why="factors for each channel of its blocks, and convolutions behind them")
+
+
+def omni_audio(reader: ConfigReader) -> Found:
+    """qwen2_5_omni_audio_encoder: Whisper's encoder without learned positions, with two embedded marks and a projection."""
+    width, made = reader.whole("d_model"), reader.whole("output_dim")
+    layer = attention(width) - width + mlp(width, reader.whole("encoder_ffn_dim")) + 2 * layer_norm(width)
+    convolved = linear(3 * reader.whole("num_mel_bins"), width) + linear(3 * width, width)
+    return Found(convolved + 2 * made + reader.whole("encoder_layers") * layer + layer_norm(width) + linear(width, made))
+
+
 def frames(_reader: ConfigReader) -> Found:
     """gemma4_unified_audio: frames of sound as they are."""
     return Found(0)
@@ -136,5 +156,7 @@ EVERY_ENCODER: dict[str, Structure] = ENCODERS | {
     "moss_transcribe_diarize_audio": whisper,
     "phi4_multimodal_audio": phi4_audio,
     "phi4_multimodal_vision": phi4_vision,
+    "qwen2_5_omni_audio_encoder": omni_audio,
+    "step3p5_vision": step_vision,
 }
 """Structure of each encoder, those of this module included."""

@@ -218,19 +218,16 @@ def _phi4(parts: Parts) -> Found:
     return Found(mlp(image, parts.hidden, parts.hidden) + 2 * image + sounds, why="rows between the crops of an image")
 
 
-def _inside(_parts: Parts) -> Found:
-    """Nothing: each encoder ends with its own projection."""
-    return Found(0, why="an encoder that ends with its own projection")
-
-
-def _paddle(parts: Parts) -> Found:
-    return _merger(parts, parts.hidden)
+def _step(parts: Parts) -> Found:
+    """A matrix from four times the encoder's width."""
+    width = parts.vision.value("width") or parts.vision.whole("hidden_size")
+    return Found(linear(4 * width, parts.hidden, bias=parts.whole.flag("projector_bias")), why="convolutions in front of it")
 
 
 MULTIMODAL: dict[str, Structure] = {
     "cosmos3_omni": _qwen3,
     "deepseek_vl": _aligned,
-    "dots3_note": _inside,
+    "dots3_note": lambda _parts: Found(0, why="an encoder that ends with its own projection"),
     "exaone4_5": _qwen2_5,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
@@ -257,10 +254,11 @@ MULTIMODAL: dict[str, Structure] = {
     "mistral3": _mistral3,
     "moss_transcribe_diarize": _moss,
     "ovis2": _ovis2,
-    "paddleocr_vl": _paddle,
+    "paddleocr_vl": lambda parts: _merger(parts, parts.hidden),
     "paligemma": _paligemma,
     "phi4_multimodal": _phi4,
     "qianfan_ocr": _joined_pixels,
+    "qwen2_5_omni_thinker": _qwen2_5,
     "qwen2_5_vl": _qwen2_5,
     "qwen2_vl": _qwen2,
     "qwen3_5": _qwen3_5,
@@ -269,6 +267,7 @@ MULTIMODAL: dict[str, Structure] = {
     "qwen3_vl": _qwen3,
     "qwen3_vl_moe": _qwen3,
     "smolvlm": _idefics3,
+    "step3p7": _step,
     "video_llama_3": _aligned,
 }
 """Structure of the projections between encoders and text, by the model type of the whole config."""

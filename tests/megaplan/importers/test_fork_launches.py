@@ -266,9 +266,9 @@ def test_arguments_of_deepspeeds_fork() -> None:
     plain = import_megatron(f"{run} --use-distributed-optimizer", "launch.sh").loaded.spec
     assert import_megatron(f"{run} --deepspeed --zero-stage 1", "launch.sh").loaded.spec == plain
     assert "whose buffers are not DeepSpeed's" in warned(f"{run} --deepspeed --zero-stage 1")[-1]
-    for stage in (2, 3):
-        with pytest.raises(MegaplanError):
-            import_megatron(f"{run} --deepspeed --zero-stage {stage}", "launch.sh")
+    assert import_megatron(f"{run} --deepspeed --zero-stage 2", "launch.sh").loaded.spec == plain
+    with pytest.raises(MegaplanError):
+        import_megatron(f"{run} --deepspeed --zero-stage 4", "launch.sh")
     dense = import_megatron(run, "launch.sh").loaded.spec
     assert import_megatron(f"{run} --deepspeed --zero-stage 0 --num-experts 1", "launch.sh").loaded.spec == dense
     assert (

@@ -152,3 +152,27 @@ def test_towers_are_state_of_the_first_stage() -> None:
 def _of(ranks: tuple[RankBudget, ...], rank: int) -> dict[Column, int]:
     (found,) = [each for each in ranks if rank in each.ranks]
     return dict(found.cells[Phase.OPTIMIZER])
+
+
+def test_thinkers_are_read_and_the_other_models_reported() -> None:
+    ((fields, total),) = SMALL["qwen2_5_omni_thinker"]
+    whole = {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniModel"], "thinker_config": fields, "talker_config": {"a": 1}}
+    found = import_hf(json.dumps(whole), "config.json")
+    assert build_inventory(found.loaded.spec).parameters == total
+    assert any("talker_config: not imported" in each.detail for each in found.loaded.diagnostics)
+
+
+def test_flat_fields_of_step_are_the_text_models() -> None:
+    ((fields, total),) = SMALL["step3p7"]
+    flat = {**fields, **fields["text_config"], "model_type": "step3p7"}
+    del flat["text_config"]
+    assert build_inventory(import_hf(json.dumps(flat), "config.json").loaded.spec).parameters == total
+
+
+@pytest.mark.parametrize(("whole", "text", "said"), [(False, True, True), (True, False, True), (True, True, False), (False, False, False)])
+def test_a_tie_of_the_text_model_alone_is_reported(whole: bool, text: bool, said: bool) -> None:
+    ((fields, _),) = SMALL["qwen3_vl"]
+    changed = fields | {"tie_word_embeddings": whole, "text_config": fields["text_config"] | {"tie_word_embeddings": text}}
+    found = import_hf(json.dumps(changed), "config.json").loaded
+    assert found.spec.model.tie_embeddings is whole
+    assert any("text_config has" in each.detail for each in found.diagnostics) is said

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from megaplan.hosts.megatron.argument import flag
+from megaplan.importers.megatron.deepspeed import Translated, translate_deepspeed
 from megaplan.importers.structure import names_a_tensor
 from megaplan.spec.models import MAX_LAYERS
 
@@ -94,7 +95,9 @@ OLDER_IGNORED = frozenset({
     "no_contiguous_buffers_in_local_ddp", "use_contiguous_buffers_in_local_ddp", "ddp_impl", "DDP_impl",
     "no_scatter_gather_tensors_in_pipeline", "scatter_gather_tensors_in_pipeline", "use_cpu_initialization",
     "no_layer_norm_sharding", "fp8_wgrad", "moe_use_legacy_grouped_gemm", "disable_moe_token_dropping", "no_bias_dropout_fusion",
-    "deepspeed_config", "use_legacy_models", "use_mcore_models", "delay_grad_reduce", "overlap_param_gather_with_optimizer_step",
+    "deepspeed", "deepspeed_config", "deepspeed_mpi", "deepspeed_activation_checkpointing", "contigious_checkpointing",
+    "synchronize_each_layer", "profile_backward", "no_pipeline_parallel", "use_legacy_models",
+    "use_mcore_models", "delay_grad_reduce", "overlap_param_gather_with_optimizer_step",
     "no_delay_grad_reduce", "use_ring_exchange_p2p", "no_fused_kernels", "no_gradient_reduce_fusion", "timing_log_level",
     "no_save_rng", "no_load_rng", "num_distributed_workers", "moe_token_dropping", "max_tokens_to_oom", "use_unpadded_batch",
     "enable_one_logger", "onelogger_entity", "transformer_timers", "use_tokenizer_from_hf", "attention_softmax_in_fp32",
@@ -112,6 +115,9 @@ NOT_PLANNED = MappingProxyType(
         "recompute_in_bubble": "other layers are computed again there",
         "recompute_in_advance": "other layers are computed again there",
         "enable_recompute_layers_per_pp_rank": "recomputed layers are of a rank there, and are read as of each of its stages",
+        "checkpoint_in_cpu": "what recompute keeps is in host memory there, and is counted on the device",
+        "split_transformers": "attention and MLP are recomputed separately there, and a layer is recomputed as one here",
+        "memory_centric_tiled_linear": "linears run in tiles there, and are counted whole",
         "moe_zero_memory": "kept tensors of experts are computed again there, and are counted",
     }
 )
@@ -121,20 +127,6 @@ HEADS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {"multihead": {}, "multiquery": {"group_query_attention": True, "num_query_groups": 1}}
 )
 """Arguments that the types of heads of earlier forks are read as."""
-
-
-class Translated(NamedTuple):
-    """An argument of a fork that is read as others.
-
-    Attributes:
-        key: The argument.
-        said: The reading, as a note.
-        uncertain: True if memory can differ from the reading.
-    """
-
-    key: str
-    said: str
-    uncertain: bool = False
 
 
 def renamed(values: dict[str, Any], read: set[str], known: Collection[str]) -> Iterator[Translated]:
@@ -167,22 +159,7 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
     if values.get("glu_activation") == "swiglu":
         values["swiglu"] = bool(values.pop("glu_activation"))
         found.append(Translated("swiglu", "--glu-activation swiglu is read as --swiglu"))
-    if values.get("zero_stage") in (0, 1):
-        sharded = bool(values.pop("zero_stage"))
-        if sharded:
-            values["use_distributed_optimizer"] = True
-            said = "--zero-stage 1 of DeepSpeed is read as --use-distributed-optimizer, whose buffers are not DeepSpeed's"
-            found.append(Translated("use_distributed_optimizer", said, uncertain=True))
-    if values.get("deepspeed") and values.get("num_experts") is not None:
-        found += _deepspeed_experts(values)
-    if "embedding" in str(values.get("pp_partition_method")):
-        found.append(_deepspeed_stages(values))
-    if isinstance(ranks := values.get("ds_sequence_parallel_size"), int) and values.get("context_parallel_size") in (None, 1):
-        del values["ds_sequence_parallel_size"]
-        values["context_parallel_size"] = ranks
-        found += [Translated("context_parallel_size", f"--ds-sequence-parallel-size {ranks} is planned as context parallelism")][
-            : ranks > 1
-        ]
+    found += translate_deepspeed(values)
     if values.get("num_experts") is not None:
         found += _mindspeed_experts(values)
     recomputes = values.get("checkpoint_activations") or values.get("recompute_granularity") == "full"
@@ -215,38 +192,6 @@ def _mindspeed_experts(values: dict[str, Any]) -> list[Translated]:
             values["moe_shared_expert_intermediate_size"] = shared * width
             found.append(Translated("moe_shared_expert_intermediate_size", f"--n-shared-experts {shared} has the width of as many experts"))
     return found
-
-
-def _deepspeed_stages(values: dict[str, Any]) -> Translated:
-    """Stages of DeepSpeed that count modules by the names of their classes: layers, the embedding, and a tied head, which has its class.
-
-    Source: `megatron/model/gpt_model.py` of bigscience-workshop/Megatron-DeepSpeed, `PipelineModule` of DeepSpeed.
-    """
-    method = values.pop("pp_partition_method")
-    tied = not (values.get("untie_embeddings_and_output_weights") or values.get("no_tie_embed_logits"))
-    values |= {"account_for_embedding_in_pipeline_split": True, **({"account_for_loss_in_pipeline_split": True} if tied else {})}
-    counted = "embedding and head" if tied else "embedding"
-    return Translated("account_for_embedding_in_pipeline_split", f"--pp-partition-method {method} counts {counted} as layers of stages")
-
-
-def _deepspeed_experts(values: dict[str, Any]) -> list[Translated]:
-    """Experts of Megatron-DeepSpeed, in every second layer and with one choice by default.
-
-    Source: `megatron/arguments.py` and `megatron/model/transformer.py` of deepspeedai/Megatron-DeepSpeed: a layer has experts if its
-    number, from 1, divides by `--expert-interval`.
-    """
-    interval, choices = values.pop("expert_interval", 2), values.pop("topk", 1)
-    if values["num_experts"] == 1:
-        del values["num_experts"]
-        return [Translated("num_experts", "--num-experts 1 of DeepSpeed is a dense model")]
-    values.setdefault("moe_router_topk", choices)
-    layers = values.get("num_layers")
-    if not (isinstance(interval, int) and isinstance(layers, int) and interval > 0 and layers > 0):
-        values["expert_interval"] = interval  # named among the arguments that are not known
-        return []
-    values.setdefault("moe_layer_freq", [int(layer % interval == 0) for layer in range(1, layers + 1)])
-    said = f"of DeepSpeed: in every layer whose number divides by {interval}, with {choices} for each token"
-    return [Translated("num_experts", f"--num-experts {values['num_experts']} {said}")]
 
 
 def decides_a_tensor(key: str, value: Any) -> bool:

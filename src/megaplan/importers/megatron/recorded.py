@@ -14,6 +14,7 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.hosts.megatron.argument import Kind, flag
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given
+from megaplan.importers.megatron.deepspeed import with_config
 from megaplan.importers.megatron.script import Field, read_command, read_words
 from megaplan.importers.megatron.unset import remedies, unset
 
@@ -52,7 +53,8 @@ def read_recording(recording: Recording, name: str, number: int | None = None) -
     values |= _processes(row.environment, values)
     lines = {key: at for key, at in given.lines.items() if at} if row.file == name else {}
     left_out = (*_several(launches, row), *given.left_out, *_notes(recording))
-    return Given(_with_unset(values, row, recording), lines, dict(row.environment), left_out, program=given.program)
+    values = with_config(_with_unset(values, row, recording), name, row.files)
+    return Given(values, lines, dict(row.environment), left_out, program=given.program)
 
 
 def unset_names(recording: Recording) -> list[str]:

@@ -29,10 +29,18 @@ def read_command(words: Sequence[Field], environment: Mapping[str, str]) -> Give
     """The arguments of a launcher and its program."""
     stop, start = _program([word.text for word in words])
     launcher, program = read_words(words[:stop]), read_words(words[start:])
-    values = {OF_LAUNCHER[key]: value for key, value in launcher.values.items() if key in OF_LAUNCHER} | program.values
+    values = {OF_LAUNCHER[key]: value for key, value in launcher.values.items() if key in OF_LAUNCHER}
+    values = _included(launcher.values.get("include")) | values | program.values
     lines = {OF_LAUNCHER.get(key, key): line for key, line in launcher.lines.items()} | program.lines
     assigned = dict(word.text.split("=", 1) for word in words[:stop] if _ASSIGNMENT.match(word.text))
     return Given(values, lines, {**environment, **assigned}, program.left_out, program=words[start - 1].text if start else "")
+
+
+def _included(text: Any) -> dict[str, int]:
+    """Nodes and processes that deepspeed's `--include` names, `host:0,1@other:0,1`, if every node has as many."""
+    slots = [part.rpartition(":")[2].count(",") + 1 for part in str(text).split("@") if ":" in part]
+    whole = isinstance(text, str) and len(slots) == text.count("@") + 1 and len(set(slots)) == 1
+    return {"nnodes": len(slots), "nproc_per_node": slots[0]} if whole else {}
 
 
 def read_words(words: Sequence[Field]) -> Given:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -20,6 +20,7 @@ class RecordLine:
         line: Line in the script.
         environment: Environment variables of the command.
         lines: Line of each word, if they are known.
+        files: Texts of the settings that the script has written before it, by their paths, if they are known.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class RecordLine:
     line: int | None
     environment: Mapping[str, str]
     lines: tuple[int, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from megaplan.importers.megatron.shell.words import StoppedError
 from megaplan.importers.megatron.unset import UNSET, readable, unset, unset_names
 
 MAX_COMMANDS = 20_000
+SETTINGS = (".json",)
+"""Endings of files that a script writes and its program reads."""
 _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
 
 
@@ -112,8 +114,23 @@ class Shell(Programs):
             text = self.text(word)
             is_file = sign == "<" and word.pieces[0].kind != "program"
             self._given = (self._read(text) or unset(f"({text})")) if is_file else text
-        status: bool | None = getattr(self, f"_run_{command.kind}")(command)
+        status: bool | None = self._run(command)
         self._line, self._given = line, given if command.given is not None else self._given
+        return status
+
+    def _run(self, command: Command) -> bool | None:
+        """The status of a command; what it writes to a file of settings is kept by the file's name."""
+        run = getattr(self, f"_run_{command.kind}")
+        path = "" if command.written is None else self.text(command.written[1])
+        if command.written is None or not path.endswith(SETTINGS):
+            return run(command)  # type: ignore[no-any-return]
+        held, self._out = self._out, []
+        try:
+            status: bool | None = run(command)
+            before = self.files.get(path, "") if command.written[0] == ">>" else ""
+            self.files = {**self.files, path: before + "".join(self._out)}
+        finally:
+            self._out = held
         return status
 
     def _run_group(self, command: Command) -> bool | None:

@@ -40,12 +40,14 @@ class Programs(Builtins):
     Attributes:
         launches: The commands that start a program with arguments.
         absent: Files that it sources or runs and that are not here.
+        files: Texts of the settings that it writes, by their paths.
     """
 
     def __init__(self, variables: dict[str, Value], name: str, argv: Sequence[str], folder: Path | None) -> None:
         super().__init__(variables, name, argv, folder)
         self.launches: list[RecordLine] = []
         self.absent: list[RecordLine] = []
+        self.files: dict[str, str] = {}
         self._functions: dict[str, Body] = {}
         self._submitted: set[Path] = set()
         self._locals: list[dict[str, Value | None]] = []
@@ -108,7 +110,7 @@ class Programs(Builtins):
             status = self._wrapped(fields, lines)
         elif program in LAUNCHERS or options >= (1 if program in PYTHONS else MANY_ARGUMENTS):
             environment = {key: value for key, value in self.variables.items() if isinstance(value, str)}
-            self.launches.append(RecordLine("launch", tuple(fields), "", self.file, lines[0], environment, tuple(lines)))
+            self.launches.append(RecordLine("launch", tuple(fields), "", self.file, lines[0], environment, tuple(lines), self.files))
             status = True
         elif program in PYTHONS and "-c" in fields:
             status = self.count_gpus(fields)

@@ -72,6 +72,7 @@ class Scanner:
         self._breaks = [match.start() for match in re.finditer("\n", text)]
         self._jumps: dict[int, int] = {}  # ends of lines, each with the end of the here-documents that follow
         self._given: tuple[str, Word] | None = None
+        self._written: tuple[str, Word] | None = None
 
     def operand(self) -> Word:
         """The whole text as one word, in which spaces are text."""

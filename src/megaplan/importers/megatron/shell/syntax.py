@@ -20,6 +20,7 @@ class Command(NamedTuple):
         text: Name of a loop's variable or of a function; the expression of a sum.
         parts: Conditions, or patterns, each with the commands behind it.
         given: Sign and word of what it reads.
+        written: Sign and word of the file that it writes.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Command(NamedTuple):
     text: str = ""
     parts: tuple[tuple[Any, Body], ...] = ()
     given: tuple[str, Word] | None = None
+    written: tuple[str, Word] | None = None
 
 
 class Step(NamedTuple):
@@ -121,7 +123,7 @@ class Parser(Scanner):
             commands.append(self._command())
 
     def _command(self) -> Command:
-        line, name, outer, self._given = self._line, self._peek(), self._given, None
+        line, name, outer, self._given, self._written = self._line, self._peek(), (self._given, self._written), None, None
         readers: dict[str, Callable[[int], Command]] = {
             **{"if": self._if, "while": self._while, "until": self._while, "for": self._for, "select": self._for, "case": self._case},
             **{"function": self._function, "{": self._group, "[[": self._test},
@@ -140,7 +142,7 @@ class Parser(Scanner):
             command = self._simple(line)
         while self._redirect():
             pass
-        command, self._given = command._replace(given=self._given), outer
+        command, (self._given, self._written) = command._replace(given=self._given, written=self._written), outer
         return command
 
     def _if(self, line: int) -> Command:
@@ -280,7 +282,7 @@ class Parser(Scanner):
             words.append(self._word())
 
     def _redirect(self) -> bool:
-        """Passes a redirection; what is read is kept."""
+        """Passes a redirection; what is read and what is written are kept."""
         self._skip()
         found = _REDIRECT.match(self.text, self._at)
         if found is None:
@@ -292,6 +294,8 @@ class Parser(Scanner):
         word = self._word()
         if found[1] in ("<", "<<<"):
             self._given = (found[1], word)
+        elif found[1] in (">", ">>", ">|") and found[0][0] in ">1":
+            self._written = (found[1], word)
         return True
 
     def _here_document(self, *, strips: bool) -> Word:

@@ -1,0 +1,197 @@
+"""Arguments of Megatron-DeepSpeed, and the JSON of `--deepspeed_config`, read as arguments of Megatron-LM.
+
+Sources: `megatron/arguments.py`, `megatron/training.py` and `megatron/model` of deepspeedai/Megatron-DeepSpeed; `runtime/config.py` and
+`runtime/zero/config.py` of deepspeedai/DeepSpeed. The engine takes ZeRO's stage, its offload and the dtypes from the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from megaplan.errors import MegaplanError
+from megaplan.hosts.megatron.argument import flag
+from megaplan.importers.megatron.unset import readable, unset_names
+from megaplan.spec.read import read_text
+
+CONFIG = "deepspeed_config"
+_HOST_DEVICES = ("cpu", "nvme")
+_OFFLOADS = ("cpu_optimizer", "cpu_torch_adam")
+_SHARDS = "whose buffers are not DeepSpeed's"
+_SIZES = {"train_micro_batch_size_per_gpu": "micro_batch_size", "train_batch_size": "global_batch_size", "gradient_clipping": "clip_grad"}
+
+
+class Translated(NamedTuple):
+    """An argument of a fork that is read as others.
+
+    Attributes:
+        key: The argument.
+        said: The reading, as a note.
+        uncertain: True if memory can differ from the reading.
+    """
+
+    key: str
+    said: str
+    uncertain: bool = False
+
+
+def with_config(values: Mapping[str, Any], name: str, written: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a launch with the JSON of `--deepspeed_config` in the place of its path, where the script writes it or it is here.
+
+    Args:
+        values: Arguments of a launch.
+        name: Name of the launch's file, next to which the JSON is looked for.
+        written: Texts of the files that the script writes, by their paths.
+    """
+    path = values.get(CONFIG)
+    if not values.get("deepspeed") or not isinstance(path, str):
+        return dict(values)
+    text = written.get(path)
+    folder = Path(name).parent
+    own = [] if unset_names(path) else [Path(path), folder / path, folder / Path(path).name]
+    try:
+        found = next((one for one in own if text is None and one.is_file()), None)
+        config = json.loads(read_text(str(found)) if found is not None else text or "")
+    except (OSError, ValueError, RecursionError, MegaplanError):
+        return dict(values)
+    return {**values, CONFIG: config} if isinstance(config, dict) else dict(values)
+
+
+def translate_deepspeed(values: dict[str, Any]) -> list[Translated]:
+    """Arguments of Megatron-DeepSpeed, which leave `values`; those that they are read as take their place."""
+    found = list(_configured(values)) if values.get("deepspeed") else []
+    found += _sharded(values)
+    steps = [values.pop(key, None) for key in _OFFLOADS]
+    if any(steps) and not values.get("optimizer_cpu_offload"):
+        found.append(_offloaded(values, "--cpu-optimizer"))
+    if values.get("remote_device") in _HOST_DEVICES:
+        found.append(Translated("remote_device", f"--remote-device {values['remote_device']}: {_PARAMETERS}", uncertain=True))
+    values.pop("remote_device", None)
+    if values.get("deepspeed") and values.get("num_experts") is not None:
+        found += _experts(values)
+    if "embedding" in str(values.get("pp_partition_method")):
+        found.append(_stages(values))
+    if isinstance(ranks := values.get("ds_sequence_parallel_size"), int) and values.get("context_parallel_size") in (None, 1):
+        del values["ds_sequence_parallel_size"]
+        values["context_parallel_size"] = ranks
+        found += [Translated("context_parallel_size", f"--ds-sequence-parallel-size {ranks} is planned as context parallelism")][
+            : ranks > 1
+        ]
+    return found
+
+
+_PARAMETERS = "parameters are in host memory there, and are counted on the device"
+
+
+def _configured(values: dict[str, Any]) -> Iterator[Translated]:
+    """Settings of the JSON, or a warning that it is not here."""
+    config = values.pop(CONFIG, None)
+    if config is None:
+        return
+    if not isinstance(config, dict):
+        said = f"{flag(CONFIG)} {readable(str(config))} is not here, or no JSON: ZeRO's stage, offload and dtypes of it are not read"
+        yield Translated("deepspeed", said, uncertain=True)
+        return
+    yield from _dtypes(values, config)
+    for theirs, ours in _SIZES.items():
+        size = config.get(theirs)
+        if isinstance(size, bool) or not isinstance(size, int | float) or values.get(ours) == size:
+            continue
+        if values.get(ours) is None:
+            values[ours] = size
+            yield Translated(ours, f"{flag(ours)} {size}, as {theirs} of {flag(CONFIG)}")
+        elif ours != "clip_grad" or size:
+            yield Translated(ours, f"{theirs} = {size} in {flag(CONFIG)}, and {flag(ours)} {values[ours]} is planned", uncertain=True)
+    zero = config.get("zero_optimization")
+    zero = zero if isinstance(zero, dict) else {}
+    stage, stated = zero.get("stage", 0), values.get("zero_stage")
+    values["zero_stage"] = stage
+    if stated is not None and stated != stage:
+        said = f"ZeRO's stage is {stage} in {flag(CONFIG)}, which the engine reads, and --zero-stage {stated} is not taken"
+        yield Translated("zero_stage", said, uncertain=True)
+    if _in_host_memory(zero, "offload_optimizer") or zero.get("cpu_offload") is True:
+        yield _offloaded(values, f"offload_optimizer of {flag(CONFIG)}")
+    if _in_host_memory(zero, "offload_param") or zero.get("cpu_offload_params") is True:
+        yield Translated("zero_stage", f"offload_param of {flag(CONFIG)}: {_PARAMETERS}", uncertain=True)
+
+
+def _in_host_memory(zero: Mapping[str, Any], key: str) -> bool:
+    part = zero.get(key)
+    return isinstance(part, dict) and part.get("device") in _HOST_DEVICES
+
+
+def _dtypes(values: dict[str, Any], config: Mapping[str, Any]) -> Iterator[Translated]:
+    """Dtypes of parameters and gradients; the engine converts the model to those of the JSON."""
+    parts = {key: config.get(key) for key in ("bf16", "fp16")} | ({"bf16": config["bfloat16"]} if "bfloat16" in config else {})
+    given = {key for key in parts if values.get(key)}
+    stated = {key for key, part in parts.items() if isinstance(part, dict) and part.get("enabled") is True}
+    if len(stated) == 1 and stated != given:
+        (key,) = stated
+        for other in given - stated:
+            del values[other]
+        values[key] = True
+        yield Translated(key, f"{flag(key)}, as {flag(CONFIG)} says" + "".join(f", and not {flag(other)}" for other in given), bool(given))
+    kinds = config.get("data_types")
+    sums = kinds.get("grad_accum_dtype") if isinstance(kinds, dict) else None
+    if sums == "bf16" and values.get("bf16"):
+        values["grad_reduce_in_bf16"] = True
+        yield Translated("grad_reduce_in_bf16", f"gradients are bf16, as data_types.grad_accum_dtype of {flag(CONFIG)} says")
+
+
+def _offloaded(values: dict[str, Any], what: str) -> Translated:
+    """The optimizer's state and its step in host memory."""
+    values |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": True}
+    return Translated("optimizer_cpu_offload", f"{what} is planned as --optimizer-cpu-offload, {_SHARDS}", uncertain=True)
+
+
+def _sharded(values: dict[str, Any]) -> list[Translated]:
+    """ZeRO's stages: of the optimizer's state; of gradients, too; of parameters, too."""
+    stage = values.get("zero_stage")
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3) or (stage == 3 and values.get("pipeline_model_parallel_size") not in (None, 1)):
+        return []
+    del values["zero_stage"]
+    if not stage:
+        return []
+    values["use_distributed_optimizer"] = True
+    if stage == 3:
+        values |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+        values |= {"gradient_accumulation_fusion": None, "no_gradient_accumulation_fusion": True}
+        said = f"ZeRO's stage 3 is planned as Megatron-FSDP, {_SHARDS}"
+        return [Translated("use_megatron_fsdp", said, uncertain=True)]
+    said = f"--zero-stage {stage} of DeepSpeed is read as --use-distributed-optimizer, {_SHARDS}"
+    said += "; gradients are sharded there, and counted whole" if stage == 2 else ""
+    return [Translated("use_distributed_optimizer", said, uncertain=True)]
+
+
+def _stages(values: dict[str, Any]) -> Translated:
+    """Stages of DeepSpeed that count modules by the names of their classes: layers, the embedding, and a tied head, which has its class.
+
+    Source: `megatron/model/gpt_model.py` of bigscience-workshop/Megatron-DeepSpeed, `PipelineModule` of DeepSpeed.
+    """
+    method = values.pop("pp_partition_method")
+    tied = not (values.get("untie_embeddings_and_output_weights") or values.get("no_tie_embed_logits"))
+    values |= {"account_for_embedding_in_pipeline_split": True, **({"account_for_loss_in_pipeline_split": True} if tied else {})}
+    counted = "embedding and head" if tied else "embedding"
+    return Translated("account_for_embedding_in_pipeline_split", f"--pp-partition-method {method} counts {counted} as layers of stages")
+
+
+def _experts(values: dict[str, Any]) -> list[Translated]:
+    """Experts of Megatron-DeepSpeed, in every second layer and with one choice by default.
+
+    Source: `megatron/arguments.py` and `megatron/model/transformer.py` of deepspeedai/Megatron-DeepSpeed: a layer has experts if its
+    number, from 1, divides by `--expert-interval`.
+    """
+    interval, choices = values.pop("expert_interval", 2), values.pop("topk", 1)
+    if values["num_experts"] == 1:
+        del values["num_experts"]
+        return [Translated("num_experts", "--num-experts 1 of DeepSpeed is a dense model")]
+    values.setdefault("moe_router_topk", choices)
+    layers = values.get("num_layers")
+    if not (isinstance(interval, int) and isinstance(layers, int) and interval > 0 and layers > 0):
+        values["expert_interval"] = interval  # named among the arguments that are not known
+        return []
+    values.setdefault("moe_layer_freq", [int(layer % interval == 0) for layer in range(1, layers + 1)])
+    said = f"of DeepSpeed: in every layer whose number divides by {interval}, with {choices} for each token"
+    return [Translated("num_experts", f"--num-experts {values['num_experts']} {said}")]
