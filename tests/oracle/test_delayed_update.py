@@ -24,9 +24,10 @@ class _Launches(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
+@pytest.mark.parametrize("most_recent", [False, True])
 @pytest.mark.parametrize("operands", [3, 60])
-def test_an_update_launches_as_many_kernels_as_are_priced(operands: int) -> None:
+def test_an_update_launches_as_many_kernels_as_are_priced(operands: int, most_recent: bool) -> None:
     numbers, history = torch.ones(3, operands), torch.ones(operands, 16)
     with _Launches() as launches:
-        update_factors(numbers, history, 0, most_recent=False, margin=0)
-    assert launches.count == DELAYED_LAUNCHES
+        update_factors(numbers, history, 0, most_recent=most_recent, margin=0)
+    assert launches.count == DELAYED_LAUNCHES - most_recent

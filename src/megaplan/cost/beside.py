@@ -30,7 +30,8 @@ CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
 CLIP_OPERATIONS, ROUND_OPERATIONS, NORM_LAUNCHES = 4, 8, 4
 """Operations of the host for the gradients' norm, for a round of Muon's without its products, and of those the ones on norms."""
 DELAYED_PASSES, DELAYED_LAUNCHES = 30, 14
-"""Numbers that an operand's next factor reads and writes, beside its history, and kernels of the update of all of a rank."""
+"""Numbers that an operand's next factor reads and writes, beside its history, and kernels of the update of all of a rank: one finds the
+largest of the history."""
 ADAMW_OPERATIONS, MUON_OPERATIONS = 2, 2
 """Those for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; Muon's two passes."""
 
@@ -151,8 +152,9 @@ def delayed_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     """Once: a column of the histories of maxima written, all of them or that column read, and factors made of them."""
     recipe, operands = spec.precision.recipe, held.delayed_weights * DELAYED_ROLES
     if recipe is not None and operands:
-        read = recipe.amax_history if recipe.amax_compute == "max" else 0
-        yield KindWork(MEMORY, operands * SCALE_BYTES * (read + DELAYED_PASSES), 0, DELAYED_LAUNCHES * spec.pp_shares)
+        reads = recipe.amax_compute == "max"
+        moved = operands * SCALE_BYTES * (reads * recipe.amax_history + DELAYED_PASSES)
+        yield KindWork(MEMORY, moved, 0, (DELAYED_LAUNCHES - (not reads)) * spec.pp_shares)
 
 
 def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
