@@ -41,6 +41,8 @@ def show(value: Any) -> str:
 
 def argument(value: Any) -> str:
     """A complete value of the spec as `--set KEY=VALUE` takes it."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {argument(each)}' for key, each in value.items())}}}"
     return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value) if isinstance(value, str) else _scalar(value)
 
 

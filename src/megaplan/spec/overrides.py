@@ -15,8 +15,10 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.spec.document import Document, KeyPath, dotted, parse_document
 from megaplan.spec.fields import legal_keys
+from megaplan.spec.other_names import GLOBAL_BATCH, GPUS, microbatches_of
 from megaplan.spec.read import NO_CONTROL
 from megaplan.spec.type_errors import meant_settings, near_keys
+from megaplan.wording import argument as as_argument
 from megaplan.wording import quoted, series
 
 LABEL = "--set "
@@ -135,8 +137,8 @@ def _known_path(path: tuple[str, ...], text: str, document: dict[str, Any], labe
             unknown = (*section, name)
             value = _plain(text)
             settings = meant_settings(unknown, document, value) if depth == len(path) - 1 and text else []
-            meant = [f"--set {quote(f'{dotted(key)}={text if given is value else given}')}" for key, given in settings]
-            hints = _of_gpus(name, text, document) if not section else ()
+            meant = [f"--set {quote(f'{dotted(key)}={text if given is value else as_argument(given)}')}" for key, given in settings]
+            hints = _of_job(".".join((*path[:depth], name)), text, document) if depth == len(path) - 1 else ()
             raise _refusal("MP141", detail, label, *(hints or meant or near_keys(unknown, document, value)))
         found = (*found, name if name in same else same[0])
     return (*found, "name") if found == ("device",) and text[:1] not in ("{", "") and text != "null" else found
@@ -150,18 +152,20 @@ def _plain(text: str) -> Any:
         return text
 
 
-_GPUS = ("gpus", "num_gpus", "world_size", "devices", "nproc", "ranks")
-
-
-def _of_gpus(name: str, text: str, document: dict[str, Any]) -> tuple[str, ...]:
-    """Hints for a number of GPUs, which is no key: the product of the mesh's degrees, of which dp_shard is the usual one to change."""
-    if name.lower() not in _GPUS or not text.isdigit():
+def _of_job(key: str, text: str, document: dict[str, Any]) -> tuple[str, ...]:
+    """Hints for a number of GPUs or a global batch, which are no keys: of the factors, dp_shard and num_microbatches usually change."""
+    section, _, name = key.lower().rpartition(".")
+    if not text.isdigit():
         return ()
     mesh = document.get("mesh")
     others = [value for key, value in mesh.items() if key in _DEGREES] if isinstance(mesh, dict) else []
     rest = prod(value for value in others if isinstance(value, int))
-    shards = int(text) // rest if rest and int(text) % rest == 0 else int(text)
-    return f"--set mesh.dp_shard={shards}", f"--gpus {text}"
+    if name in GPUS and section in ("", "mesh", "device"):
+        shards = int(text) // rest if rest and int(text) % rest == 0 else int(text)
+        return f"--set mesh.dp_shard={shards}", f"--gpus {text}"
+    if name in GLOBAL_BATCH and section in ("", "batch", "schedule", "training"):
+        return f"--global-batch {text}", *(f"--set schedule.num_microbatches={count}" for count in microbatches_of(document, int(text)))
+    return ()
 
 
 _DEGREES = ("pp", "dp_replicate", "cp", "tp")

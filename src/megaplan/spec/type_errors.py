@@ -12,38 +12,13 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic
 from megaplan.spec.document import KeyPath, SourceMap, dotted
 from megaplan.spec.fields import accepts, all_keys, kinds_of, legal_keys
+from megaplan.spec.other_names import DTYPES, GLOBAL_BATCH, keys_named, microbatches_of, value_named
 from megaplan.units import parse_bytes
-from megaplan.wording import quoted, series, show
+from megaplan.wording import argument, quoted, series, show
 
 _MAX_LISTED = 24
 _SEQUENCE_PARALLEL = {"sp", "sequence_parallel", "sequence_parallelism"}
-# Other tools' names for keys of ours that no spelling distance finds.
-_OTHER_NAMES = {
-    "dp": ("dp_shard", "dp_replicate"),
-    "data_parallel": ("dp_shard", "dp_replicate"),
-    "fsdp": ("dp_shard",),
-    "d_model": ("hidden_size",),
-    "d_state": ("state_dim",),
-    "n_layers": ("num_layers",),
-    "num_hidden_layers": ("num_layers",),
-    "num_attention_heads": ("num_heads",),
-    "num_key_value_heads": ("num_kv_heads",),
-    "num_local_experts": ("num_experts",),
-    "num_experts_per_tok": ("top_k",),
-    "intermediate_size": ("ffn_hidden_size",),
-    "gradient_accumulation_steps": ("num_microbatches", "steps_per_update"),
-    "lr": ("learning_rate",),
-    "seq": ("seq_length",),
-    "seq_len": ("seq_length",),
-    "sequence_length": ("seq_length",),
-    "max_length": ("seq_length",),
-    "micro_batch": ("micro_batch_size",),
-    "mbs": ("micro_batch_size",),
-    "batch_size": ("micro_batch_size",),
-    "microbatches": ("num_microbatches",),
-    **dict.fromkeys(("memory", "memory_gb", "memory_bytes", "memory_capacity", "mem", "vram", "hbm", "gpu_memory"), ("capacity",)),
-}
-_OTHER_WORDS = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "mha": "gqa", "mqa": "gqa"}
+_OTHER_WORDS = DTYPES | {"mha": "gqa", "mqa": "gqa"}
 _SWITCHES = {"yes": "true", "on": "true", "y": "true", "1": "true", "no": "false", "off": "false", "n": "false", "0": "false"}
 _AMBIGUOUS = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*_[0-9_]*|[0-9][0-9_]*(:[0-9]+)+|0[xob][0-9a-fA-F_]+)")
 _PLAIN_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -101,16 +76,19 @@ def unknown_key(path: KeyPath, document: Any, source: SourceMap) -> Diagnostic:
 def near_keys(path: KeyPath, document: Any, value: Any) -> list[str]:
     """Hints of the keys that an unknown key with this value may have meant."""
     name, section = str(path[-1]), path[:-1]
-    meant = [dotted(key) if given == value else f"{dotted(key)}: {given}" for key, given in meant_settings(path, document, value)]
+    meant = [dotted(key) if given == value else f"{dotted(key)}: {argument(given)}" for key, given in meant_settings(path, document, value)]
     owners = [kind for kind in kinds_of(section) if name in legal_keys(section, _with_kind(section, kind))]
     return [f"did you mean {series(meant)}?"] if meant else [f"{name} is a key of kind {series(owners)}"] if owners else []
 
 
 def meant_settings(path: KeyPath, document: Any, value: Any) -> list[tuple[KeyPath, Any]]:
     """Keys that an unknown key may have meant and whose type takes its value, each with the value; a size is in bytes there."""
-    found = []
+    if str(path[-1]).lower() in GLOBAL_BATCH and isinstance(value, int) and isinstance(document, Mapping):
+        return [(("schedule", "num_microbatches"), count) for count in microbatches_of(document, value)]
+    found: list[tuple[KeyPath, Any]] = []
     for key in _meant_keys(path, document):
-        given = size if (size := _size(str(path[-1]), key, value)) is not None else value
+        size = _size(str(path[-1]), key, value)
+        given = value_named(dotted(key), value) if size is None else size
         if accepts(key, given, document):
             found.append((key, given))
     return found
@@ -130,20 +108,27 @@ def _size(name: str, key: KeyPath, value: Any) -> int | None:
 
 
 def _meant_keys(path: KeyPath, document: Any) -> list[KeyPath]:
-    """Keys that an unknown key may have meant: a similar name in its section, its name in another section, a similar name anywhere.
+    """Keys that an unknown key may have meant: those that other tools call so, else similar ones in its section, else any section's.
 
     Empty for a key of the section's other kinds.
     """
     name, section = str(path[-1]), path[:-1]
     plain = name.lower().replace("-", "_")
     legal = [str(key) for key in legal_keys(section, document)]
-    others = [key for key in _OTHER_NAMES.get(plain, ()) if key in legal]
-    near = others or (get_close_matches(plain, legal, n=1) if plain not in _OTHER_NAMES else [])
-    if near:
-        return [(*section, key) for key in near]
+    others = keys_named(dotted(section), plain)
+    if others is None:
+        near = [(*section, key) for key in get_close_matches(plain, legal, n=1)]
+    else:
+        near = [(*section, key) for key in others if key in legal] or [tuple(key.split(".")) for key in others if "." in key]
+    if near or others == ():
+        return near
     if any(name in legal_keys(section, _with_kind(section, kind)) for kind in kinds_of(section)):
         return []
-    wanted = {name, plain, *_OTHER_NAMES.get(plain, ())}
+    return _elsewhere(plain, {name, plain, *(others or ())})
+
+
+def _elsewhere(plain: str, wanted: set[str]) -> list[KeyPath]:
+    """Keys of any section by their last names; by a similar one if there is none."""
     elsewhere = [key for key in all_keys() if key[-1] in wanted]
     if elsewhere:  # without keys that are much deeper than another one, such as an encoder's
         shallow = min(map(len, elsewhere)) + 1

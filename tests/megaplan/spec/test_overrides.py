@@ -8,6 +8,7 @@ import pytest
 from spec_samples import SAMPLE, Accepted, Refused
 
 from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.spec import other_names
 from megaplan.spec.fields import all_keys
 from megaplan.spec.load import load_spec_text
 from megaplan.spec.models import Spec
@@ -134,6 +135,49 @@ def test_a_size_of_memory_is_the_devices_capacity_in_bytes(
 def test_a_number_whose_key_names_its_unit_is_the_capacity_in_bytes(refused: Refused, given: str, num_bytes: int) -> None:
     (found,) = refused(overrides=[f"device.{given}"])
     assert found.hints[0] == f"--set device.capacity={num_bytes}"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("model.moe.num_experts_per_token=2", ["model.moe.top_k=2"]),
+        ("model.n_routed_experts=8", ["model.moe.num_experts=8"]),
+        ("model.moe.moe_intermediate_size=1024", ["model.moe.ffn_hidden_size=1024"]),
+        ("mesh.tensor_model_parallel_size=2", ["mesh.tp=2"]),
+        ("tp_size=2", ["mesh.tp=2"]),
+        ("mesh.dp=4", ["mesh.dp_shard=4", "mesh.dp_replicate=4"]),
+        ("sharding.zero_stage=3", ["sharding.reshard_after_forward=true"]),
+        ("sharding.zero_stage=2", ["sharding.reshard_after_forward=false"]),
+        ("precision.compute=bfloat16", ["precision.params=bf16"]),
+        ("precision.fp8=true", ["'precision.recipe={name: fp8_current}'"]),
+        ("optimizer.name=adamw", ["optimizer.matrix=adamw"]),
+        ("schedule.name=zbv", ["schedule.kind=zbv"]),
+        ("gradient_checkpointing=true", ["recompute.default=full"]),
+        ("model.sliding_window=1024", ["model.attention.window_size=1024"]),
+        ("host.torch_compile=true", []),
+    ],
+)
+def test_names_of_other_tools_are_hints_of_our_keys(refused: Refused, given: str, meant: list[str]) -> None:
+    (found,) = refused(overrides=[given])
+    assert [hint for hint in found.hints if hint.startswith("--set")] == [f"--set {setting}" for setting in meant]
+
+
+def test_a_global_batch_and_a_number_of_gpus_are_hints_of_their_factors(refused: Refused, accepted: Accepted) -> None:
+    spec = accepted().spec
+    batch, gpus = 6 * spec.global_batch_size, 2 * spec.mesh.world_size
+    for key, wanted in (("batch.gbs", batch), ("global_batch_size", batch), ("mesh.world_size", gpus), ("device.count", gpus)):
+        (found,) = refused(overrides=[f"{key}={wanted}"])
+        settings = [hint.removeprefix("--set ") for hint in found.hints if hint.startswith("--set ")]
+        changed = accepted(overrides=settings).spec
+        assert wanted in (changed.global_batch_size, changed.mesh.world_size)
+
+
+def test_names_of_other_tools_stand_for_keys_that_exist() -> None:
+    known = {".".join(map(str, key)) for key in all_keys()}
+    names = {key.rpartition(".")[2] for key in known}
+    for keys, others in other_names._SAME:
+        assert all(key in known if "." in key else key in names for key in keys)
+        assert not known & set(others.split())
 
 
 @pytest.mark.parametrize("given", [("mesh.tp=2", "mesh.tp=1"), ("mesh={pp: 1, tp: 2}", "mesh.tp=1"), ("mesh.tp=3", "mesh.tp=1")])
