@@ -144,5 +144,5 @@ def _failed(error: Exception, words: Sequence[str]) -> int:
         return INTERRUPTED
     if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout already
         return ERROR
-    output.fail([usage_error(error, "megaplan") or problems.bug(error)], as_json=as_json)
+    output.fail([usage_error(error, "megaplan", problems.settings_meant(error, words)) or problems.bug(error)], as_json=as_json)
     return ERROR

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 _SAME: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("mesh.tp",), "tensor_parallel tensor_parallelism tp_size tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size"),
-    (("mesh.pp",), "pipeline pipeline_parallel pp_size pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size"),
-    (("mesh.cp",), "context_parallel context_parallelism cp_size context_parallel_size context_parallel_degree"),
-    (("mesh.ep",), "expert_parallel expert_parallelism ep_size expert_parallel_size expert_parallel_degree expert_model_parallel_size"),
-    (("mesh.etp",), "expert_tensor_parallel expert_tensor_parallel_size expert_tensor_parallel_degree"),
-    (("mesh.vpp",), "virtual_pipeline vp vp_size interleave virtual_pipeline_model_parallel_size virtual_pipeline_size num_virtual_stages"),
+    (("mesh.tp",), "tp tensor_parallel tensor_parallelism tp_size tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size"),
+    (("mesh.pp",), "pp pipeline pipeline_parallel pp_size pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size"),
+    (("mesh.cp",), "cp context_parallel context_parallelism cp_size context_parallel_size context_parallel_degree"),
+    (("mesh.ep",), "ep expert_parallel expert_parallelism ep_size expert_parallel_size expert_model_parallel_size"),
+    (("mesh.etp",), "etp expert_tensor_parallel expert_tensor_parallel_size expert_tensor_parallel_degree"),
+    (("mesh.vpp",), "vpp virtual_pipeline vp vp_size interleave virtual_pipeline_model_parallel_size num_virtual_stages"),
     (("dp_shard", "dp_replicate"), "dp data_parallel data_parallel_size dp_size"),
     (("mesh.dp_shard",), "fsdp fsdp_size data_parallel_shard_degree"),
     (("mesh.dp_replicate",), "data_parallel_replicate_degree hsdp"),

@@ -137,11 +137,28 @@ def _known_path(path: tuple[str, ...], text: str, document: dict[str, Any], labe
             unknown = (*section, name)
             value = _plain(text)
             settings = meant_settings(unknown, document, value) if depth == len(path) - 1 and text else []
-            meant = [f"--set {quote(f'{dotted(key)}={text if given is value else as_argument(given)}')}" for key, given in settings]
+            meant = _arguments(settings, text, value)
             hints = _of_job(".".join((*path[:depth], name)), text, document) if depth == len(path) - 1 else ()
             raise _refusal("MP141", detail, label, *(hints or meant or near_keys(unknown, document, value)))
         found = (*found, name if name in same else same[0])
     return (*found, "name") if found == ("device",) and text[:1] not in ("{", "") and text != "null" else found
+
+
+def settings_named(name: str, text: str) -> tuple[str, ...]:
+    """Arguments `--set KEY=VALUE` for the keys that another tool's option may have meant.
+
+    Args:
+        name: Name of the option without dashes in front: `tensor-model-parallel-size`.
+        text: Value of the option; `true` for a switch.
+    """
+    value = _plain(text)
+    settings = meant_settings((name.lower().replace("-", "_"),), {}, value)
+    return tuple(_arguments(settings, text, value))
+
+
+def _arguments(settings: Sequence[tuple[KeyPath, Any]], text: str, value: Any) -> list[str]:
+    """Arguments for settings; those that keep the value have it as it was written."""
+    return [f"--set {quote(f'{dotted(key)}={text if given is value else as_argument(given)}')}" for key, given in settings]
 
 
 def _plain(text: str) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 import typer
 
@@ -22,6 +25,27 @@ def test_a_value_that_an_option_does_not_take(megaplan, words, option):
     assert (ran.status, ran.out) == (2, "")
     (line,) = [line for line in ran.err.splitlines() if option in line]
     assert line.strip().startswith(f"Invalid value for '{option}': '{words[-1]}' is not one of '")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("estimate", "plans/tiny-hybrid.yaml", "--tensor-model-parallel-size", "2"), "--set mesh.tp=2"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--pp=2"), "--set mesh.pp=2"),
+        (("split", "plans/tiny-hybrid.yaml", "--moe-router-topk", "4", "--json"), "--set model.moe.top_k=4"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--fp8"), "--set 'precision.recipe={name: fp8_current}'"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--num-gpus", "4"), "--gpus 4"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--global-batch-size", "64"), "--global-batch 64"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--seq-length", "512"), "--seq 512"),
+        (("diff", "plans/tiny-hybrid.json", "plans/tiny-hybrid.json", "--tp", "2"), "megaplan diff --help"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--foo", "2"), "megaplan estimate --help"),
+    ],
+)
+def test_an_option_of_another_tool_is_a_hint_of_ours(megaplan, words, hint):
+    ran = megaplan(*words)
+    assert ran.status == 2
+    hints = json.loads(ran.out)["diagnostics"][0]["hints"] if "--json" in words else re.findall("^hint: (.*)$", ran.err, re.MULTILINE)
+    assert hints[0] == hint
 
 
 def test_the_prefix_of_pydantic_is_removed():
