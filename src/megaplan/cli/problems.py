@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from shlex import quote
 
 from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Diagnostic, MegaplanError
 
 MAX_LISTED = 40
 """Largest number of names that are all shown; of more, only the nearest are."""
+_SETTING = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*=.+")
+_COMMANDS = {
+    **dict.fromkeys(("memory", "mem", "vram", "fit", "fits", "plan", "simulate", "profile", "predict", "time", "step"), "estimate"),
+    **dict.fromkeys(("partition", "stages", "cut", "cuts", "pipeline", "balance"), "split"),
+    **dict.fromkeys(("tune", "autotune", "optimize", "optimise", "auto", "layouts"), "search"),
+    **dict.fromkeys(("goodput", "days", "cost", "train"), "run"),
+    **dict.fromkeys(("validate", "lint", "verify"), "check"),
+    **dict.fromkeys(("init", "create"), "new"),
+    "compare": "diff",
+    "convert": "import",
+    "gpus": "devices",
+}
+"""Commands by names that other tools give to what they do."""
 
 
 def bug(error: Exception) -> Diagnostic:
@@ -25,12 +40,16 @@ def bug(error: Exception) -> Diagnostic:
 
 
 def settings_meant(error: Exception, words: Sequence[str]) -> tuple[str, ...]:
-    """Options, or arguments of `--set`, that an option which the command does not have may have meant; empty for any other error."""
-    option = getattr(error, "option_name", None)
-    command = getattr(getattr(error, "ctx", None), "command", None)
+    """Commands, options, or arguments of `--set`, that words which the parser does not take may have meant; empty for any other error."""
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    command = getattr(context, "command", None)
     known = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
-    if not isinstance(option, str) or "--set" not in known:
+    if getattr(command, "commands", None) and words and words[0] in _COMMANDS:
+        return (" ".join(("megaplan", _COMMANDS[words[0]], *map(quote, words[1:]))),)
+    if "--set" not in known:
         return ()
+    if not isinstance(option, str):
+        return _loose_settings(words)
     from megaplan.spec.other_names import GLOBAL_BATCH, GPUS, keys_named  # noqa: PLC0415
     from megaplan.spec.overrides import settings_named  # noqa: PLC0415
 
@@ -40,6 +59,22 @@ def settings_meant(error: Exception, words: Sequence[str]) -> tuple[str, ...]:
     sizes = {"--gpus": plain in GPUS, "--global-batch": plain in GLOBAL_BATCH, "--seq": is_length}
     found = [f"{own} {value}" for own, is_meant in sizes.items() if is_meant and own in known]
     return tuple(found) or settings_named(name, value)
+
+
+def _loose_settings(words: Sequence[str]) -> tuple[str, ...]:
+    """Arguments for `KEY=VALUE` without `--set`, and for `--set KEY VALUE`, as one hint."""
+    found, taken = [], 0
+    for index, word in enumerate(words):
+        if index < taken:
+            continue
+        if word == "--set" and index + 1 < len(words):
+            setting, taken = words[index + 1], index + 2
+            if "=" not in setting and taken < len(words):
+                setting, taken = f"{setting}={words[taken]}", index + 3
+            found.append(setting)
+        elif _SETTING.fullmatch(word):
+            found.append(word)
+    return (" ".join(f"--set {quote(setting)}" for setting in found),) if found else ()
 
 
 def _value_of(option: str, words: Sequence[str]) -> str:

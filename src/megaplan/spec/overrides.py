@@ -25,6 +25,7 @@ LABEL = "--set "
 """Beginning of the place of a value of the command line."""
 MOST_WIDTH = 10_000
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_SETTING = re.compile(rf"\s*{_KEY.pattern}=[^={{}}\[\]\"']+")
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
@@ -100,6 +101,9 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
     key, separator, text = argument.partition("=")
     if not separator or not _KEY.fullmatch(key.strip()):
         raise _refusal("MP140", f"{quoted(argument)} is not KEY=VALUE", label, "--set mesh.tp=8")
+    if joined := _joined(argument, document):
+        detail = f"{quoted(argument)} has {len(joined)} settings, and each needs an argument of its own"
+        raise _refusal("MP140", detail, label, " ".join(joined))
     path = _known_path(tuple(key.strip().replace("-", "_").split(".")), text.strip(), document, label)
     if not text.strip():
         raise _refusal("MP142", f"{key.strip()} has no value after '='", label, f"--set {key.strip()}=null")
@@ -116,6 +120,23 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
             [diagnostic("MP142", f"{quoted(text)}: {item.detail}", Location(file=label), item.hints[:-1]) for item in faults]
         )
     return path, given.value
+
+
+def _joined(argument: str, document: dict[str, Any]) -> list[str]:
+    """Arguments for `mesh.tp=2,mesh.pp=4`, several settings in one; empty if the text is one setting."""
+    found = []
+    for part in argument.split(",") if "," in argument else ():
+        if not _SETTING.fullmatch(part):
+            return []
+        key, _, text = part.partition("=")
+        path = tuple(key.strip().replace("-", "_").split("."))
+        if path[-1] in legal_keys(path[:-1], document):
+            found.append(f"--set {quote(f'{dotted(path)}={text}')}")
+        elif settings := _arguments(meant_settings(path, document, _plain(text)), text, _plain(text)):
+            found.append(settings[0])
+        else:
+            return []
+    return found
 
 
 def _known_path(path: tuple[str, ...], text: str, document: dict[str, Any], label: str) -> tuple[str, ...]:

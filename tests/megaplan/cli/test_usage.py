@@ -39,9 +39,14 @@ def test_a_value_that_an_option_does_not_take(megaplan, words, option):
         (("estimate", "plans/tiny-hybrid.yaml", "--seq-length", "512"), "--seq 512"),
         (("diff", "plans/tiny-hybrid.json", "plans/tiny-hybrid.json", "--tp", "2"), "megaplan diff --help"),
         (("estimate", "plans/tiny-hybrid.yaml", "--foo", "2"), "megaplan estimate --help"),
+        (("estimate", "plans/tiny-hybrid.yaml", "mesh.tp=2"), "--set mesh.tp=2"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.tp", "2"), "--set mesh.tp=2"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.tp=2", "mesh.pp=2"), "--set mesh.tp=2 --set mesh.pp=2"),
+        (("estimate", "plans/tiny-hybrid.yaml", "other.yaml"), "megaplan estimate --help"),
+        (("memory", "plans/tiny-hybrid.yaml", "--json"), "megaplan estimate plans/tiny-hybrid.yaml --json"),
     ],
 )
-def test_an_option_of_another_tool_is_a_hint_of_ours(megaplan, words, hint):
+def test_words_of_another_tool_are_hints_of_ours(megaplan, words, hint):
     ran = megaplan(*words)
     assert ran.status == 2
     hints = json.loads(ran.out)["diagnostics"][0]["hints"] if "--json" in words else re.findall("^hint: (.*)$", ran.err, re.MULTILINE)

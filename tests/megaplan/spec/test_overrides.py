@@ -162,6 +162,24 @@ def test_names_of_other_tools_are_hints_of_our_keys(refused: Refused, given: str
     assert [hint for hint in found.hints if hint.startswith("--set")] == [f"--set {setting}" for setting in meant]
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("mesh.tp=2,mesh.pp=4", "--set mesh.tp=2 --set mesh.pp=4"),
+        ("tp=2, pp_size=4", "--set mesh.tp=2 --set mesh.pp=4"),
+        ("schedule.kind=zbv,mesh.vpp=2", "--set schedule.kind=zbv --set mesh.vpp=2"),
+    ],
+)
+def test_several_settings_in_one_argument_are_separated(refused: Refused, given: str, hint: str) -> None:
+    (found,) = refused(overrides=[given])
+    assert (found.code, found.hints[0]) == ("MP140", hint)
+
+
+@pytest.mark.parametrize("given", ["recompute.blocks={A: full, M: none}", "split.pin=[]", "schedule={kind: 1f1b, num_microbatches: 4}"])
+def test_a_value_with_commas_is_one_setting(accepted: Accepted, given: str) -> None:
+    accepted(overrides=[given])
+
+
 def test_a_global_batch_and_a_number_of_gpus_are_hints_of_their_factors(refused: Refused, accepted: Accepted) -> None:
     spec = accepted().spec
     batch, gpus = 6 * spec.global_batch_size, 2 * spec.mesh.world_size
