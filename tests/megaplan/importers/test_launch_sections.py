@@ -225,8 +225,10 @@ def test_an_experiment_of_another_program_is_refused(tmp_path: Path, entrypoint:
     with pytest.raises(MegaplanError, match="MP926"):
         of_file(path)
     if kind == "train":
-        with pytest.raises(MegaplanError, match="RWKV"):
-            of_file(path.parent / "train/tiny.yaml")
+        for name in ("tiny", "another"):  # which no experiment names
+            (path.parent / f"train/{name}.yaml").write_text(yaml.safe_dump({"model": {**SIZES, "vocab_size": 99}}), encoding="utf-8")
+            with pytest.raises(MegaplanError, match="RWKV"):
+                of_file(path.parent / f"train/{name}.yaml")
 
 
 def test_a_place_that_a_template_leaves_is_a_variable_that_is_set_nowhere() -> None:

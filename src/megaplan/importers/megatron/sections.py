@@ -87,16 +87,17 @@ def _sizes_of(document: Mapping[str, Any]) -> str | None:
 
 
 def _program_of(name: str) -> str:
-    """The program of the experiments of FlagScale that train with a file, if there is one alone."""
+    """The program of the experiments of FlagScale that train with a file, else of those in its folder, if there is one alone."""
     path = Path(name)
     if not name or path.parent.name != "train":
         return ""
-    programs = set()
+    programs: dict[bool, set[str]] = {True: set(), False: set()}
     for each in sorted(path.parent.parent.glob("*.yaml"))[:_MOST_FILES]:
         held = parse_document(read_text(str(each)), str(each)).value
-        if isinstance(held, dict) and is_flagscale(held) and _sizes_of(held) == path.stem:
-            programs.add(str(held["experiment"]["task"].get("entrypoint") or ""))
-    return programs.pop() if len(programs) == 1 else ""
+        if isinstance(held, dict) and is_flagscale(held):
+            programs[_sizes_of(held) == path.stem].add(str(held["experiment"]["task"].get("entrypoint") or ""))
+    found = programs[True] or programs[False]
+    return found.pop() if len(found) == 1 else ""
 
 
 def is_primus(document: Mapping[str, Any]) -> bool:
