@@ -121,3 +121,26 @@ def test_slots_of_include_are_the_gpus() -> None:
     assert import_megatron(run, "launch.sh").loaded.spec.mesh.world_size == 8
     uneven = run.replace("4,5,6,7", "4")
     assert import_megatron(uneven, "launch.sh").loaded.spec.mesh.world_size == 1
+
+
+def test_a_template_that_sed_fills_is_read(tmp_path: Path) -> None:
+    (tmp_path / "TEMPLATE.json").write_text('{"zero_optimization": {"stage": ZERO}, "bf16": {"enabled": BF}}\n', encoding="utf-8")
+    script = tmp_path / "launch.sh"
+    filled = 'sed "s/ZERO/${STAGE}/" TEMPLATE.json \\\n | sed "s/BF/true/" \\\n > ds.json\n'
+    text = f"STAGE=1\n{filled}{RUN} --deepspeed_config ds.json"
+    spec = import_megatron(text, str(script)).loaded.spec
+    assert (spec.host.distributed_optimizer, spec.precision.params.value) == (True, "bf16")
+    again = text.replace(RUN, f"sed -i 's/: 1/: 0/' ds.json; {RUN}")
+    assert not import_megatron(again, str(script)).loaded.spec.host.distributed_optimizer
+    unknown = text.replace(RUN, f"sed -i 's/: [01]/: 0/' ds.json; {RUN}")
+    assert "is not here, or no JSON" in warned(import_megatron(unknown, str(script)))
+    assert "is not here, or no JSON" in warned(import_megatron(text.replace("s/ZERO/", "s/Z.*O/"), str(script)))
+
+
+def test_a_path_of_another_machine_is_found_by_its_end(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/ds.json").write_text(json.dumps(zero(1)), encoding="utf-8")
+    script = tmp_path / "runs/one/launch.sh"
+    script.parent.mkdir(parents=True)
+    found = import_megatron(f"{RUN} --deepspeed_config /home/other/work/conf/ds.json", str(script))
+    assert found.loaded.spec.host.distributed_optimizer

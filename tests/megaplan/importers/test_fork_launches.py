@@ -288,6 +288,7 @@ def test_experts_of_deepspeeds_fork_are_in_every_second_layer() -> None:
     assert [layer for layer, letter in enumerate(layers_of(f"{run} --expert-interval 1")) if letter == "E"] == [0, 1]
     spec = import_megatron(f"{run} --moe-expert-parallel-size 1 --topk 2", "launch.sh").loaded.spec
     assert (spec.model.moe.num_experts, spec.model.moe.top_k) == (4, 2)
+    assert import_megatron(f"{run} --moe-loss-coeff 0.01", "launch.sh").loaded.spec.model.moe.balance_loss_coefficient == 0.01
     assert import_megatron(run, "launch.sh").loaded.spec.model.moe.top_k == 1
     with pytest.raises(MegaplanError):
         import_megatron(f"{run} --mlp-type residual", "launch.sh")

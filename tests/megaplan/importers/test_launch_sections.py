@@ -186,3 +186,66 @@ def test_a_spec_is_no_launch() -> None:
         import_megatron("format: megaplan.spec/1\nmodel: {num_layers: 4, hidden_size: 64}\n", "spec.yaml")
     (found,) = caught.value.diagnostics
     assert (found.code, found.hints[0]) == ("MP926", "megaplan estimate spec.yaml")
+
+
+SIZES = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32, "max_position_embeddings": 32, "bf16": True}
+
+
+def experiment(folder: Path, entrypoint: str, kind: str = "train", **more: Any) -> Path:
+    """FlagScale's two files: an experiment, and the sizes that it trains with."""
+    (folder / "train").mkdir(parents=True)
+    (folder / "train/tiny.yaml").write_text(yaml.safe_dump({"system": {}, "model": {**SIZES, "vocab_size": 99}}), encoding="utf-8")
+    whole = {
+        "defaults": ["_self_", {"train": "tiny"}],
+        "experiment": {"task": {"type": kind, "entrypoint": entrypoint}, "runner": {"nnodes": 2, "nproc_per_node": 4}},
+        **more,
+    }
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    return path
+
+
+def of_file(path: Path) -> Spec:
+    return import_megatron(path.read_text(encoding="utf-8"), str(path)).loaded.spec
+
+
+def test_an_experiment_of_flagscale_names_its_sizes_and_its_processes(tmp_path: Path) -> None:
+    path = experiment(tmp_path / "conf", "./flagscale/train/train_gpt.py", train={"model": {"hidden_size": 128}})
+    spec = of_file(path)
+    assert (spec.model.hidden_size, spec.mesh.world_size) == (128, 8)
+    assert of_file(path.parent / "train/tiny.yaml").model.hidden_size == 64
+    (path.parent / "train/tiny.yaml").unlink()
+    with pytest.raises(MegaplanError, match=r"train/tiny\.yaml"):
+        of_file(path)
+
+
+@pytest.mark.parametrize(("entrypoint", "kind"), [("./flagscale/train/train_rwkv.py", "train"), ("flagscale/serve/run.py", "serve")])
+def test_an_experiment_of_another_program_is_refused(tmp_path: Path, entrypoint: str, kind: str) -> None:
+    path = experiment(tmp_path / "conf", entrypoint, kind)
+    with pytest.raises(MegaplanError, match="MP926"):
+        of_file(path)
+    if kind == "train":
+        for name in ("tiny", "another"):  # which no experiment names
+            (path.parent / f"train/{name}.yaml").write_text(yaml.safe_dump({"model": {**SIZES, "vocab_size": 99}}), encoding="utf-8")
+            with pytest.raises(MegaplanError, match="RWKV"):
+                of_file(path.parent / f"train/{name}.yaml")
+
+
+def test_a_place_that_a_template_leaves_is_a_variable_that_is_set_nowhere() -> None:
+    text = yaml.safe_dump({"model": SIZES | {"vocab_size": "${size:??}"}})
+    with pytest.raises(MegaplanError, match="size"):
+        import_megatron(text, "x.yaml")
+
+
+def test_sizes_of_a_model_of_diffusion_are_refused() -> None:
+    with pytest.raises(MegaplanError, match="a model of diffusion"):
+        import_megatron(yaml.safe_dump({"model": SIZES | {"vocab_size": 99, "crossattn_emb_size": 64}}), "x.yaml")
+
+
+def test_a_layout_may_have_escaped_bars() -> None:
+    arguments = SIZES | {"vocab_size": 99, "pipeline_model_parallel_size": 2, "num_layers": 4}
+    plain, escaped = (
+        import_megatron(yaml.safe_dump({"MODEL_ARGS": arguments | {"pipeline_model_parallel_layout": layout}}), "x.yaml").loaded.spec
+        for layout in ("Et*2|t*2L", "Et*2\\|t*2L")
+    )
+    assert plain == escaped

@@ -209,3 +209,26 @@ def test_the_command_writes_a_spec_that_the_estimate_reads(
     assert "tpu-v5p" in capsys.readouterr().out
     assert run(["export", "next.yaml", "--to", "maxtext", "--strict", "-o", "next.yml"]) == 0
     assert "decoder_block: qwen3_next" in (tmp_path / "next.yml").read_text(encoding="utf-8")
+
+
+def test_defaults_of_variables_are_inside_each_other(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "SIZE=${1:-${SIZE:-4}}\nPROGRAM=${2:-train}\n"
+        'python3 -m MaxText."$PROGRAM" base.yml model_name=llama3-8b steps=3 per_device_batch_size=${SIZE} compile_topology=${3}\n'
+        'python3 -m MaxText."$PROGRAM" base.yml model_name=llama3-8b steps=3 per_device_batch_size="${SIZE}"\n'
+    )
+    assert import_maxtext([str(script)]).loaded.spec.batch.micro_batch_size == 4
+
+
+def test_a_script_s_model_lies_next_to_the_base_that_it_names(tmp_path: Path) -> None:
+    models_folder = tmp_path / "MaxText/configs/models"
+    models_folder.mkdir(parents=True)
+    (models_folder / "own.yml").write_text(
+        "base_emb_dim: 256\nbase_num_decoder_layers: 3\nbase_num_query_heads: 4\nbase_num_kv_heads: 4\nbase_mlp_dim: 512\n"
+        "head_dim: 64\nvocab_size: 512\ndecoder_block: llama2\n"
+    )
+    script = tmp_path / "scripts/deep/run.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text("python3 -m MaxText.train MaxText/configs/base.yml model_name=own per_device_batch_size=1\n")
+    assert import_maxtext([str(script)]).loaded.spec.model.num_layers == 6

@@ -216,3 +216,12 @@ def test_a_number_that_an_enumeration_does_not_have_is_named_with_it() -> None:
     with pytest.raises(MegaplanError) as caught:
         import_megatron(BRIDGE.replace("_args_: [2], _name_: fused", "_args_: [9]"), "run_config.yaml", gpus=8)
     assert "AttnBackend(9)" in str(caught.value)
+
+
+def test_sections_with_sizes_and_without_a_dtype_override_a_recipe() -> None:
+    sizes = "num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 32, vocab_size: 99"
+    override = f"model: {{{sizes}}}\ntrain: {{global_batch_size: 8, micro_batch_size: 1}}\n"
+    with pytest.raises(MegaplanError, match="overrides a recipe"):
+        import_megatron(override, "x.yaml")
+    assert import_megatron(override.replace("{num", "{bf16: true, num"), "x.yaml").loaded.spec.precision.params.value == "bf16"
+    assert import_megatron(f"{override}mixed_precision: bf16_mixed\n", "x.yaml").loaded.spec.precision.params.value == "bf16"

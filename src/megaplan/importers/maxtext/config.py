@@ -30,6 +30,8 @@ XPK = {SLICE: re.compile(r"--(?:device|tpu)[-_]type[= ]([\w-]+)"), SLICES: re.co
 """Options of the launcher that say the slice."""
 OTHER_FILE = re.compile(r"[\w./${}-]*?([\w.-]+\.ya?ml)\b")
 BASE = "base.yml"
+MOST_FOLDERS = 6
+"""Most folders above a script in which the base.yml that it names is looked for."""
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
 WHOLE = 300
 """Keys from which on a file is base.yml as a whole, so that most of its keys are none of this import's."""
@@ -59,13 +61,14 @@ class MaxTextConfig(ProgramConfig):
         super().__init__("arguments", policy)
         self.settings: list[str] = []
         self._others: list[str] = []
+        self._bases: list[Path] = []
         given: dict[str, Any] = {}
         files = [text for text in inputs if "=" not in text]
         for text in inputs:
             given |= self._of_file(text) if text in files else dict(words(text))
         if files:
             self.name = display_name(files[0])
-        self._folders = [Path(file).parent / "models" for file in files]
+        self._folders = [Path(file).parent / "models" for file in files] + self._bases
         self._given = {key: value for key, value in given.items() if key not in self._policy.ignored}
         self._whole = len(self._given) > WHOLE
         self._check_variables()
@@ -89,6 +92,7 @@ class MaxTextConfig(ProgramConfig):
         options = {key: match[1] for key, pattern in XPK.items() if (match := pattern.search(text))}
         if said:
             self.say(f"{display_name(name)}: {said}")
+        self._bases += _folders_of_models(text, name)
         self._others += [other for other in OTHER_FILE.findall(text) if other != BASE]
         return options | {key: value for key, value in found.items() if (key in DEFAULTS or key in REFUSED) and key != "run_name"}
 
@@ -200,6 +204,13 @@ class MaxTextConfig(ProgramConfig):
             self.stop()
         detail = "\n".join([*self._said, f"absent keys have the defaults of base.yml: {self._absent}"])
         return [diagnostic("MP919", detail, Location(self.name), severity=Severity.NOTE)]
+
+
+def _folders_of_models(text: str, name: str) -> list[Path]:
+    """Folders of models next to the base.yml that a script names, which is looked for in the folders above the script."""
+    named = dict.fromkeys(match[0].rpartition("/")[0] for match in OTHER_FILE.finditer(text) if match[1] == BASE)
+    above = list(Path(name).resolve().parents)[:MOST_FOLDERS] if named else []
+    return [folder / base / "models" for base in named if "$" not in base for folder in above]
 
 
 def _of_type(value: Any, default: Any) -> bool:

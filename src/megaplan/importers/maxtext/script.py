@@ -15,8 +15,10 @@ _ASSIGNED = re.compile(
     r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s;&|"'$]*(?:\$\{[^}]*\}[^\s;&|"']*)*)""",
     re.MULTILINE | re.DOTALL,
 )
+MOST_NESTED = 8
+"""Most defaults of variables inside each other."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}$]*))?\}|\$([A-Za-z_]\w*)")
-_TRAINS = re.compile(r"(?:\bmaxtext|\bMaxText)[\w.]*\.(?:train|train_compile)\b|\btrain(?:_compile)?\.py\b")
+_TRAINS = re.compile(r"""(?:\bmaxtext|\bMaxText)[\w.]*\.["']?(?:train|train_compile)\b|\btrain(?:_compile)?\.py\b""")
 """A program of MaxText that trains, or that compiles a training step."""
 
 
@@ -39,7 +41,8 @@ def number_of(value: Any) -> Any:
 def training_words(text: str) -> tuple[dict[str, Any], str]:
     """The arguments of a script, and a sentence about which of its commands is read.
 
-    Of several commands that train it is the one with most arguments, the last of those; without any all arguments of the text count.
+    Of several commands that train it is one whose variables are set, with most arguments, the last of those; without any all arguments of
+    the text count.
     """
     plain = "\n".join(line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
     whole = _replaced(plain, _variables(plain))
@@ -47,7 +50,7 @@ def training_words(text: str) -> tuple[dict[str, Any], str]:
     commands = [each for each in commands if each]
     if not commands:
         return dict(words(whole)), ""
-    read = max(reversed(commands), key=len)
+    read = max(reversed(commands), key=lambda each: (not any("$" in str(value) for value in each.values()), len(each)))
     others = f"{len(commands)} commands train, and the last of those with most arguments is read" if len(commands) > 1 else ""
     return read, others
 
@@ -71,4 +74,8 @@ def _replaced(text: str, variables: Mapping[str, str]) -> str:
         name = match[1] or match[3]
         return variables.get(name, match[2] if match[2] is not None else match[0])
 
-    return _VARIABLE.sub(value, text)
+    for _ in range(MOST_NESTED):
+        before, text = text, _VARIABLE.sub(value, text)
+        if text == before:
+            break
+    return text

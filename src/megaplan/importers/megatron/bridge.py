@@ -77,6 +77,9 @@ _SIZES = (("num_layers", "hybrid_layer_pattern", "hybrid_override_pattern"), ("h
 """Fields of the model that every resolved configuration has: one of each."""
 
 
+_TARGET, _DTYPES = "_target_", ("bf16", "fp16", "params_dtype", "fp8")
+
+
 def is_bridge(document: Mapping[str, Any]) -> bool:
     """True if a document has Megatron-Bridge's sections: the model's and another, or others alone, as an override may."""
     held = [name for name in (*SECTIONS, *OTHER_SECTIONS) if isinstance(document.get(name), dict)]
@@ -96,6 +99,9 @@ def refuse_override(document: Mapping[str, Any], name: str, locate: Callable[[st
     """
     model = _flat(held) if isinstance(held := document.get("model"), dict) else {}
     lacking = [names[0] for names in _SIZES if all(model.get(name) is None for name in names)]
+    resolved = _TARGET in (document.get("model") or {}) or isinstance(document.get("mixed_precision"), dict | str)
+    if not lacking and not resolved and all(model.get(key) is None for key in _DTYPES):
+        lacking = ["bf16"]  # which a resolved configuration has in one of its sections
     if lacking:
         named = ", ".join(f"model.{key}" for key in lacking)
         detail = f"{name} has no {named}: it overrides a recipe of Megatron-Bridge or NeMo, which states the model"

@@ -17,6 +17,8 @@ from megaplan.importers.megatron.unset import readable, unset_names
 from megaplan.spec.read import read_text
 
 CONFIG = "deepspeed_config"
+MOST_FOLDERS = 6
+"""Most folders in which a path of another machine is looked for: that of the launch and those above."""
 _HOST_DEVICES = ("cpu", "nvme")
 _OFFLOADS = ("cpu_optimizer", "cpu_torch_adam")
 _SHARDS = "whose buffers are not DeepSpeed's"
@@ -49,14 +51,21 @@ def with_config(values: Mapping[str, Any], name: str, written: Mapping[str, str]
     if not values.get("deepspeed") or not isinstance(path, str):
         return dict(values)
     text = written.get(path)
-    folder = Path(name).parent
-    own = [] if unset_names(path) else [Path(path), folder / path, folder / Path(path).name]
+    own = [] if unset_names(path) else _places(path, name)
     try:
         found = next((one for one in own if text is None and one.is_file()), None)
         config = json.loads(read_text(str(found)) if found is not None else text or "")
     except (OSError, ValueError, RecursionError, MegaplanError):
         return dict(values)
     return {**values, CONFIG: config} if isinstance(config, dict) else dict(values)
+
+
+def _places(path: str, name: str) -> list[Path]:
+    """A path, and the places of its longest ends in the folders of the launch and above; its name alone is next to the launch."""
+    parts, folders = Path(path).parts, list(Path(name).resolve().parents)[:MOST_FOLDERS]
+    ends = [Path(*parts[start:]) for start in range(parts[0] == "/", len(parts))] if parts else []
+    above = [folder / end for end in ends[:-1] for folder in folders]
+    return [Path(path), *above, *(folders[0] / end for end in ends[-1:] if folders)]
 
 
 def translate_deepspeed(values: dict[str, Any]) -> list[Translated]:

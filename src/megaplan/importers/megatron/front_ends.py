@@ -117,6 +117,7 @@ _SIZES = {
 _OTHER_PROGRAMS = {
     r"bert": "BERT",
     r"t5\b": "T5",
+    r"rwkv": "RWKV",
     r"retro": "RETRO",
     r"\bict\b|pretrain_ict|biencoder|retriever|orqa|realm": "a retriever",
     r"vision_|dino|pretrain_swin": "a model of images",
@@ -138,6 +139,8 @@ _STARTS_MEGATRON = re.compile(r"^[^#\n]*\bpretrain_(?:gpt|mamba|hybrid)\.py\b", 
 _WITH_ENCODERS = re.compile(r"vlm|multimodal|mimo|flamingo|llava|omni|vl\.py")
 _OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "vision_pretraining", "use_tiling", "max_num_tiles")
 """Arguments that only a model with images has, whatever its program is called."""
+_OF_DIFFUSION = ("crossattn_emb_size", "patch_spatial", "patch_temporal", "num_joint_layers", "num_single_layers")
+"""Arguments that only a model of diffusion has."""
 _DECODERS_TOKENS = ("decoder_seq_length", "dataloader_seq_length")
 """Arguments with the tokens of a decoder behind encoders, whose own tokens are `--seq-length`."""
 _FREEZES = re.compile(r"freeze_(?:lm|llm|language_model|model|all_layers|base_for_mtp)$")
@@ -162,8 +165,10 @@ def refuse_other_program(launch: Arguments) -> None:
     if re.search(r"(?:pretrain|train)_(?:gpt|mamba|hybrid)\w*\.py$", program):
         return
     what = next((what for part, what in _OTHER_PROGRAMS.items() if re.search(part, program)), None)
-    if what is not None:
-        detail = f"{launch.name} starts {launch.program.rpartition('/')[2]}, {what}, and a spec is of the training of a decoder of text"
+    foreign = next((key for key in _OF_DIFFUSION if launch.values.get(key) not in (None, False)), "")
+    if foreign or what is not None:
+        starts = f"has {flag(foreign)}, a model of diffusion" if foreign else f"starts {launch.program.rpartition('/')[2]}, {what}"
+        detail = f"{launch.name} {starts}, and a spec is of the training of a decoder of text"
         raise MegaplanError([diagnostic("MP926", detail, Location(launch.name), ("megaplan import megatron TRAINING.sh",))])
     of_images = next((key for key in _OF_IMAGES if launch.values.get(key)), "")
     if of_images or _WITH_ENCODERS.search(program):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
@@ -14,7 +14,7 @@ from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import has_table, read_table
 from megaplan.importers.megatron.other_yaml import is_nemo, is_neox, read_nemo, read_neox
 from megaplan.importers.megatron.script import Field, read_words, substituted
-from megaplan.importers.megatron.sections import in_sections, is_primus, read_primus, read_sections
+from megaplan.importers.megatron.sections import in_sections, is_flagscale, is_primus, read_flagscale, read_primus, read_sections
 from megaplan.spec.document import Document, parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
@@ -88,18 +88,24 @@ def _of_other_form(document: Document, name: str, environment: Mapping[str, str]
     whole = document.value
     if str(whole.get("format")).startswith("megaplan."):
         raise MegaplanError([diagnostic("MP926", f"{name} is a spec of megaplan", Location(name), (f"megaplan estimate {name}",))])
-    if is_neox(whole):
-        return read_neox(document, name)
-    if is_nemo(whole):
-        return read_nemo(document, name)
-    if is_bridge(whole):
-        refuse_override(whole, name, document.source.locate)
-        return read_bridge(whole, document.source.locate)
-    if is_primus(whole):
-        return read_primus(document, name, environment)
-    if in_sections(whole) and not isinstance(whole.get("MODEL_ARGS"), dict):
-        return read_sections(document, environment)
-    return None
+    readers: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[], Given]], ...] = (
+        (is_neox, lambda: read_neox(document, name)),
+        (is_nemo, lambda: read_nemo(document, name)),
+        (is_flagscale, lambda: read_flagscale(document, name, environment)),
+        (is_bridge, lambda: _bridge(document, name)),
+        (is_primus, lambda: read_primus(document, name, environment)),
+        (_in_sections_alone, lambda: read_sections(document, environment, name)),
+    )
+    return next((read() for of_form, read in readers if of_form(whole)), None)
+
+
+def _in_sections_alone(whole: Mapping[str, Any]) -> bool:
+    return in_sections(whole) and not isinstance(whole.get("MODEL_ARGS"), dict)
+
+
+def _bridge(document: Document, name: str) -> Given:
+    refuse_override(document.value, name, document.source.locate)
+    return read_bridge(document.value, document.source.locate)
 
 
 def _value(value: Any, variables: Mapping[str, Any]) -> Any:

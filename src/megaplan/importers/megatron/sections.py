@@ -35,16 +35,69 @@ def in_sections(document: Mapping[str, Any]) -> bool:
     return not _SIZES & document.keys() and {key for key, _, _ in _leaves(document)} >= _SIZES
 
 
-def read_sections(document: Document, environment: Mapping[str, str]) -> Given:
-    """The arguments in all sections; `${name}` of another file is a variable that is set nowhere."""
+def read_sections(document: Document, environment: Mapping[str, str], name: str = "") -> Given:
+    """The arguments in all sections; `${name}` of another file is a variable that is set nowhere.
+
+    The program is that of FlagScale's experiments in the folder above which train with this file.
+    """
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for key, value, path in _leaves(document.value):
-        name = name_of(key)
-        values[name] = _filled(value, environment)
+        argument = name_of(key)
+        values[argument] = _filled(value, environment)
         at = document.source.locate(path).line
-        lines |= {} if at is None else {name: at}
-    return Given(values, lines, dict(environment))
+        lines |= {} if at is None else {argument: at}
+    return Given(values, lines, dict(environment), program=_program_of(name))
+
+
+def is_flagscale(document: Mapping[str, Any]) -> bool:
+    """True for an experiment of FlagScale: a task, and the file of its sizes."""
+    held = document.get("experiment")
+    return isinstance(held, dict) and isinstance(held.get("task"), dict) and _sizes_of(document) is not None
+
+
+def read_flagscale(document: Document, name: str, environment: Mapping[str, str]) -> Given:
+    """The arguments in the file that an experiment trains with, with its program, nodes and processes.
+
+    Raises:
+        MegaplanError: MP926, it does not train, or the file is not in the folder `train` next to it.
+    """
+    whole, sizes = document.value, str(_sizes_of(document.value))
+    task, runner = whole["experiment"]["task"], whole["experiment"].get("runner")
+    path = Path(name).parent / "train" / f"{sizes}.yaml"
+    if task.get("type", "train") != "train" or not path.is_file():
+        trains = f"its sizes are in train/{sizes}.yaml, which is not next to {name}"
+        detail = trains if task.get("type", "train") == "train" else f"experiment.task.type = {task['type']}, and a spec is of training"
+        hint = "megaplan import megatron TRAINING.log   # with Megatron's table of arguments"
+        raise MegaplanError([diagnostic("MP926", detail, document.source.locate("experiment.task"), (hint,))])
+    inner = parse_document(read_text(str(path)), str(path))
+    found = read_sections(inner, environment)
+    own = {name_of(key): _filled(value, environment) for key, value, _ in _leaves(whole.get("train") or {})}
+    counts = {key: runner[key] for key in ("nnodes", "nproc_per_node") if isinstance(runner, dict) and isinstance(runner.get(key), int)}
+    variables = whole["experiment"].get("envs")
+    variables = {str(key): str(value) for key, value in variables.items()} if isinstance(variables, dict) else {}
+    return Given({**counts, **found.values, **own}, {}, {**variables, **environment}, program=str(task.get("entrypoint") or ""))
+
+
+def _sizes_of(document: Mapping[str, Any]) -> str | None:
+    """The name of the file that an experiment of FlagScale trains with."""
+    listed = document.get("defaults")
+    named = [one.get("train") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return next((one for one in named if isinstance(one, str) and "/" not in one), None)
+
+
+def _program_of(name: str) -> str:
+    """The program of the experiments of FlagScale that train with a file, else of those in its folder, if there is one alone."""
+    path = Path(name)
+    if not name or path.parent.name != "train":
+        return ""
+    programs: dict[bool, set[str]] = {True: set(), False: set()}
+    for each in sorted(path.parent.parent.glob("*.yaml"))[:_MOST_FILES]:
+        held = parse_document(read_text(str(each)), str(each)).value
+        if isinstance(held, dict) and is_flagscale(held):
+            programs[_sizes_of(held) == path.stem].add(str(held["experiment"]["task"].get("entrypoint") or ""))
+    found = programs[True] or programs[False]
+    return found.pop() if len(found) == 1 else ""
 
 
 def is_primus(document: Mapping[str, Any]) -> bool:
@@ -103,7 +156,11 @@ def _filled(value: Any, environment: Mapping[str, str]) -> Any:
         return [_filled(each, environment) for each in value]
     if not isinstance(value, str):
         return value
-    return typed(_INTERPOLATED.sub(lambda found: environment.get(found[1], found[2] if found[2] is not None else unset(found[1])), value))
+
+    def filled(found: re.Match[str]) -> str:
+        return environment.get(found[1], unset(found[1]) if found[2] in (None, "??") else found[2])
+
+    return typed(_INTERPOLATED.sub(filled, value))
 
 
 def _found(file: Any, kind: str, name: str, at: Location) -> Path:

@@ -150,7 +150,11 @@ def _gpt(launch: Arguments, pp: int) -> LaunchLayers:
         sizes = even_sizes({**ends, **spread}, layers, pp)
         _whole_sizes(launch, sizes, layers, pp, {key: size for key, size in spread.items() if size})
     else:
-        stages = _listed(layout) if isinstance(layout, list) else parse_layout(str(layout), launch.at("pipeline_model_parallel_layout"))
+        stages = (
+            _listed(layout)
+            if isinstance(layout, list)
+            else parse_layout(str(layout).replace("\\", ""), launch.at("pipeline_model_parallel_layout"))
+        )
         check_layout(stages, pp, layers, modules, launch.at("pipeline_model_parallel_layout"))
         if modules and "m" not in stages[-1]:
             launch.cannot(

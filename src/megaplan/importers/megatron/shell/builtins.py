@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import ClassVar
 
+from megaplan.importers.megatron.shell.substitutes import SUBSTITUTES, replaced
 from megaplan.importers.megatron.shell.words import Value, Words, formatted
 from megaplan.importers.megatron.unset import UNSET, readable, unset
 from megaplan.spec.host import NODE
@@ -35,6 +36,8 @@ class Builtins(Words):
         self._folder, self._current = folder, Path.cwd()
         self._out: list[str] = []
         self._line, self._given = 0, ""
+        self.files: dict[str, str] = {}
+        """Texts of the settings that the script writes, by their paths."""
         self.elsewhere: dict[str, str] = {}
         """Files here that are read in the place of another machine's, by the name in the script."""
         self.lists_gpus = False
@@ -221,6 +224,25 @@ class Builtins(Words):
             return self._put(None, "grep")
         return re.search(named[0] if "-E" in words else re.escape(named[0]), self._given) is not None
 
+    def _sed(self, words: list[str]) -> bool | None:
+        """Replaces texts by others in a file or in what is given; a file of the script that is changed otherwise is not known any more."""
+        options = {word for word in words if word.startswith("-")}
+        plain = [word for word in words if not word.startswith("-")]
+        rules = [word for word in (plain if "-e" in options else plain[:1]) if SUBSTITUTES.fullmatch(word)]
+        files = plain[len(rules) :]
+        text = (
+            self._given if not {*files, *options & {"-i"}} else self.files.get(files[0], self._read(files[0])) if len(files) == 1 else None
+        )
+        if not rules or text is None or not options <= {"-e", "-i"}:
+            self.files = {path: held for path, held in self.files.items() if "-i" not in options or path not in files}
+            return self._put(None, "sed")
+        text = replaced(text, rules)
+        if "-i" not in options:
+            self._out.append(text)
+        elif files[0] in self.files:
+            self.files = {**self.files, files[0]: text}
+        return True
+
     def _sequence(self, words: list[str]) -> bool | None:
         numbers = [int(word) for word in words if re.fullmatch(r"-?\d{1,6}", word)]
         if len(numbers) != len(words) or not numbers or (len(numbers) == 3 and not numbers[1]):
@@ -257,6 +279,7 @@ class Builtins(Words):
             "uniq": lambda shell, words: shell._filtered(words, lambda lines: [line for line, _ in groupby(lines)], "uniq"),
             "nvidia-smi": _gpus,
             "grep": _grep,
+            "sed": _sed,
             "seq": _sequence,
         },
         **{"realpath": _real, "readlink": _real, "basename": _base_name, "dirname": _folder_name},

@@ -40,14 +40,12 @@ class Programs(Builtins):
     Attributes:
         launches: The commands that start a program with arguments.
         absent: Files that it sources or runs and that are not here.
-        files: Texts of the settings that it writes, by their paths.
     """
 
     def __init__(self, variables: dict[str, Value], name: str, argv: Sequence[str], folder: Path | None) -> None:
         super().__init__(variables, name, argv, folder)
         self.launches: list[RecordLine] = []
         self.absent: list[RecordLine] = []
-        self.files: dict[str, str] = {}
         self._functions: dict[str, Body] = {}
         self._submitted: set[Path] = set()
         self._locals: list[dict[str, Value | None]] = []
