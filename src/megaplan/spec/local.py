@@ -254,5 +254,6 @@ def packed_gather(spec: Spec) -> PackedGather | None:
         return None
     kept = not spec.sharding.reshard_after_forward or spec.sharding.kept_over > 0 or spec.mesh.is_pipelined
     both = [letter for letter in FAMILIES if SCALINGS[recipe.name] in TWO_FORMS and (kept or spec.recompute.of(letter) != "none")]
-    families, (first, last) = frozenset(FAMILIES if recipe.families is None else recipe.families), recipe.first_last_bf16
+    covered, (first, last) = FAMILIES if recipe.families is None else recipe.families, recipe.first_last_bf16
+    families = frozenset(letter for letter in covered if not spec.precision.keeps_plain(letter))
     return PackedGather(SCALINGS[recipe.name], families, (first, spec.model.num_layers - last), frozenset(both), degrees)

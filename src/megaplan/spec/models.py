@@ -146,7 +146,8 @@ class Precision(OptionsSection):
         master: Dtype of resident, sharded parameters.
         moments: Dtype of optimizer moments.
         reduce: Dtype of gradient reduction.
-        families: Dtype of gathered parameters and activations for the layers of a letter, instead of params.
+        families: Dtype of gathered parameters and activations for the layers of a letter, instead of params. Those whose dtype is neither
+            params nor bf16 multiply in it under a recipe, too.
         recipe: Recipe of linears in 8 or 4 bits; null for `params`.
     """
 
@@ -163,6 +164,14 @@ class Precision(OptionsSection):
     def of(self, letter: str) -> DType:
         """Dtype of the gathered parameters of a letter's layers; `params` for everything else."""
         return self.families.get(letter, self.params) if self.families else self.params
+
+    def is_low(self, letter: str, layer: int, num_layers: int) -> bool:
+        """True if the recipe covers a layer of this letter (global index), see `keeps_plain`."""
+        return self.recipe is not None and self.recipe.covers(letter, layer, num_layers) and not self.keeps_plain(letter)
+
+    def keeps_plain(self, letter: str) -> bool:
+        """True for layers with an own dtype that is not bf16: they multiply in it, as they do without a recipe."""
+        return self.of(letter) not in (self.params, DType.BF16)
 
     @property
     def scales_losses(self) -> bool:
@@ -311,8 +320,7 @@ class Spec(OptionsSection):
 
     def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:
         """True if megarun multiplies the linears and banks of layer `layer` (global index, with this letter) in eight bits."""
-        recipe = self.precision.recipe
-        return self.host.kind.trained and recipe is not None and recipe.covers(letter, layer, self.model.num_layers)
+        return self.host.kind.trained and self.precision.is_low(letter, layer, self.model.num_layers)
 
     @property
     def emulates_products(self) -> bool:
