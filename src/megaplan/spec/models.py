@@ -51,7 +51,7 @@ from megaplan.spec.host import DeviceRef, Host, Pool
 from megaplan.spec.later import LaterPostTraining
 from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding, keepers_of
 from megaplan.spec.lora import Lora
-from megaplan.spec.low_precision import LowPrecision
+from megaplan.spec.low_precision import LowPrecision, keeps_plain
 from megaplan.spec.run import Run
 from megaplan.spec.serving import Serving
 from megaplan.spec.towers import Encoder, Projection, Projector, Tower, Towers, VisionTower
@@ -146,8 +146,7 @@ class Precision(OptionsSection):
         master: Dtype of resident, sharded parameters.
         moments: Dtype of optimizer moments.
         reduce: Dtype of gradient reduction.
-        families: Dtype of gathered parameters and activations for the layers of a letter, instead of params. Those whose dtype is neither
-            params nor bf16 multiply in it under a recipe, too.
+        families: Dtype of gathered parameters and activations for the layers of a letter, instead of params.
         recipe: Recipe of linears in 8 or 4 bits; null for `params`.
     """
 
@@ -167,11 +166,7 @@ class Precision(OptionsSection):
 
     def is_low(self, letter: str, layer: int, num_layers: int) -> bool:
         """True if the recipe covers a layer of this letter (global index), see `keeps_plain`."""
-        return self.recipe is not None and self.recipe.covers(letter, layer, num_layers) and not self.keeps_plain(letter)
-
-    def keeps_plain(self, letter: str) -> bool:
-        """True for layers with an own dtype that is not bf16: they multiply in it, as they do without a recipe."""
-        return self.of(letter) not in (self.params, DType.BF16)
+        return self.recipe is not None and self.recipe.covers(letter, layer, num_layers) and not keeps_plain(self.of(letter), self.params)
 
     @property
     def scales_losses(self) -> bool:
@@ -325,8 +320,7 @@ class Spec(OptionsSection):
     @property
     def emulates_products(self) -> bool:
         """True if megarun makes the products of the recipe in fp32."""
-        recipe = self.precision.recipe
-        return self.host.kind.trained and recipe is not None and recipe.name in EMULATED
+        return self.host.kind.trained and (recipe := self.precision.recipe) is not None and recipe.name in EMULATED
 
     @property
     def packing(self) -> Packing | None:

@@ -79,7 +79,10 @@ def _other_reduction(spec: Spec) -> object | None:
 
 
 def _latents(spec: Spec) -> object | None:
-    """Latents that expand by an up-projection with adapters, or in fewer bits."""
+    """Latents that expand by an up-projection with adapters, or in fewer bits.
+
+    The up-projection runs inside attention, by groups of heads; in 16 bits there it would not train as one process does, which has it in 8.
+    """
     if not spec.mesh.gathers_latents:
         return None
     adapted = spec.lora is not None and spec.lora.adapts("A", "kv_up")

@@ -11,6 +11,7 @@ from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.ranks import Layout, Slot
 from megaplan.spec.local import multiplies, packed_gather
+from megaplan.spec.low_precision import keeps_plain
 from megaplan.spec.models import Spec
 
 HEADS = ("tensor", "shape", "dtype", "bytes", "column")
@@ -77,7 +78,11 @@ def plain_texts(spec: Spec, inventory: Inventory) -> list[str]:
     if recipe is None:
         return []
     letters = sorted({block.family for block in inventory.layers if recipe.families is None or block.family in recipe.families})
-    return [f"{letter}: products in {precision.of(letter)}, as without a recipe" for letter in letters if precision.keeps_plain(letter)]
+    return [
+        f"{letter}: products in {precision.of(letter)}, as without a recipe"
+        for letter in letters
+        if keeps_plain(precision.of(letter), precision.params)
+    ]
 
 
 def _counted(names: Mapping[str, int]) -> str:
