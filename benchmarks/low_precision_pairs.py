@@ -27,6 +27,8 @@ TRAINED_SECTION = """## What megarun trains
 `fp8_current` (one scale per matrix) and `fp8_rowwise` (one scale per row and column of a product), for the linears and the expert banks
 of the layers that `families` and `first_last_bf16` cover. Embeddings, routers, the sparse indexer and
 prediction depths stay in 16 bits, and without `head` and `attention` so do the output head and the attention core.
+Layers that `precision.families` gives another dtype than `params` multiply in eight bits if that is bf16; in fp32 and fp16 their products
+are plain ones of that dtype, which `estimate --explain` lists.
 Inputs and weights are e4m3. Outputs' gradients are e5m2 under fp8_current and e4m3 under fp8_rowwise, as in torchao, unless `format` says
 otherwise; all three products of a linear multiply in 8 bits. Scales are powers of two ([decision
 14](../decisions/0014-powers-of-two-as-scales.md)).

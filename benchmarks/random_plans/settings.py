@@ -47,13 +47,13 @@ def precision_section(draw: Draw, scope: Scope, letters: str, *, pipelined: bool
 
 
 def add_used_dtypes(draw: Draw, sections: dict[str, Any]) -> None:
-    """fp16 for all parameters in use, or other dtypes for layers of some letters, where nothing is frozen, scaled or shared."""
+    """fp16 for all parameters in use, or other dtypes for layers of some letters, where nothing is frozen."""
     precision = sections.get("precision", {})
-    if "recipe" in precision or "lora" in sections:
+    if "lora" in sections:
         return
-    if precision.get("params", BF16) == BF16 and draw.chance(0.15):
+    if "recipe" not in precision and precision.get("params", BF16) == BF16 and draw.chance(0.15):
         sections["precision"] = precision | {"params": "fp16"}
-    if "parallel_layers" not in sections["model"] and "families" not in precision and draw.chance(0.2):
+    if "families" not in precision and draw.chance(0.2):
         letters = sorted(set(sections["model"]["pattern"].upper()) - {"|"})
         own = {letter: draw.choice([FP32, BF16]) for letter in letters if draw.chance(0.5)}
         sections["precision"] = sections.get("precision", {}) | {"families": own}

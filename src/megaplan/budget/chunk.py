@@ -20,6 +20,7 @@ from megaplan.budget.tape import Ahead, Point
 from megaplan.budget.unit import Handed, Peak, Unit, adds_nothing
 from megaplan.budget.values import ACTIVATIONS, COMMUNICATION, GRADIENTS, NO_BYTES, WORKSPACE
 from megaplan.columns import Column
+from megaplan.families.residual import VIEWED
 from megaplan.hosts.megarun.head import depth_sums
 from megaplan.hosts.megarun.offload import aligned
 from megaplan.hosts.megarun.sizes import GroupBytes
@@ -228,9 +229,10 @@ class Chunk:
         if self.names[index].startswith("mtp."):
             return 2 * self.policy.boundary_bytes
         passed = self.policy.boundary_bytes + self.units[index].given_bytes + self.value_sums[index]
-        if SHARED not in self.units[index].block.part.tensors:
+        tensors = self.units[index].block.part.tensors
+        if SHARED not in tensors:
             return passed
-        return passed + self.policy.boundary_bytes - (self._received_bytes if index > self.received_from else 0)
+        return passed + tensors[VIEWED][0] - (self._received_bytes if index > self.received_from else 0)
 
     def first_sums(self, index: int) -> int:
         """Gradients after a layer that is the first to add to those of the next stage: those that it passes on, and the new sums; else 0.

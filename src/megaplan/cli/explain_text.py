@@ -12,7 +12,7 @@ from megaplan.cli.time_text import turns_text
 from megaplan.cli.topics import column_lines
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.embedding import graph_bytes
-from megaplan.hosts.megarun.explain import gather_texts
+from megaplan.hosts.megarun.explain import gather_texts, plain_texts
 from megaplan.hosts.megarun.libraries import library_texts
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS
 from megaplan.hosts.values import Explained
@@ -76,12 +76,15 @@ def _steps(given: LoadedJob, rank: RankBudget, time: PlannedTime | str) -> Itera
         for text in texts.values():
             yield from _plain(wrap(f"  {text}", indent="    "))
         yield "", ""
-    gathers = gather_texts(spec, given.inventory)
-    if gathers:
-        yield "gathered weights (precision.recipe.param_gather)", "bold"
-        for text in gathers:
-            yield from _plain(wrap(f"  {text}", indent="    "))
-        yield "", ""
+    for heading, lines in (
+        ("layers with a dtype of their own (precision.families)", plain_texts(spec, given.inventory)),
+        ("gathered weights (precision.recipe.param_gather)", gather_texts(spec, given.inventory)),
+    ):
+        if lines:
+            yield heading, "bold"
+            for text in lines:
+                yield from _plain(wrap(f"  {text}", indent="    "))
+            yield "", ""
     if not isinstance(time, str) and time.turns is not None:
         yield "pairs in turns (host.moe_overlap)", "bold"
         yield from _plain(wrap(f"  {turns_text(time)}", indent="    "))

@@ -126,8 +126,7 @@ class Floors(AnyFloors):
         return self._kinds
 
     def _is_low(self, spec: Spec, block: Block, index: int) -> bool:
-        recipe = spec.precision.recipe
-        return recipe is not None and recipe.covers(block.family, index, len(self._inventory.layers))
+        return spec.precision.is_low(block.family, index, len(self._inventory.layers))
 
     def _layer(self, spec: Spec, name: str, block: Block, policy: str, index: int) -> int:
         """Bytes that a layer keeps under a policy, independent of the spec's; the last one is never recomputed."""

@@ -65,6 +65,7 @@ class ResidualPath(NamedTuple):
         plain_is_none: A block without a norm before it reads the stream itself, in place of another block's normed input.
         shares_input: The block reads the normed input of the block before it.
         holds_shared: No block keeps that input for backward: it exists while the block's forward runs, whose caller names it.
+        shared_dtype: Dtype of that input, if it is not the block's, which then casts it.
         passes_on: Use of the norm by the block after this one; None if that block does not read it.
         scaled: The block's output is multiplied by a constant.
         streams: Hyper-connections; None for one stream.
@@ -79,6 +80,7 @@ class ResidualPath(NamedTuple):
     plain_is_none: bool = False
     shares_input: bool = False
     holds_shared: bool = False
+    shared_dtype: DType | None = None
     passes_on: SharedNorm | None = None
     scaled: bool = False
     streams: Streams | None = None
@@ -162,10 +164,11 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
         ops = [*ops[:-1], ops[-1]._replace(makes=added), *layer_ops()]
     held = program.held - {NORMED} if path.placement in UNNORMED else program.held
     if path.passes_on is not None:
-        keeps = (NORMED,) if path.passes_on.keeps else ()
+        passed = NORMED if path.shared_dtype is None else VIEWED
+        keeps = (passed,) if path.passes_on.keeps else ()
         views, waits = path.passes_on.gradient == "view", path.passes_on.waits
-        ops.append(Op(PASS_ON, (NORMED,), (), keeps=keeps, hands_views=views, waits=waits))
-        held |= {NORMED}
+        ops.append(Op(PASS_ON, (passed,), (), keeps=keeps, hands_views=views, waits=waits))
+        held |= {passed}
     after = program.after if path.placement in ("pre", "none") else program.after | {POST_NORM}
     plain = BlockProgram(tuple(ops), held, program.reruns, program.caches, after)
     if path.depth is not None:
@@ -173,6 +176,8 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
     return plain if path.streams is None else connected(plain)
 
 
+VIEWED = "viewed_normed"
+"""The shared normed stream in a block that casts it."""
 CAST_IN, CAST_OUT, CAST_INPUT, CAST_OUTPUT = "cast in", "cast out", "cast_input", "cast_output"
 """First and last operation of a block with another dtype than the stream's (`precision.families`), the stream in it, and the result."""
 
@@ -182,7 +187,8 @@ def cast_program(program: BlockProgram) -> BlockProgram:
     """A program between two casts of the residual stream; neither keeps anything."""
     ops = [op.renamed({INPUT: CAST_INPUT, OUTPUT: CAST_OUTPUT}) for op in program.ops]
     casts = Op(CAST_IN, (INPUT,), (CAST_INPUT,)), Op(CAST_OUT, (CAST_OUTPUT,), (OUTPUT,))
-    return replace(program, ops=(casts[0], *ops, casts[1]))
+    passing = [ops.pop()] if ops[-1].name == PASS_ON else []
+    return replace(program, ops=(casts[0], *ops, casts[1], *passing))
 
 
 def cast_shapes(shapes: Shapes, stream: DType) -> Shapes:
@@ -251,8 +257,10 @@ def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
     wide = dict.fromkeys(("norm_ungated", "norm_gate_wide", "norm_gate_sigmoid", "scaled_stream"), dims.residual)
     narrow = dict.fromkeys(("norm_gate_low", "norm_gate_silu"), (*own, path.gate_rank or 0))
     found |= storages(dims.dtype, Column.ACTIVATIONS, {**wide, **narrow})
-    shared = dims.residual if path.holds_shared else (0,)
-    return found | storages(dims.dtype, Column.ACTIVATIONS, {SHARED: shared}) if path.shares_input else found
+    if path.shares_input:
+        shared = {SHARED: dims.residual if path.holds_shared else (0,), VIEWED: dims.residual}
+        found |= storages(path.shared_dtype or dims.dtype, Column.ACTIVATIONS, shared)
+    return found
 
 
 def work_of(path: ResidualPath, load: Workload, ops: Works, hidden_size: int) -> Works:
@@ -308,6 +316,8 @@ def norm_op(name: str, kind: StreamNorm, reads: str, makes: str, *, prefix: str 
 def _before(path: ResidualPath, op: Op) -> tuple[Op, ...]:
     if path.placement in UNNORMED:
         return ()
+    if path.shared_dtype is not None:
+        return reshape("shared norm", SHARED, VIEWED), Op("cast norm", (VIEWED,), (NORMED,))
     if path.shares_input:
         return (reshape("shared norm", SHARED, NORMED),)
     return (norm_op("norm", path.norm, INPUT, NORMED),) if path.norm != "rmsnorm" else (op,)

@@ -39,6 +39,7 @@ from megaplan.families.registry import FAMILIES
 from megaplan.inventory.adapters import linear_of
 from megaplan.inventory.tensors import Inventory, Outside
 from megaplan.low_precision import SCALINGS
+from megaplan.spec.low_precision import keeps_plain
 from megaplan.spec.models import Spec
 
 ALIGNMENT_BYTES = 16
@@ -254,5 +255,6 @@ def packed_gather(spec: Spec) -> PackedGather | None:
         return None
     kept = not spec.sharding.reshard_after_forward or spec.sharding.kept_over > 0 or spec.mesh.is_pipelined
     both = [letter for letter in FAMILIES if SCALINGS[recipe.name] in TWO_FORMS and (kept or spec.recompute.of(letter) != "none")]
-    families, (first, last) = frozenset(FAMILIES if recipe.families is None else recipe.families), recipe.first_last_bf16
+    covered, (first, last) = FAMILIES if recipe.families is None else recipe.families, recipe.first_last_bf16
+    families = frozenset(letter for letter in covered if not keeps_plain(spec.precision.of(letter), spec.precision.params))
     return PackedGather(SCALINGS[recipe.name], families, (first, spec.model.num_layers - last), frozenset(both), degrees)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from megaplan.dtypes import DType
 from megaplan.families.registry import Letter
 from megaplan.low_precision import RecipeName
 from megaplan.scalars import NaturalInt, PositiveInt, Section, StrictBool
@@ -42,3 +43,8 @@ class LowPrecision(Section):
         """True if the linears of a layer of the stack multiply in the recipe's type."""
         first, last = self.first_last_bf16
         return (self.families is None or letter in self.families) and first <= layer < num_layers - last
+
+
+def keeps_plain(own: DType, params: DType) -> bool:
+    """True if layers with an own dtype multiply in it under a recipe, too: it is neither that of other layers nor bf16."""
+    return own not in (params, DType.BF16)

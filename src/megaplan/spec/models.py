@@ -51,7 +51,7 @@ from megaplan.spec.host import DeviceRef, Host, Pool
 from megaplan.spec.later import LaterPostTraining
 from megaplan.spec.layout import Batch, Mesh, ScheduleSection, Sharding, keepers_of
 from megaplan.spec.lora import Lora
-from megaplan.spec.low_precision import LowPrecision
+from megaplan.spec.low_precision import LowPrecision, keeps_plain
 from megaplan.spec.run import Run
 from megaplan.spec.serving import Serving
 from megaplan.spec.towers import Encoder, Projection, Projector, Tower, Towers, VisionTower
@@ -163,6 +163,10 @@ class Precision(OptionsSection):
     def of(self, letter: str) -> DType:
         """Dtype of the gathered parameters of a letter's layers; `params` for everything else."""
         return self.families.get(letter, self.params) if self.families else self.params
+
+    def is_low(self, letter: str, layer: int, num_layers: int) -> bool:
+        """True if the recipe covers a layer of this letter (global index), see `keeps_plain`."""
+        return self.recipe is not None and self.recipe.covers(letter, layer, num_layers) and not keeps_plain(self.of(letter), self.params)
 
     @property
     def scales_losses(self) -> bool:
@@ -311,14 +315,12 @@ class Spec(OptionsSection):
 
     def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:
         """True if megarun multiplies the linears and banks of layer `layer` (global index, with this letter) in eight bits."""
-        recipe = self.precision.recipe
-        return self.host.kind.trained and recipe is not None and recipe.covers(letter, layer, self.model.num_layers)
+        return self.host.kind.trained and self.precision.is_low(letter, layer, self.model.num_layers)
 
     @property
     def emulates_products(self) -> bool:
         """True if megarun makes the products of the recipe in fp32."""
-        recipe = self.precision.recipe
-        return self.host.kind.trained and recipe is not None and recipe.name in EMULATED
+        return self.host.kind.trained and (recipe := self.precision.recipe) is not None and recipe.name in EMULATED
 
     @property
     def packing(self) -> Packing | None:

@@ -83,16 +83,16 @@ def center_norms(module: nn.Module) -> None:
 
 
 class GivenNorm(nn.Module):
-    """Norm of a block that shares the norm of the block before: it returns the output of that norm, for one forward."""
+    """Norm of a block that shares the norm of the block before: it returns that output once, in the dtype of the block."""
 
     given: Tensor | None = None
 
-    def forward(self, _x: Tensor) -> Tensor:
-        """Take [B, t, h] and return the given output."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Take [B, t, h] and return the given output in the dtype of x."""
         given, self.given = self.given, None
         if given is None:
             raise RuntimeError("the block before did not pass its normed input")
-        return given
+        return given.to(x.dtype)
 
 
 class Block(nn.Module):
@@ -149,7 +149,7 @@ class Block(nn.Module):
         """Read the previous block's normed input, or pass this block's to the next; stream and normed stream are then a pair."""
         if reads:
             self.norm = GivenNorm()
-        if passes_on:
+        elif passes_on:
             self.norm.register_forward_hook(self._note)
         if reads or passes_on:
             self.forward = partial(self._with_pairs, self.forward, reads, passes_on)
@@ -180,11 +180,8 @@ class Block(nn.Module):
         finally:  # a recomputed forward may stop before its addition
             self._sum = None
 
-    def _with_casts(self, inner: Callable[..., Any], own: torch.dtype, stream: torch.dtype, x: Tensor, *rest: Any) -> Any:
-        if self.sends_values:
-            out, values = inner(x.to(own), *rest)
-            return out.to(stream), values
-        return inner(x.to(own), *rest).to(stream)
+    def _with_casts(self, inner: Callable[..., Any], own: torch.dtype, stream: torch.dtype, x: Any, *rest: Any) -> Any:
+        return _with_stream(stream, inner(_with_stream(own, x), *rest))
 
     def _note(self, _norm: nn.Module, _inputs: tuple[Tensor, ...], normed: Tensor) -> None:
         self._normed = normed
@@ -192,6 +189,7 @@ class Block(nn.Module):
     def _with_pairs(self, inner: Callable[..., Tensor], reads: bool, passes_on: bool, x: Tensor | tuple[Tensor, Tensor], *rest: Any) -> Any:
         if reads:
             x, self.norm.given = x
+            self._normed = self.norm.given if passes_on else None
         try:
             out = inner(x, *rest)
         finally:  # a recomputed forward may stop before its end
@@ -201,6 +199,11 @@ class Block(nn.Module):
         if normed is None:
             raise RuntimeError("a block that hands its normed input on has not normed it")
         return ((out[0], normed), out[1]) if self.sends_values else (out, normed)
+
+
+def _with_stream(dtype: torch.dtype, x: Any) -> Any:
+    """The stream in another dtype; a norm that is passed with it, and values for later layers, keep theirs."""
+    return (_with_stream(dtype, x[0]), *x[1:]) if isinstance(x, tuple) else x.to(dtype)
 
 
 def used_dtype(module: nn.Module, precision: Precision) -> torch.dtype:

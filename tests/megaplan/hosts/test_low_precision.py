@@ -10,7 +10,7 @@ import megaplan
 from megaplan.columns import Column
 from megaplan.cost.data import shard_traffic
 from megaplan.errors import MegaplanError
-from megaplan.hosts.megarun.explain import gather_texts
+from megaplan.hosts.megarun.explain import gather_texts, plain_texts
 from megaplan.hosts.megarun.ledger import block_ledger, block_variants, layer_calls
 from megaplan.hosts.megarun.sizes import storage_sizes
 from megaplan.hosts.megarun.storage import block_storage
@@ -249,6 +249,16 @@ def test_explain_lists_what_is_packed_and_why_the_rest_is_not() -> None:
             assert fits or not tensor.name.endswith("proj.weight") or any(f"{letter} {tensor.name} (" in line for line in whole)
     assert any("first_last_bf16" in line for line in whole)
     assert gather_texts(spec_of(None, mesh={"dp_shard": 32}), inventory) == []
+
+
+@pytest.mark.parametrize(("params", "own", "plain"), [("bf16", "fp32", True), ("bf16", "fp16", True), ("fp32", "bf16", False)])
+def test_an_own_dtype_that_is_not_bf16_keeps_plain_products(params: str, own: str, plain: bool) -> None:
+    precision = {"params": params, "families": {"A": own}, "recipe": {"name": "fp8_current"}}
+    spec = spec_of(precision=precision)
+    inventory = build_inventory(spec)
+    assert [bool(layer_calls(spec, inventory, index)) for index in range(4)] == [not plain, True] * 2
+    assert plain_texts(spec, inventory) == ([f"A: products in {own}, as without a recipe"] if plain else [])
+    assert any(name.endswith(".low") for name in saved(spec, 0)) != plain
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,14 @@ LAYER_NORMS = {"precision": BF16, "model.norm": "layernorm"}
 SMALL = {"model.pattern": "AEMD", "model.num_layers": 4}
 PIPELINED = {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"kind": "1f1b", "num_microbatches": 3}}
 IN_V = {"mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", "num_microbatches": 3}}
+LOW, PACKING = {"recipe": {"name": "fp8_current"}}, {"recipe": {"name": "fp8_rowwise", "param_gather": True}}
+WIDTHS = {"model.moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 48, "shared_ffn_hidden_size": 16}}
+SHARED = {
+    "model.pattern": "AD",
+    "model.num_layers": 8,
+    "model.parallel_layers": [1, 3, 5, 7],
+    "batch": {"micro_batch_size": 2, "seq_length": 96},
+}
 CASES: dict[str, dict[str, Any]] = {
     "wide-pp": WIDE | PIPELINED,
     "wide-zbv": WIDE | IN_V,
@@ -34,9 +42,25 @@ CASES: dict[str, dict[str, Any]] = {
     | PIPELINED,
     "layer-norms-pp": LAYER_NORMS | PIPELINED | {"model.embedding_norm": True},
     "layer-norms-recompute": LAYER_NORMS | {"mesh": {"dp_shard": 2}, "recompute": {"default": "selective"}},
+    "recipe-pp": {"precision": WIDE["precision"] | LOW} | PIPELINED | WIDTHS,
+    "recipe-narrow-packed": {"precision": NARROW["precision"] | PACKING, "mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True}
+    | WIDTHS,
+    "shared-norm-full": SHARED | {"precision": BF16 | {"families": {"A": "fp32"}}, "recompute": {"default": "full"}},
+    "shared-norm-zbv": SHARED | IN_V | {"precision": BF16 | {"families": {"D": "fp32"}}},
+    "shared-norm-recipe": SHARED | {"precision": BF16 | {"families": {"D": "fp32"}} | LOW},
+    "shared-norm-of-three": {
+        **WIDTHS,
+        "model.pattern": "MADEMADE",
+        "model.num_layers": 8,
+        "model.parallel_layers": [1, 2, 3, 5, 6, 7],
+        "precision": BF16 | {"families": {"M": "fp32", "D": "fp32"}},
+    },
     "wide-one": WIDE | {"schedule.num_microbatches": 2},
 }
-SLOW = ("layer-norms-recompute", "wide-tp-recompute", "wide-one", "narrow-zbv", "wide-pp")
+SLOW = (
+    *("layer-norms-recompute", "wide-tp-recompute", "wide-one", "narrow-zbv", "wide-pp"),
+    *("recipe-narrow-packed", "shared-norm-zbv", "shared-norm-recipe", "shared-norm-of-three"),
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])

@@ -11,6 +11,7 @@ from megaplan.hosts.values import BlockLedger, Explained, LedgerTensor
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.layout.ranks import Layout, Slot
 from megaplan.spec.local import multiplies, packed_gather
+from megaplan.spec.low_precision import keeps_plain
 from megaplan.spec.models import Spec
 
 HEADS = ("tensor", "shape", "dtype", "bytes", "column")
@@ -51,23 +52,37 @@ def gather_texts(spec: Spec, inventory: Inventory) -> list[str]:
         return []
     packed, whole = Counter[str](), Counter[tuple[str, str]]()
     for index, block in enumerate(inventory.layers):
-        if recipe.families is not None and block.family not in recipe.families:
+        if block.family not in packs.families:
             continue
         covered = packs.covers(f"layers.{index}", block.family)
         for tensor in block.tensors:
             shape, name = tensor.local_shape(spec.mesh.tp, spec.mesh.ep, spec.mesh.etp), f"{block.family} {tensor.name}"
             if not multiplies(tensor.name, shape):
                 continue
+            dtype = spec.precision.of(block.family)
             if not covered:
-                whole[name, "in layers of precision.recipe.first_last_bf16"] += 1
+                whole[name, f"in {dtype}, in layers of precision.recipe.first_last_bf16"] += 1
             elif packs.shard_bytes(block.family, tensor.name, shape) is None:
-                whole[name, packs.why_whole(shape)] += 1
+                whole[name, f"in {dtype}, {packs.why_whole(shape)}"] += 1
             else:
                 packed[name] += 1
     lines = [f"packed: {_counted(packed)}"] if packed else ["packed: none"]
     for reason in dict.fromkeys(reason for _, reason in whole):
-        lines.append(f"in {spec.precision.params}, {reason}: {_counted({name: n for (name, why), n in whole.items() if why == reason})}")
+        lines.append(f"{reason}: {_counted({name: n for (name, why), n in whole.items() if why == reason})}")
     return lines
+
+
+def plain_texts(spec: Spec, inventory: Inventory) -> list[str]:
+    """Layers within the recipe's letters whose own dtype keeps their products plain."""
+    recipe, precision = spec.precision.recipe, spec.precision
+    if recipe is None:
+        return []
+    letters = sorted({block.family for block in inventory.layers if recipe.families is None or block.family in recipe.families})
+    return [
+        f"{letter}: products in {precision.of(letter)}, as without a recipe"
+        for letter in letters
+        if keeps_plain(precision.of(letter), precision.params)
+    ]
 
 
 def _counted(names: Mapping[str, int]) -> str:

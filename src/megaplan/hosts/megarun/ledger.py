@@ -111,7 +111,7 @@ def named_variants(spec: Spec, inventory: Inventory) -> dict[BlockVariant, list[
 
 
 def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
-    last, model, recipe = len(inventory.layers) - 1, spec.model, spec.precision.recipe
+    last, model = len(inventory.layers) - 1, spec.model
     given = {family.letter: (family.operations, section, spec.recompute.of(family.letter)) for family, section in families_of(model)}
     read, made = {value.readers[0] for value in model.payload}, dict[str, BlockVariant]()
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
@@ -120,7 +120,7 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
         beside = model.norm_readers(index)
         if len(beside) > 1:
             own = f"{own}, at {beside.index(index)} of {[_reader(spec, inventory, each) for each in beside]}"
-        if recipe is not None and recipe.covers(block.family, index, len(inventory.layers)):
+        if spec.precision.is_low(block.family, index, len(inventory.layers)):
             own = f"{own} in low precision"
         if index in read and (taken := taken_values(spec, index, 0)):
             own = f"{own}, takes {taken}"
@@ -255,7 +255,8 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     path = path_in(spec.model.residual_path, block)
     fields = vars(FAMILIES[block.family].section_of(spec.model))  # pydantic's own lookup of a missing field costs more than the rest
     path = path._replace(passes_on=_passed_on(spec, dims, index), scaled=fields.get("output_multiplier", 1) != 1)
-    path = path._replace(holds_shared=path.shares_input and not _norm_is_kept(spec, dims, index))
+    if path.shares_input:
+        path = path._replace(holds_shared=not _norm_is_kept(spec, dims, index), shared_dtype=_cast_norm(spec, index))
     program, tensors = program_of(path, program), shapes_of(path, tensors, dims)
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
@@ -301,15 +302,26 @@ def _norm_is_kept(spec: Spec, dims: Dims, index: int, but: int | None = None) ->
 
 def _kept_by_others(spec: Spec, dims: Dims, index: int) -> frozenset[str]:
     """Storages of a layer that other layers keep: the norm that it shares."""
-    return NOTHING_KEPT if not spec.model.parallel_layers or not _norm_is_kept(spec, dims, index, index) else frozenset({NORMED})
+    if not spec.model.parallel_layers or _cast_norm(spec, index) is not None or not _norm_is_kept(spec, dims, index, index):
+        return NOTHING_KEPT
+    return frozenset({NORMED})
+
+
+def _cast_norm(spec: Spec, layer: int) -> DType | None:
+    """Dtype of the norm that a layer shares, if the layer casts it into its own."""
+    made, own = (spec.precision.of(_letter(spec, each)).of_products for each in (spec.model.norm_readers(layer)[0], layer))
+    return None if made is own else made
 
 
 def _use_of_norm(spec: Spec, dims: Dims, layer: int, others: frozenset[str] = NOTHING_KEPT) -> SharedNorm:
     """Use of a shared norm by a layer; `others` are storages that other layers keep."""
     letter = _letter(spec, layer)
+    if _cast_norm(spec, layer) is not None:
+        return SharedNorm("whole", spec.policy(layer, letter) == "full")
     family = FAMILIES[letter]
     section, place = family.section_of(spec.model), parse_pattern(spec.model.pattern, spec.model.num_layers).layers[:layer].count(letter)
-    program, _ = _family_program(spec, dims, layer, letter, family.variant(section, layer, place), spec.precision.of(letter).of_products)
+    dtype = spec.precision.of(letter).of_products
+    program, _ = _family_program(spec, dims._replace(dtype=dtype), layer, letter, family.variant(section, layer, place), dtype)
     recipe, policy = _recipe_of(spec, layer, letter), spec.policy(layer, letter)
     if recipe is not None:
         program = scaled_program(program, policy, recipe, others).program
@@ -325,4 +337,4 @@ def _letter(spec: Spec, layer: int) -> str:
 def _recipe_of(spec: Spec, layer: int, letter: str) -> RecipeName | None:
     """The recipe of a layer; None if it keeps 16 bits."""
     given = spec.precision.recipe
-    return None if given is None or not given.covers(letter, layer, spec.model.num_layers) else given.name
+    return None if given is None or not spec.precision.is_low(letter, layer, spec.model.num_layers) else given.name

@@ -59,7 +59,7 @@ def pack_gathers(stage: Stage, spec: Spec) -> None:
                     shape = (rows, *columns) if wrapped is block else (count, rows // count, *columns)
                     if packs.shard_bytes(family, f"{names[info.module]}.{info.param_name}", shape) is not None:
                         both = family in packs.both
-                        _PackedParameter.of(parameter, group, maxima, TORCH_DTYPES[spec.precision.params], count, both=both)
+                        _PackedParameter.of(parameter, group, maxima, TORCH_DTYPES[spec.precision.of(family)], count, both=both)
                         if stage.delayed is not None:
                             parameter.numbers = stage.delayed.of[f"layers.{index}.{names[info.module]}.{info.param_name}"]
     of_banks.start = dense.count
