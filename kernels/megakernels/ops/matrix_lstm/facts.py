@@ -22,6 +22,7 @@ class _Live(NamedTuple):
         keys: Keys of a chunk.
         states: States.
         numbers: One number a position of a chunk.
+        shared: Bytes for each pair of positions that all heads share.
     """
 
     pairs: int
@@ -30,13 +31,26 @@ class _Live(NamedTuple):
     keys: int
     states: int
     numbers: int
+    shared: int = 0
+
+    def bytes_of(self, sizes: MatrixLstmSizes) -> int:
+        """Bytes at these sizes."""
+        chunk, rows = min(sizes.chunk_size, sizes.positions), sizes.value + 1
+        each = self.pairs * chunk * chunk + self.rows * chunk * rows + self.values * chunk * sizes.value + self.keys * chunk * sizes.key
+        each += self.states * rows * sizes.key + self.numbers * chunk
+        return SUMS_BYTES * sizes.batch * sizes.heads * each + self.shared * chunk * chunk
 
 
-_CHUNK = _Live(3, 2, 1, 3, 1, 10)
+_CHUNK = _Live(3, 2, 1, 3, 1, 10, 1)
 """When a chunk's decays are made."""
 FORWARD_MOMENTS = (_CHUNK, _Live(2, 4, 0, 2, 1, 2), _Live(2, 2, 0, 2, 3, 2), _Live(2, 1, 0, 2, 4, 2))
 BACKWARD_MOMENTS = (
-    *(_CHUNK, _Live(5, 6, 0, 2, 2, 6), _Live(4, 8, 0, 2, 2, 6), _Live(4, 7, 0, 4, 2, 9), _Live(4, 6, 0, 6, 2, 9), _Live(4, 6, 0, 4, 5, 9)),
+    _CHUNK,
+    _Live(5, 6, 0, 2, 2, 5, 8),
+    _Live(4, 8, 0, 2, 2, 6, 4),
+    _Live(4, 7, 0, 4, 2, 9, 4),
+    _Live(4, 6, 0, 6, 2, 9, 4),
+    _Live(4, 6, 0, 4, 5, 9, 4),
 )
 """The moments at which the operation can hold most, whichever sizes are large."""
 
@@ -92,11 +106,5 @@ class MatrixLstmSizes(NamedTuple):
 
     def scratch_bytes(self) -> tuple[int, int]:
         """Bytes of the plain-torch operation, forward and backward, beside operands, results and saved states."""
-        chunk, rows = min(self.chunk_size, self.positions), self.value + 1
-        sizes = _Live(chunk * chunk, chunk * rows, chunk * self.value, chunk * self.key, rows * self.key, chunk)
-        forward, backward = (
-            max((sum(count * size for count, size in zip(moment, sizes, strict=True)) for moment in moments), default=0)
-            for moments in (FORWARD_MOMENTS, BACKWARD_MOMENTS)
-        )
-        each = SUMS_BYTES * self.batch * self.heads
-        return each * forward, each * backward
+        forward, backward = (max([moment.bytes_of(self) for moment in moments]) for moments in (FORWARD_MOMENTS, BACKWARD_MOMENTS))
+        return forward, backward
