@@ -42,7 +42,7 @@ class _Live(NamedTuple):
 
 
 _CHUNK = _Live(3, 2, 1, 3, 1, 10, 1)
-"""When a chunk's decays are made."""
+"""The moment when a chunk's decays are made."""
 FORWARD_MOMENTS = (_CHUNK, _Live(2, 4, 0, 2, 1, 2), _Live(2, 2, 0, 2, 3, 2), _Live(2, 1, 0, 2, 4, 2))
 BACKWARD_MOMENTS = (
     _CHUNK,
