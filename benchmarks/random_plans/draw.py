@@ -198,7 +198,7 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
         add_later_variants(stream("later variants"), sections["model"])
         add_learned(stream("learned"), sections["model"])
         add_norms(stream("norms"), sections["model"])
-        add_later_kinds(stream("later kinds"), sections["model"])
+        add_later_kinds(stream("later kinds"), sections["model"], whole=sections["mesh"].get("cp", 1) == 1)
         add_libraries(stream("libraries"), sections)
         add_dispatcher(stream("dispatcher"), sections)
         add_turns(stream("turns"), sections)
@@ -264,7 +264,7 @@ def _add_of_later_seeds(stream: Callable[[str], Draw], sections: dict[str, Any],
         add_latents(stream("latents"), sections["model"])
         if not sections["host"].get("activation_offload"):
             add_shared_keys(stream("shared keys"), sections["model"])
-        add_shared(stream("shared"), sections["model"], stages=mesh.get("pp", 1), whole=mesh.get("cp", 1) == 1)
+        add_shared(stream("shared"), sections["model"], stages=mesh.get("pp", 1))
     if not megatron:
         add_kept_on_host(stream("kept on host"), sections)
 

@@ -80,11 +80,20 @@ def mamba1(draw: Draw, shape: Shape) -> dict[str, Any] | None:
 LATER_SHARE = 0.4
 
 
-def add_later_kinds(draw: Draw, model: dict[str, Any]) -> None:
-    """Kinds that megarun has built last: norms without a scale over Mamba-1's steps, gated squares."""
+def add_later_kinds(draw: Draw, model: dict[str, Any], *, whole: bool) -> None:
+    """Kinds that megarun has built last: norms without a scale over Mamba-1's steps, gated squares, kinds of linear attention."""
     mamba = model.get("mamba", {})
     if mamba.get("kind") == "mamba1" and draw.chance(LATER_SHARE):
         mamba["inner_norm"] = draw.choice(["plain", "scaled"])
         draw.maybe(mamba, 0.5, inner_norm_eps=1e-6)
     if model.get("mlp", {}).get("activation") in ("swiglu", "geglu"):
         draw.maybe(model["mlp"], LATER_SHARE / 2, activation="relu2glu")
+    if model.get("linear_attention", {}).get("kind") == "kda" and draw.chance(LATER_SHARE):
+        given = model["linear_attention"]
+        model["linear_attention"] = {"kind": "lightning", "num_heads": given["num_heads"], "head_dim": given["head_dim"]}
+        draw.maybe(model["linear_attention"], 0.5, chunk_size=lambda: draw.choice([16, 33]), gated_norm_eps=1e-6)
+    elif model.get("linear_attention", {}).get("kind") == "gated_delta" and whole and draw.chance(LATER_SHARE):
+        given = model["linear_attention"]
+        sizes = {"num_heads": given["num_key_heads"], "key_dim": given["key_dim"], "value_dim": given["value_dim"]}
+        model["linear_attention"] = {"kind": "mlstm", **sizes}
+        draw.maybe(model["linear_attention"], 0.5, chunk_size=lambda: draw.choice([16, 33]), gate_soft_cap=8.0)

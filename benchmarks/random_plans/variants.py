@@ -116,8 +116,8 @@ def _has_equal_keys(attention: dict[str, Any]) -> bool:
     return attention.get("kind") == "gqa" and not attention.keys() & own and attention.get("qk_norm_width", "head") == "head"
 
 
-def add_shared(draw: Draw, model: dict[str, Any], *, stages: int, whole: bool) -> None:
-    """Options that megarun does not build: chosen or compressed keys, kinds without a delta rule, a layer before the head."""
+def add_shared(draw: Draw, model: dict[str, Any], *, stages: int) -> None:
+    """Options that megarun does not build: chosen or compressed keys, a layer before the head."""
     letters = model["pattern"].upper().replace("|", "")
     letters = (letters * model["num_layers"])[: model["num_layers"]]
     attention, attends = model.get("attention", {}), _attends(model)
@@ -130,13 +130,6 @@ def add_shared(draw: Draw, model: dict[str, Any], *, stages: int, whole: bool) -
         draw.maybe(moe, HEADS_SHARE, own_norms=True)
     if _has_equal_keys(attention) and "shared_keys" not in attention:
         _add_chosen(draw, attention, attends)
-    if model.get("linear_attention", {}).get("kind") == "kda" and whole and draw.chance(HEADS_SHARE):
-        given = model["linear_attention"]
-        model["linear_attention"] = {"kind": "lightning", "num_heads": given["num_heads"], "head_dim": given["head_dim"]}
-        if draw.chance(0.5):
-            sizes = {"key_dim": given["head_dim"], "value_dim": 2 * given["head_dim"]}
-            model["linear_attention"] = {"kind": "mlstm", "num_heads": given["num_heads"], **sizes}
-        draw.maybe(model["linear_attention"], 0.5, chunk_size=16)
     placed = {"norm", "norm_placement", "parallel_layers", "post_norm_layers", "added_norm_layers", "norm_gate", "streams"}
     if "mtp" not in model.get("features", {}):
         head_layer = {"activation": draw.choice(["gelu", "silu", "relu"]), "bias": draw.chance(0.5)}

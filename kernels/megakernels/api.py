@@ -35,6 +35,7 @@ from megakernels.ops.m2rnn.op import m2rnn
 from megakernels.ops.m2rnn.piece import m2rnn_piece, m2rnn_piece_backward
 from megakernels.ops.mamba3.op import mamba3
 from megakernels.ops.mamba3.piece import mamba3_ahead, mamba3_ahead_backward, mamba3_piece, mamba3_piece_backward
+from megakernels.ops.matrix_lstm.op import mlstm
 from megakernels.ops.moe.grouped_mlp import experts
 from megakernels.ops.moe.losses import router_losses
 from megakernels.ops.moe.permutation import arrival_plan, capacity_plan, combine, dispatch, dispatch_plan
@@ -75,7 +76,7 @@ __all__ = [
     "gated_square_sum", "geglu", "gelu", "head_gated_norm", "index_keys", "index_keys_backward", "indexed_attention",
     "indexed_attention_choice", "indexed_attention_pieces", "indexed_attention_pieces_backward", "indexed_attention_pieces_choice",
     "linear_cross_entropy", "linear_slice_gradients", "linear_slice_statistics", "m2rnn", "m2rnn_piece", "m2rnn_piece_backward",
-    "mamba3", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward", "mla_kv", "mla_kv_backward",
+    "mamba3", "mamba3_ahead", "mamba3_ahead_backward", "mamba3_piece", "mamba3_piece_backward", "mla_kv", "mla_kv_backward", "mlstm",
     "nesterov_", "newton_schulz_", "ngram_rows", "relu2", "relu2glu", "rms_norm", "rope", "route", "route_scored", "routed_experts",
     "router_losses", "row_dot", "row_gradients", "row_scale", "row_square_sum", "scratch_bytes", "selective_scan",
     "selective_scan_piece", "selective_scan_piece_backward", "slice_gradient", "slice_statistics", "ssd", "ssd_piece",

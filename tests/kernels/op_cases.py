@@ -23,6 +23,7 @@ from op_exact import (
     exact_m2rnn,
     exact_mamba3,
     exact_mla_kv,
+    exact_mlstm,
     exact_rms_norm,
     exact_rope,
     exact_selective_scan,
@@ -73,6 +74,7 @@ from megakernels import (
     m2rnn,
     mamba3,
     mla_kv,
+    mlstm,
     relu2,
     relu2glu,
     rms_norm,
@@ -223,6 +225,17 @@ CASES = [
         lambda i: (exact_m2rnn(**i),),
         ("q", "k", "v", "f", "state_map", "D", "dt_bias", "A_log"),
         lambda t: [((BATCH, math.ceil(t / 32) + 1, 3, 5, 6), "accumulator")],
+    ),
+    Case(
+        "mlstm",
+        lambda n, t: (
+            {"q": n(BATCH, t, 3, 5), "k": n(BATCH, t, 3, 5), "v": n(BATCH, t, 3, 7)}
+            | {"input_gate": 2 * n(BATCH, t, 3), "forget_gate": 2 * n(BATCH, t, 3) + 1}
+        ),
+        lambda i: (mlstm(**i, chunk_size=16, soft_cap=5.0),),
+        lambda i: (exact_mlstm(**i, soft_cap=5.0),),
+        ("q", "k", "v", "input_gate", "forget_gate"),
+        lambda t: [((BATCH, math.ceil(t / 16), 3, 8, 5), "accumulator")],
     ),
     selective_case("selective_scan", 40),
     delta_case("gated_delta", 16, 32, 2, per_row=False),
@@ -391,4 +404,10 @@ CASES += [
     packed(_BY_NAME["gated_conv1d_bias"], gated_conv1d, exact_gated_conv, ("input_gate", "output_gate", "value")),
     packed(_BY_NAME["selective_scan"], partial(selective_scan, save_every=40), exact_selective_scan, ("x", "dt", "B", "C")),
     packed(_BY_NAME["m2rnn"], partial(m2rnn, save_every=32), exact_m2rnn, ("q", "k", "v", "f")),
+    packed(
+        _BY_NAME["mlstm"],
+        partial(mlstm, chunk_size=16, soft_cap=5.0),
+        partial(exact_mlstm, soft_cap=5.0),
+        ("q", "k", "v", "input_gate", "forget_gate"),
+    ),
 ]

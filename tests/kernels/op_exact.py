@@ -244,6 +244,23 @@ def exact_m2rnn(q: Tensor, k: Tensor, v: Tensor, f: Tensor, state_map: Tensor, D
     return torch.stack(found, 1)
 
 
+def exact_mlstm(q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, soft_cap: float = 15.0) -> Tensor:
+    """The stabilised recurrence, position by position: state, normaliser and the running maximum of arXiv:2405.04517, equation 15."""
+    state, normaliser = q.new_zeros(*q.shape[:1], *q.shape[2:], v.shape[3]), q.new_zeros(q.shape[0], *q.shape[2:])
+    largest, found = q.new_zeros(q.shape[0], q.shape[2]), []
+    for t in range(q.shape[1]):
+        gate, forget = (soft_cap * torch.tanh(each[:, t] / soft_cap) for each in (input_gate, forget_gate))
+        kept = functional.logsigmoid(forget) + largest
+        largest = torch.maximum(kept, gate).detach()  # the result does not depend on it
+        decay, strength = ((each - largest).exp()[..., None] for each in (kept, gate))
+        state = decay[..., None] * state + (strength * k[:, t])[..., None] * v[:, t, :, None]
+        normaliser = decay * normaliser + strength * k[:, t]
+        query = q[:, t] / math.sqrt(q.shape[3])
+        divisor = torch.maximum((query * normaliser).sum(-1).abs(), (-largest).exp())
+        found.append((query[..., None, :] @ state).squeeze(-2) / divisor[..., None])
+    return torch.stack(found, 1)
+
+
 def exact_mamba3(
     x: Tensor,
     z: Tensor,

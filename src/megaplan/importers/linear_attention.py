@@ -232,6 +232,11 @@ def xlstm(reader: ConfigReader) -> dict[str, Any]:
     if (cap := reader.factor("output_logit_soft_cap")) is not None:
         model["logits_cap"] = cap
     linear["chunk_size"] = reader.whole("chunk_size")
+    gates = reader.factor("gate_soft_cap")
+    if gates is None or gates > _LARGEST_CAP:
+        reader.cannot("gate_soft_cap", gates, f"gates are bounded before their exponential, by at most {_LARGEST_CAP}", 15.0)
+    elif gates != 15:
+        linear["gate_soft_cap"] = gates
     reader.skip(*_XLSTM_OTHER)
     sections = {"G": ("linear_attention", linear), "D": ("mlp", {"ffn_hidden_size": inner, "activation": "swiglu"})}
     return model_of(reader, "GD" * layers, model, sections)
@@ -239,7 +244,8 @@ def xlstm(reader: ConfigReader) -> dict[str, Any]:
 
 _XLSTM_OTHER = (
     *("chunkwise_kernel", "sequence_kernel", "step_kernel", "mode", "return_last_states", "autocast_kernel_dtype", "eps", "weight_mode"),
-    *("inference_state_dtype", "gate_soft_cap", "max_inference_chunksize", "norm_reduction_force_float32", "hidden_size"),
+    *("inference_state_dtype", "max_inference_chunksize", "norm_reduction_force_float32", "hidden_size"),
     *("num_hidden_layers", "num_blocks", "embedding_dim"),
 )
-"""Fields of xlstm that choose kernels, or change only the values of gates."""
+"""Fields of xlstm that choose kernels."""
+_LARGEST_CAP = 30

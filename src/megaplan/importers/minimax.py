@@ -13,6 +13,8 @@ from megaplan.importers.rotary import rope
 BLOCK_SPARSE = "minimax_m3_sparse"
 _LEGACY = {"num_heads": "num_index_heads", "head_dim": "index_dim", "block_size": "block_size", "top_blocks": "topk_blocks"}
 _FIELDS = {"num_heads": "index_n_heads", "head_dim": "index_head_dim", "block_size": "index_block_size", "top_blocks": "index_topk_blocks"}
+_GATED_EPS = 1e-6
+"""Epsilon of the norm of lightning attention, which no field states."""
 
 
 def minimax(reader: ConfigReader) -> dict[str, Any]:
@@ -26,6 +28,7 @@ def minimax(reader: ConfigReader) -> dict[str, Any]:
     attention |= {"window_size": window} if window else {}
     lightning = {"kind": "lightning", "num_heads": attention["num_heads"], "head_dim": attention["head_dim"]}
     lightning["chunk_size"] = reader.whole("block_size")
+    lightning |= {"gated_norm_eps": _GATED_EPS} if keys["norm_eps"] != _GATED_EPS else {}
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
     for name in ("full_attn", "linear_attn", "mlp"):
         for part, of in (("alpha", "the stream"), ("beta", "what a block adds")):

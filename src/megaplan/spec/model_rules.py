@@ -7,7 +7,7 @@ from itertools import combinations
 
 from megaplan.errors import Diagnostic
 from megaplan.families.checks import rising
-from megaplan.families.linear_attention.section import WITHOUT_DELTA_RULE
+from megaplan.families.linear_attention.section import MatrixLstm
 from megaplan.families.registry import FAMILIES, families_of
 from megaplan.scalars import GATED
 from megaplan.spec.context import Checked
@@ -301,9 +301,9 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _linear_states(checked: Checked) -> Iterator[Diagnostic]:
-    """Checks that no context group shares a sequence whose states linear attention without a delta rule carries."""
+    """Checks that no context group shares a sequence whose states mLSTM carries."""
     linear, cp = checked.spec.model.linear_attention, checked.spec.mesh.cp
-    if isinstance(linear, WITHOUT_DELTA_RULE) and cp > 1:
+    if isinstance(linear, MatrixLstm) and cp > 1:
         detail = f"linear_attention.kind = {linear.kind}, mesh.cp = {cp}: its states are not handed between ranks"
         yield checked.error("MP715", detail, "model.linear_attention.kind", "mesh: {cp: 1}")
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
-from megaplan.families.linear_attention.section import WITHOUT_DELTA_RULE
 from megaplan.spec.context import Locate
 from megaplan.spec.document import NOWHERE
 from megaplan.spec.models import Features, LatentAttention, Spec
@@ -45,11 +44,6 @@ def _latent_sinks(spec: Spec) -> object | None:
         return None
     reasons = {"an indexer": attention.indexer is not None, "mesh.context_exchange: latents": spec.mesh.gathers_latents}
     return ", ".join(["true", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
-
-
-def _without_delta_rule(spec: Spec) -> object | None:
-    """Linear attention without a delta rule, of which there is no kernel."""
-    return spec.model.linear_attention.kind if isinstance(spec.model.linear_attention, WITHOUT_DELTA_RULE) else None
 
 
 def _families(spec: Spec) -> object | None:
@@ -99,7 +93,6 @@ def _other_host(spec: Spec) -> object | None:
 
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
-    ("model.linear_attention.kind", _without_delta_rule, "gated_delta or kda"),
     ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
     ("model.towers", _towers, "null, or without these"),
     ("model.attention.sinks", _latent_sinks, "false, or without these"),

@@ -20,7 +20,7 @@ SCALES = frozenset(
     {"model.zero_centered_norm", "model.embedding_multiplier", "model.attention.latent_norm_eps", "model.attention.window_rope_theta"}
     | {"model.attention.window_rotary_dim"}
     | {"model.linear_attention.gated_norm_eps", "model.logits_multiplier", "model.mlp.gate_multiplier", "model.mamba.part_multipliers"}
-    | {"model.mamba.inner_norm_eps"}
+    | {"model.mamba.inner_norm_eps", "model.linear_attention.gate_soft_cap"}
     | {"model.logits_cap", "model.attention.score_cap"}
     | {f"model.{section}.output_multiplier" for section in ("attention", "mamba", "mlp")}
 )

@@ -9,10 +9,12 @@ from megaplan.spec import models as spec
 from megaplan.spec.models import SIDES
 from megaplan.spec.pattern import depth_blocks, parse_pattern
 from megarun.model.attention import GroupedQueryAttention, LatentAttention
+from megarun.model.lightning import LightningBlock
 from megarun.model.linear_attention import LinearAttentionBlock
 from megarun.model.mamba import Mamba2Block
 from megarun.model.mamba1 import Mamba1Block
 from megarun.model.mamba3 import Mamba3Block
+from megarun.model.matrix_lstm import MatrixLstmBlock
 from megarun.model.mlp import DenseBlock
 from megarun.model.moe import ExpertBlock
 from megarun.model.mtp import PredictionDepth
@@ -101,8 +103,8 @@ def build_section(
             module = ExpertBlock(config, hidden, eps, tp, ep, factors, cp, gathers=whole.host.uses_triton)
         case spec.MatrixRecurrence() as config:
             module = MatrixRecurrenceBlock(config, hidden, eps, tp, cp)
-        case spec.GatedDeltaNet() | spec.KimiDeltaAttention() as config:
-            module = LinearAttentionBlock(config, hidden, eps, tp, cp)
+        case spec.GatedDeltaNet() | spec.KimiDeltaAttention() | spec.LightningAttention() | spec.MatrixLstm() as config:
+            module = build_linear_attention(whole, config, layer, tp, cp)
         case spec.ShortConvolution() as config:
             module = ShortConvolutionBlock(config, hidden, eps, tp, cp)
         case spec.Mlp() as config:
@@ -110,6 +112,25 @@ def build_section(
     if module is None:
         raise ValueError(f"layer {layer}: no module for {letter} blocks; megarun.job.support should have refused the spec")
     return module
+
+
+def build_linear_attention(
+    whole: spec.Spec,
+    config: spec.GatedDeltaNet | spec.KimiDeltaAttention | spec.LightningAttention | spec.MatrixLstm,
+    layer: int,
+    tp: TensorParallel,
+    cp: ContextParallel,
+) -> Block:
+    """The module of a G layer by its kind."""
+    hidden, eps = whole.model.hidden_size, whole.model.norm_eps
+    match config:
+        case spec.LightningAttention():
+            letters = parse_pattern(whole.model.pattern, whole.model.num_layers).layers
+            return LightningBlock(config, hidden, eps, letters, layer, tp, cp)
+        case spec.MatrixLstm():
+            return MatrixLstmBlock(config, hidden, eps, tp)
+        case _:
+            return LinearAttentionBlock(config, hidden, eps, tp, cp)
 
 
 def build_depth(

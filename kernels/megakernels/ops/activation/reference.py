@@ -1,7 +1,7 @@
 """Gated and plain activations in plain torch, with explicit backward formulas.
 
 Source: swiglu and geglu, Shazeer, arXiv:2002.05202, equations 5 and 6 (silu is its Swish with β = 1); clamped swiglu, gpt-oss,
-arXiv:2508.10925, section 2.1, and the code published with it; relu2, So et al., arXiv:2109.08668, section 4, and with a gate as relu2glu; gelu in
+arXiv:2508.10925, section 2.1, and the code published with it; relu2, So et al., arXiv:2109.08668, section 4, with a gate relu2glu; gelu in
 the tanh form, Hendrycks and Gimpel, arXiv:1606.08415, section 2; xielu, Huang and Schlag, arXiv:2411.13010, equation 12.
 """
 

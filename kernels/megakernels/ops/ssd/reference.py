@@ -44,10 +44,9 @@ def forward(state: Tensor | None, scan: SsdInputs) -> tuple[Tensor, Tensor, Tens
         state = torch.zeros(batch, num_heads, width, B.shape[-1], dtype=accumulator_dtype(x.dtype), device=x.device)
     for index, positions in enumerate(chunks):
         states[:, index] = state
-        chunk = _chunk(scan, positions)
-        inside = chunk.mixing @ chunk.u + chunk.from_start * _read(state, chunk.C)
-        y[:, positions] = (inside + upcast(D).view(-1, 1, 1) * chunk.x).transpose(1, 2)
-        state = chunk.across * state + _write(chunk.to_end * chunk.u, chunk.B)
+        chunk, steps = _chunk(scan, positions)
+        y[:, positions] = (chunk.outputs(state) + upcast(D).view(-1, 1, 1) * steps.x).transpose(1, 2)
+        state = chunk.next_state(state)
     return y, states, state
 
 
@@ -61,17 +60,17 @@ def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states:
         grad_state = torch.zeros(x.shape[0], *states.shape[2:], dtype=dtype, device=x.device)
     skip = upcast(D).view(-1, 1, 1)
     for index, positions in reversed(list(enumerate(row_blocks(x.shape[1], 1, chunk_size)))):
-        chunk = _chunk(scan, positions)
+        chunk, steps = _chunk(scan, positions)
         grad = upcast(grad_y[:, positions]).transpose(1, 2)
-        grads = _chunk_backward(chunk, grad, upcast(states[:, index]), grad_state)
-        grad_step = (grads.u * chunk.x).sum(-1, keepdim=True) + chunk.rate * grads.log_decay
-        grad_raw_step = grad_step * chunk.slope
-        grad_x[:, positions] = (chunk.step * grads.u + skip * grad).transpose(1, 2)
+        grads = chunk_backward(chunk, grad, upcast(states[:, index]), grad_state)
+        grad_step = (grads.u * steps.x).sum(-1, keepdim=True) + steps.rate * grads.log_decay
+        grad_raw_step = grad_step * steps.slope
+        grad_x[:, positions] = (steps.step * grads.u + skip * grad).transpose(1, 2)
         grad_dt[:, positions] = grad_raw_step.squeeze(-1).transpose(1, 2)
         grad_B[:, positions] = grads.B.transpose(1, 2)
         grad_C[:, positions] = grads.C.transpose(1, 2)
-        grad_A_log += (chunk.rate * chunk.step * grads.log_decay).sum((0, 2, 3))
-        grad_D += (grad * chunk.x).sum((0, 2, 3))
+        grad_A_log += (steps.rate * steps.step * grads.log_decay).sum((0, 2, 3))
+        grad_D += (grad * steps.x).sum((0, 2, 3))
         grad_dt_bias += grad_raw_step.sum((0, 2, 3))
         grad_state = grads.state
     found = (
@@ -87,70 +86,79 @@ def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states:
 
 
 @dataclass(frozen=True, slots=True)
-class _SsdChunk:
-    """One chunk's inputs and decays in the accumulation dtype."""
+class SsdChunk:
+    """One chunk of h' = decay · h + u Bᵀ, y = h C, in the accumulation dtype."""
 
-    x: Tensor  # [B, H, Q, P]
     B: Tensor  # [B, G, Q, S]
     C: Tensor  # [B, G, Q, S]
-    step: Tensor  # [B, H, Q, 1], Δ
-    slope: Tensor  # [B, H, Q, 1], of Δ by dt: zero beyond the limits
-    rate: Tensor  # [H, 1, 1], a
-    u: Tensor  # [B, H, Q, P], Δ x
-    decay: Tensor  # [B, H, Q, Q], exp of the sum of Δ a over (j, i], zero above the diagonal and between documents
+    u: Tensor  # [B, H, Q, P], what each position adds
+    decay: Tensor  # [B, H, Q, Q], exp of the sum of log decays over (j, i], zero above the diagonal and between documents
     mixing: Tensor  # [B, H, Q, Q], (C_i·B_j) · decay
     from_start: Tensor  # [B, H, Q, 1], exp(c_i), zero in documents that begin in the chunk
     to_end: Tensor  # [B, H, Q, 1], exp of the sum over (j, last], zero in documents that end in the chunk
     across: Tensor  # [B, H, 1, 1], exp(c_last), zero if the last document begins in the chunk
 
+    def outputs(self, state: Tensor) -> Tensor:
+        """[B, H, Q, P], from the state [B, H, P, S] at the chunk's start."""
+        return self.mixing @ self.u + self.from_start * _read(state, self.C)
+
+    def next_state(self, state: Tensor) -> Tensor:
+        """The state after the chunk, [B, H, P, S]."""
+        return self.across * state + _write(self.to_end * self.u, self.B)
+
 
 @dataclass(frozen=True, slots=True)
-class _SsdChunkGradients:
+class _Steps:
+    """One chunk's inputs and steps in the accumulation dtype."""
+
+    x: Tensor  # [B, H, Q, P]
+    step: Tensor  # [B, H, Q, 1], Δ
+    slope: Tensor  # [B, H, Q, 1], of Δ by dt: zero beyond the limits
+    rate: Tensor  # [H, 1, 1], a
+
+
+@dataclass(frozen=True, slots=True)
+class SsdChunkGradients:
+    """Gradients of a chunk's operands, and of the state at its start."""
+
     u: Tensor  # [B, H, Q, P]
     B: Tensor  # [B, G, Q, S]
     C: Tensor  # [B, G, Q, S]
-    log_decay: Tensor  # [B, H, Q, 1], of Δ a
-    state: Tensor  # [B, H, P, S], of the state at the chunk's start
+    log_decay: Tensor  # [B, H, Q, 1]
+    state: Tensor  # [B, H, P, S]
 
 
-def _chunk(scan: SsdInputs, positions: slice) -> _SsdChunk:
+def _chunk(scan: SsdInputs, positions: slice) -> tuple[SsdChunk, _Steps]:
     x, dt, A_log, B, C, _, dt_bias, starts, _, dt_min, dt_max = scan
     wide_x, wide_B, wide_C = (upcast(tensor[:, positions]).transpose(1, 2) for tensor in (x, B, C))
     raw_step = (upcast(dt[:, positions]) + upcast(dt_bias)).transpose(1, 2).unsqueeze(-1)
     unbounded = softplus(raw_step)
     step = unbounded.clamp(dt_min, dt_max)
     rate = -upcast(A_log).exp().view(-1, 1, 1)
-    sums, spans = (step * rate).cumsum(2), span_sums((step * rate).squeeze(-1))
-    hidden = torch.ones(sums.shape[2], sums.shape[2], dtype=torch.bool, device=x.device).triu(1)
+    slope = torch.sigmoid(raw_step).masked_fill_((unbounded < dt_min) | (unbounded > dt_max), 0)
+    return make_chunk(step * wide_x, wide_B, wide_C, step * rate, starts, positions), _Steps(wide_x, step, slope, rate)
+
+
+def make_chunk(u: Tensor, B: Tensor, C: Tensor, log_decay: Tensor, starts: Tensor | None, positions: slice) -> SsdChunk:
+    """The chunk at `positions`, of what they add [B, H, Q, P], keys [B, G, Q, S], and log decays [B, H, Q, 1]."""
+    sums, spans = log_decay.cumsum(2), span_sums(log_decay.squeeze(-1))
+    hidden = torch.ones(sums.shape[2], sums.shape[2], dtype=torch.bool, device=u.device).triu(1)
     from_start, to_end, across = sums.exp(), spans[:, :, -1].exp().unsqueeze(-1), sums[:, :, -1:].exp()
     if starts is not None:
         first = starts[:, None, positions, None]  # [B, 1, Q, 1]
-        position = torch.arange(positions.start, positions.stop, device=x.device)
+        position = torch.arange(positions.start, positions.stop, device=u.device)
         hidden = hidden | (position < first)
         begun_before = first < positions.start
         from_start = from_start * begun_before
         to_end = to_end * (position[:, None] >= first[:, :, -1:])
         across = across * begun_before[:, :, -1:]
     decay = spans.masked_fill_(hidden, float("-inf")).exp_()
-    overlap = wide_C @ wide_B.mT
+    overlap = C @ B.mT
     mixing = (_split_heads(decay, overlap.shape[1]) * overlap.unsqueeze(2)).flatten(1, 2)
-    return _SsdChunk(
-        x=wide_x,
-        B=wide_B,
-        C=wide_C,
-        step=step,
-        slope=torch.sigmoid(raw_step).masked_fill_((unbounded < dt_min) | (unbounded > dt_max), 0),
-        rate=rate,
-        u=step * wide_x,
-        decay=decay,
-        mixing=mixing,
-        from_start=from_start,
-        to_end=to_end,
-        across=across,
-    )
+    return SsdChunk(B=B, C=C, u=u, decay=decay, mixing=mixing, from_start=from_start, to_end=to_end, across=across)
 
 
-def _chunk_backward(chunk: _SsdChunk, grad: Tensor, state: Tensor, grad_next: Tensor) -> _SsdChunkGradients:
+def chunk_backward(chunk: SsdChunk, grad: Tensor, state: Tensor, grad_next: Tensor) -> SsdChunkGradients:
     """Gradients of a chunk's inputs from those of its outputs [B, H, Q, P] and of the state after it [B, H, P, S]."""
     num_groups = chunk.B.shape[1]
     grad_mixing = grad @ chunk.u.mT
@@ -168,7 +176,7 @@ def _chunk_backward(chunk: _SsdChunk, grad: Tensor, state: Tensor, grad_next: Te
     kept = (through_state * chunk.u).sum(-1)
     passed_on = (chunk.across * grad_next * state).sum((-1, -2)).unsqueeze(-1)
     grad_log_decay = across_pairs + read.flip(-1).cumsum(-1).flip(-1) + (kept.cumsum(-1) - kept) + passed_on
-    return _SsdChunkGradients(
+    return SsdChunkGradients(
         u=grad_u,
         B=grad_overlap.mT @ chunk.C + _keys(chunk.to_end * chunk.u, grad_next, num_groups),
         C=grad_overlap @ chunk.B + _keys(from_state, state, num_groups),

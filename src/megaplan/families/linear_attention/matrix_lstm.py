@@ -2,17 +2,20 @@
 
 Projections make queries, keys, values, a gate as wide as the values, and two numbers per head for the gates of the state. What the heads
 read of their states, over a normaliser, has a LayerNorm over each head without a bias. The layout is that of xLSTM 7B (arXiv:2503.13427).
+`megakernels.mlstm` runs in plain torch on GPUs, too, and states its scratch.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-from megakernels.facts import SUMS_BYTES, Work
+from megakernels.facts import SUMS_BYTES, KernelScratch, Work
+from megakernels.ops.library import scaled
+from megakernels.ops.matrix_lstm.facts import MatrixLstmSizes
 from megakernels.ops.rms_norm.facts import NORM, norm
 from megaplan.blocks.costs import gate_work, linear_work, residual_work
 from megaplan.blocks.ops import BlockProgram, Dims, Op, Projection, cut, input_ops, output_ops
-from megaplan.blocks.storages import Shapes, mixer_storages, residual
+from megaplan.blocks.storages import Shapes, inside_storages, mixer_storages, residual, scan_op
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.families.family import Selective
 from megaplan.families.linear_attention.section import MatrixLstm
@@ -21,7 +24,11 @@ from megaplan.inventory.makers import norm as scale
 from megaplan.inventory.tensors import Init, ParamTensor
 
 PART, SCAN = "G", "mlstm"
-MLSTM = Selective("mix", frozenset({"split qk", "gate sigmoid"}))
+MLSTM = Selective(
+    "mix",
+    frozenset({"qk_proj", "v_proj", "gate_proj", "state_gates", "split qk", "split gates", "head_norm", "head scale", "gate sigmoid"}),
+    caches={SCAN: "mlstm"},
+)
 
 
 def mlstm_tensors(linear: MatrixLstm, hidden_size: int) -> tuple[ParamTensor, ...]:
@@ -39,15 +46,26 @@ def mlstm_tensors(linear: MatrixLstm, hidden_size: int) -> tuple[ParamTensor, ..
     )
 
 
+def mlstm_sizes(linear: MatrixLstm, batch: int, positions: int, heads: int, itemsize: int) -> MatrixLstmSizes:
+    """Sizes of the operation over these heads."""
+    return MatrixLstmSizes(batch, positions, heads, linear.key_dim, linear.value_dim, linear.chunk_size, itemsize)
+
+
 def mlstm_program(dims: Dims, linear: MatrixLstm) -> tuple[BlockProgram, Shapes]:
-    """One block; the state and the normaliser before every chunk are kept, and two numbers of every head and position."""
-    heads, chunks = linear.num_heads // dims.tp, -(-dims.tokens // linear.chunk_size)
-    keys, values = heads * linear.key_dim, heads * linear.value_dim
+    """One block; the state and the normaliser before every chunk are kept."""
+    heads = linear.num_heads // dims.tp
+    keys, values, sizes = (
+        heads * linear.key_dim,
+        heads * linear.value_dim,
+        mlstm_sizes(linear, dims.batch, dims.tokens, heads, dims.dtype.bytes),
+    )
     shapes = {"qk": dims.wide(2 * keys), "state_gates": dims.wide(2 * heads)} | dict.fromkeys(("q", "k"), dims.wide(keys))
-    shapes |= dict.fromkeys(("v", "y", "y_normed", "gate", "gate_sigmoid", "gated"), dims.wide(values))
-    statistics = dict.fromkeys(("y_mean", "y_rstd", "maximum", "normaliser"), dims.wide(heads))
-    statistics["states"] = (dims.batch, chunks, heads, linear.key_dim, linear.value_dim + 1)
-    return _program(dims.tp > 1), residual(mixer_storages(dims, shapes, statistics))
+    shapes |= dict.fromkeys(("input_gate", "forget_gate"), dims.wide(heads))
+    names = "v", "y", "y_even", "y_normed", "gate", "gate_sigmoid", "gated", "scale_gradient"
+    shapes |= dict.fromkeys(names, dims.wide(values))
+    statistics = {**dict.fromkeys(("y_mean", "y_rstd"), dims.wide(heads)), "states": sizes.states}
+    inside = inside_storages(dims, KernelScratch(*sizes.scratch_bytes()))
+    return _program(dims.tp > 1), residual(mixer_storages(dims, shapes, statistics) | inside)
 
 
 @cache
@@ -58,12 +76,15 @@ def _program(sharded: bool) -> BlockProgram:
         Projection("gate_proj", "gate", "gate_proj.weight"),
         Projection("state_gates", "state_gates", "state_gates.weight", "state_gates.bias"),
     )
-    inputs, kept = ("q", "k", "v", "state_gates"), ("maximum", "normaliser", "states")
+    inputs = "q", "k", "v", "input_gate", "forget_gate"
+    scale = Op("head scale", ("y_even",), ("y_normed",), keeps=("y_even",), params=("head_norm.weight",), fetches=("scale_gradient",))
     return MLSTM.program(
         *input_ops(*projections, sharded=sharded),
-        cut("split qk", "qk", ("q", "k")),
-        Op(SCAN, inputs, ("y", *kept), keeps=(*inputs, *kept)),
-        Op("head_norm", ("y",), ("y_normed", "y_mean", "y_rstd"), keeps=("y", "y_mean", "y_rstd"), params=("head_norm.weight",)),
+        cut("split qk", "qk", inputs[:2]),
+        cut("split gates", "state_gates", inputs[3:]),
+        scan_op(SCAN, inputs, "y", ("states",), (), handed=False, summed=False, inside=(True, True)),
+        Op("head_norm", ("y",), ("y_even", "y_mean", "y_rstd"), keeps=("y", "y_mean", "y_rstd")),
+        scale,
         Op("gate sigmoid", ("gate",), ("gate_sigmoid",), keeps=("gate_sigmoid",)),
         Op("gate", ("y_normed", "gate_sigmoid"), ("gated",), keeps=("y_normed", "gate_sigmoid")),
         *output_ops("gated", sharded=sharded),
@@ -72,19 +93,18 @@ def _program(sharded: bool) -> BlockProgram:
 
 def mlstm_work(load: Workload, linear: MatrixLstm, hidden_size: int) -> Works:
     """Work of one block, pre-norm and residual included."""
-    heads, (key, value) = linear.num_heads // load.tp, (linear.key_dim, linear.value_dim)
-    keys, values, chunk = heads * key, heads * value, min(linear.chunk_size, load.seq_length)
-    flops, moved = heads * (2 * chunk * (key + value) + 4 * key * value), 2 * (keys + values) * load.itemsize
-    scan = Work(forward=flops, input_grad=2 * flops, moved_forward=moved, moved_input=2 * moved)
-    normed = norm(values, load.itemsize) + Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
+    heads, size = linear.num_heads // load.tp, load.itemsize
+    keys, values, scan = heads * linear.key_dim, heads * linear.value_dim, mlstm_sizes(linear, load.sequences, load.positions, heads, size)
+    normed = norm(values, size) + Work(moved_forward=SUMS_BYTES, moved_input=SUMS_BYTES)
     return (
         residual_work(load, PART, hidden_size),
         linear_work(load, "qk_proj", PART, hidden_size, 2 * keys),
         linear_work(load, "v_proj", PART, hidden_size, values),
         linear_work(load, "gate_proj", PART, hidden_size, values),
         linear_work(load, "state_gates", PART, hidden_size, 2 * heads),
-        OpWork(SCAN, "scan", scan),
+        OpWork(SCAN, "scan", scan.work(load.seq_length), scan),
         OpWork("head_norm", PART, normed, NORM),
+        OpWork("head scale", PART, scaled(values, size)),
         gate_work(load, PART, values, counts=("gate sigmoid", "gate")),
         linear_work(load, "out_proj", PART, values, hidden_size, closes=True),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from megaplan.scalars import OptionsSection, PositiveFloat, PositiveInt, StrictBool
+from megaplan.scalars import OptionsSection, PositiveFloat, PositiveInt, SoftCap, StrictBool
 
 
 class GatedDeltaNet(OptionsSection):
@@ -49,14 +49,16 @@ class LightningAttention(OptionsSection):
         kind: lightning.
         num_heads: Heads of queries, keys, values and states.
         head_dim: Width of a head.
-        chunk_size: Positions that are computed at once.
+        gated_norm_eps: Epsilon of the norm over all heads; null for the model's norm_eps.
+        chunk_size: Positions that are computed at once, and between two saved states.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset()
+    options: ClassVar[frozenset[str]] = frozenset({"gated_norm_eps"})
 
     kind: Literal["lightning"]
     num_heads: PositiveInt
     head_dim: PositiveInt
+    gated_norm_eps: PositiveFloat | None = None
     chunk_size: PositiveInt = 256
 
 
@@ -68,20 +70,22 @@ class MatrixLstm(OptionsSection):
         num_heads: Heads of queries, keys, values and states.
         key_dim: Width of a query and key head, the rows of a head's state.
         value_dim: Width of a value head, the columns of a head's state.
-        chunk_size: Positions that are computed at once.
+        gate_soft_cap: Bound c of both gates before exp and sigmoid: c · tanh(gate / c).
+        chunk_size: Positions that are computed at once, and between two saved states.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset()
+    options: ClassVar[frozenset[str]] = frozenset({"gate_soft_cap"})
 
     kind: Literal["mlstm"]
     num_heads: PositiveInt
     key_dim: PositiveInt
     value_dim: PositiveInt
+    gate_soft_cap: SoftCap = 15.0
     chunk_size: PositiveInt = 64
 
 
 WITHOUT_DELTA_RULE = LightningAttention, MatrixLstm
-"""Kinds that megarun does not build."""
+"""Kinds with neither a delta rule nor convolutions."""
 
 
 class KimiDeltaAttention(OptionsSection):
