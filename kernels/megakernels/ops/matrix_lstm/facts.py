@@ -42,9 +42,9 @@ class _Live(NamedTuple):
 
 
 _CHUNK = _Live(3, 2, 1, 3, 1, 10, 1)
-"""The moment when a chunk's decays are made."""
-FORWARD_MOMENTS = (_CHUNK, _Live(2, 4, 0, 2, 1, 2), _Live(2, 2, 0, 2, 3, 2), _Live(2, 1, 0, 2, 4, 2))
-BACKWARD_MOMENTS = (
+"""The point at which a chunk's decays are made."""
+FORWARD_POINTS = (_CHUNK, _Live(2, 4, 0, 2, 1, 2), _Live(2, 2, 0, 2, 3, 2), _Live(2, 1, 0, 2, 4, 2))
+BACKWARD_POINTS = (
     _CHUNK,
     _Live(5, 6, 0, 2, 2, 5, 8),
     _Live(4, 8, 0, 2, 2, 6, 4),
@@ -52,7 +52,7 @@ BACKWARD_MOMENTS = (
     _Live(4, 6, 0, 6, 2, 9, 4),
     _Live(4, 6, 0, 4, 5, 9, 4),
 )
-"""The moments at which the operation can hold most, whichever sizes are large."""
+"""The points at which the operation can hold most, whichever sizes are large."""
 
 
 class MatrixLstmSizes(NamedTuple):
@@ -105,6 +105,6 @@ class MatrixLstmSizes(NamedTuple):
         return PLAIN.passes(work, tokens, chunk * self.heads, ceil_div(self.positions, chunk))
 
     def scratch_bytes(self) -> tuple[int, int]:
-        """Bytes of the plain-torch operation, forward and backward, beside operands, results and saved states."""
-        forward, backward = (max([moment.bytes_of(self) for moment in moments]) for moments in (FORWARD_MOMENTS, BACKWARD_MOMENTS))
+        """Bytes of the plain-torch operation, forward and backward, without operands, results and saved states."""
+        forward, backward = (max([point.bytes_of(self) for point in points]) for points in (FORWARD_POINTS, BACKWARD_POINTS))
         return forward, backward
