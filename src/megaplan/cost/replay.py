@@ -178,7 +178,7 @@ class ReplayTimer:
         time, data ranks and the optimizer.
         """
         count, pp, sums = spec.schedule.microbatches_per_update, spec.mesh.pp, self.sums(spec)
-        once = spec.model_copy(update={"recompute": type(spec.recompute).plain()})
+        once = spec.model_copy(update={"recompute": type(spec).model_fields["recompute"].default})
         kept, fused = self._running(once), ReplayTimer(self.inventory, once, self._change, fused=True)._running(once)
         waits = self._waits(spec) + self._copied(spec).total_ns
         plain, recompute, exposed = (count * each // pp for each in (kept - fused, self._running(spec) - kept, waits))
