@@ -12,8 +12,8 @@ from megakernels._common.tiles import narrow, on_device_of, sigmoid, tanh, unit_
 from megakernels.facts import LARGEST_TILE_WIDTH, TILE_ELEMENTS, block_of
 from megakernels.ops.activation.reference import GELU_CUBIC, SQRT_2_OVER_PI
 
-KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2, "geglu": 3, "relu2glu": 4}
-"""Kinds of compiled kernels; swiglu and those from geglu on read two tensors."""
+KINDS = {"swiglu": 0, "relu2": 1, "gelu": 2, "geglu": 3, "relu2glu": 5}
+"""Kinds of compiled kernels; swiglu and those from geglu on read two tensors. The experts' clamped swiglu is 4."""
 CUBIC = tl.constexpr(GELU_CUBIC)
 ROOT = tl.constexpr(SQRT_2_OVER_PI)
 
@@ -23,7 +23,7 @@ def activated(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     """silu(x) · up, max(x, 0)², gelu(x), gelu(x) · up or max(x, 0)² · up of fp32 tiles; `up` for the gated ones only."""
     if KIND == 0:
         found = x * sigmoid(x) * up
-    elif KIND == 1 or KIND == 4:  # noqa: PLR1714  triton has no `in`
+    elif KIND == 1 or KIND == 5:  # noqa: PLR1714  triton has no `in`
         positive = tl.maximum(x, 0.0)
         found = positive * positive
     else:
@@ -35,12 +35,12 @@ def activated(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def slopes(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Derivatives of `activated` by x and by up; the second is valid for the gated ones only."""
+    """Derivatives of `activated` by x and by up; of a plain activation both are the one by its only operand."""
     if KIND == 0:
         share = sigmoid(x)
         by_up = x * share
         by_x = up * (share + by_up * (1.0 - share))
-    elif KIND == 1 or KIND == 4:  # noqa: PLR1714
+    elif KIND == 1 or KIND == 5:  # noqa: PLR1714
         positive = tl.maximum(x, 0.0)
         by_x = 2.0 * positive
         by_up = positive * positive
@@ -51,6 +51,8 @@ def slopes(x, up, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
         by_up = 0.5 * x * (1.0 + bent)
     if KIND >= 3:
         by_x = by_x * up
+    elif KIND > 0:
+        by_up = by_x
     return by_x, by_up
 
 

@@ -15,7 +15,7 @@ from megakernels.ops.activation.reference import CLAMPED_SLOPE
 from megakernels.ops.moe.kernel_plan import group_of
 
 CLAMPED = 4
-"""The kind of the clamped swiglu, after those of `activation.kernel.KINDS`."""
+"""The kind of the clamped swiglu, none of `activation.kernel.KINDS`."""
 SLOPE = tl.constexpr(CLAMPED_SLOPE)
 
 
