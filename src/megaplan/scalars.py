@@ -37,7 +37,6 @@ ReserveName = Literal["cuda_context", "nccl", "driver", "other"]
 PeakType = Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4"]
 RecipeType = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 StepFactor = Annotated[float, Field(ge=0.05, le=20, allow_inf_nan=False, strict=True)]
-SoftCap = Annotated[float, Field(gt=0, le=30, allow_inf_nan=False, strict=True)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)]
 BRANCH = "="
 """Beginning of a step in pydantic's locations that names a branch of a union."""

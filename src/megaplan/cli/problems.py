@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, MegaplanError
 
 MAX_LISTED = 40
 """Largest number of names that are all shown; of more, only the nearest are."""
-_SETTING = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*=.+")
+_EXTRA = re.compile(r"unexpected extra argument\S* \((.*)\)", re.DOTALL)
 _COMMANDS = {
     **dict.fromkeys(("memory", "mem", "vram", "fit", "fits", "plan", "simulate", "profile", "predict", "time", "step"), "estimate"),
     **dict.fromkeys(("partition", "stages", "cut", "cuts", "pipeline", "balance"), "split"),
@@ -49,7 +49,8 @@ def settings_meant(error: Exception, words: Sequence[str]) -> tuple[str, ...]:
     if "--set" not in known:
         return ()
     if not isinstance(option, str):
-        return _loose_settings(words)
+        extra = _EXTRA.search(str(getattr(error, "message", "")))
+        return _loose_settings(words, extra[1].split()) if extra else ()
     from megaplan.spec.other_names import GLOBAL_BATCH, GPUS, keys_named  # noqa: PLC0415
     from megaplan.spec.overrides import settings_named  # noqa: PLC0415
 
@@ -61,20 +62,23 @@ def settings_meant(error: Exception, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(found) or settings_named(name, value)
 
 
-def _loose_settings(words: Sequence[str]) -> tuple[str, ...]:
-    """Arguments for `KEY=VALUE` without `--set`, and for `--set KEY VALUE`, as one hint."""
-    found, taken = [], 0
+def _loose_settings(words: Sequence[str], extra: Sequence[str]) -> tuple[str, ...]:
+    """All settings of a command line as one hint, where words that no option takes are `KEY=VALUE`, or the VALUE of `--set KEY`."""
+    from megaplan.spec.overrides import is_setting  # noqa: PLC0415
+
+    found, loose, taken = list[str](), False, 0
     for index, word in enumerate(words):
         if index < taken:
             continue
         if word == "--set" and index + 1 < len(words):
             setting, taken = words[index + 1], index + 2
-            if "=" not in setting and taken < len(words):
-                setting, taken = f"{setting}={words[taken]}", index + 3
+            if "=" not in setting and words[taken : taken + 1] and words[taken] in extra:
+                setting, taken, loose = f"{setting}={words[taken]}", index + 3, True
             found.append(setting)
-        elif _SETTING.fullmatch(word):
+        elif word in extra and is_setting(word):
             found.append(word)
-    return (" ".join(f"--set {quote(setting)}" for setting in found),) if found else ()
+            loose = True
+    return (" ".join(f"--set {quote(setting)}" for setting in found),) if loose else ()
 
 
 def _value_of(option: str, words: Sequence[str]) -> str:

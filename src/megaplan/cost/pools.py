@@ -11,13 +11,25 @@ from dataclasses import replace
 
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import Rates, rates_of
-from megaplan.cost.replay import BUBBLE, COPIES, EXPOSED, HOST, PLAIN, Change, ReplayTimer, SlotSpans, Sums, linked_orders
+from megaplan.cost.replay import (
+    BUBBLE,
+    COPIES,
+    EXPOSED,
+    HOST,
+    PLAIN,
+    WITHOUT_RECOMPUTE,
+    Change,
+    ReplayTimer,
+    SlotSpans,
+    Sums,
+    linked_orders,
+)
 from megaplan.cost.times import model_times
 from megaplan.cost.transfers import boundary_times, layer_transfers
 from megaplan.cost.values import LayerTime, ModelTimes, of_own_slots, replayed
 from megaplan.inventory.tensors import Block, Inventory
 from megaplan.schedules import placement, slot_owner
-from megaplan.spec.models import Recompute, Spec
+from megaplan.spec.models import Spec
 from megaplan.spec.pools import alone_specs, joins_pools, parts_of
 
 
@@ -108,7 +120,7 @@ class PooledTimer:
         pp, count, times = spec.mesh.pp, spec.schedule.microbatches_per_update, self.slots(spec)
         own, timers, specs = devices_of_slots(spec), self.timers(spec), alone_specs(spec)
         whole, running = sum(slot.total_ns for slot in of_own_slots(times, spans)), _running(timers, specs, own, spans)
-        once = [alone.model_copy(update={"recompute": Recompute.plain()}) for alone in specs]
+        once = [alone.model_copy(update=WITHOUT_RECOMPUTE) for alone in specs]
         kept, fused = (_running(each, once, own, spans) for each in (timers, self.timers(spec, fused=True)))
         waits = self._waits(spec, own, spans) + whole - running
         plain, recompute, exposed = (count * each // pp for each in (kept - fused, running - kept, waits))

@@ -64,6 +64,8 @@ class Sums(NamedTuple):
     backward_launches: int
 
 
+WITHOUT_RECOMPUTE = {"recompute": Spec.model_fields["recompute"].default}
+"""Update of a spec whose blocks all keep what backward needs."""
 _MODULES: dict[tuple[str, str], RecomputePolicy] = {("A", "core_attn"): "selective", ("D", "mlp"): "full", ("E", "moe"): "full"}
 """Policies that are what a module of Megatron's selective recompute runs again; the other modules run little."""
 
@@ -178,7 +180,7 @@ class ReplayTimer:
         time, data ranks and the optimizer.
         """
         count, pp, sums = spec.schedule.microbatches_per_update, spec.mesh.pp, self.sums(spec)
-        once = spec.model_copy(update={"recompute": type(spec).model_fields["recompute"].default})
+        once = spec.model_copy(update=WITHOUT_RECOMPUTE)
         kept, fused = self._running(once), ReplayTimer(self.inventory, once, self._change, fused=True)._running(once)
         waits = self._waits(spec) + self._copied(spec).total_ns
         plain, recompute, exposed = (count * each // pp for each in (kept - fused, self._running(spec) - kept, waits))

@@ -125,14 +125,14 @@ def _family_of(config: Mapping[str, Any]) -> str:
     `architectures` names the class.
     """
     family, classes = _family(config["model_type"]), config.get("architectures")
-    own = {class_facts(one).model_class: one for one in OF_REPOSITORIES}
-    if family in OF_REPOSITORIES and isinstance(classes, list) and len(classes) == 1:
-        return own.get(str(classes[0]), family)
+    name = classes[0] if isinstance(classes, list) and len(classes) == 1 else ""
+    if name and family in OF_REPOSITORIES:
+        return next((one for one in OF_REPOSITORIES if class_facts(one).model_class == name), family)
     if family in {*IMPORTS, *REFUSED} or "auto_map" in config:  # a class of the repository may have the name of another
         return family
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and len(named) == 1 and config["model_type"] not in MULTIMODAL else ""
-    return next((one for one in IMPORTS if name and class_facts(one).model_class == name), family)
+    if not name or config["model_type"] in MULTIMODAL:
+        return family
+    return next((one for one in IMPORTS if class_facts(one).model_class == name), family)
 
 
 def _check_refused(fields: dict[str, Any], source: SourceMap, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from megakernels.ops.matrix_lstm.facts import LARGEST_CAP
 from megaplan.importers.experts import qwen_dense, qwen_experts, sigmoid_choice
 from megaplan.importers.latent import latent_widths
 from megaplan.importers.parts import (
@@ -233,8 +234,8 @@ def xlstm(reader: ConfigReader) -> dict[str, Any]:
         model["logits_cap"] = cap
     linear["chunk_size"] = reader.whole("chunk_size")
     gates = reader.factor("gate_soft_cap")
-    if gates is None or gates > _LARGEST_CAP:
-        reader.cannot("gate_soft_cap", gates, f"gates are bounded before their exponential, by at most {_LARGEST_CAP}", 15.0)
+    if gates is None or gates > LARGEST_CAP:
+        reader.cannot("gate_soft_cap", gates, f"gates are bounded before their exponential, by at most {LARGEST_CAP:g}", 15.0)
     elif gates != 15:
         linear["gate_soft_cap"] = gates
     reader.skip(*_XLSTM_OTHER)
@@ -248,4 +249,3 @@ _XLSTM_OTHER = (
     *("num_hidden_layers", "num_blocks", "embedding_dim"),
 )
 """Fields of xlstm that choose kernels."""
-_LARGEST_CAP = 30

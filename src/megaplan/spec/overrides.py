@@ -15,7 +15,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.spec.document import Document, KeyPath, dotted, parse_document
 from megaplan.spec.fields import legal_keys
-from megaplan.spec.other_names import GLOBAL_BATCH, GPUS, microbatches_of
+from megaplan.spec.other_names import GLOBAL_BATCH, GPUS
 from megaplan.spec.read import NO_CONTROL
 from megaplan.spec.type_errors import meant_settings, near_keys
 from megaplan.wording import argument as as_argument
@@ -104,7 +104,7 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
     if joined := _joined(argument, document):
         detail = f"{quoted(argument)} has {len(joined)} settings, and each needs an argument of its own"
         raise _refusal("MP140", detail, label, " ".join(joined))
-    path = _known_path(tuple(key.strip().replace("-", "_").split(".")), text.strip(), document, label)
+    path = _known_path(_path_of(key), text.strip(), document, label)
     if not text.strip():
         raise _refusal("MP142", f"{key.strip()} has no value after '='", label, f"--set {key.strip()}=null")
     control = NO_CONTROL.search(text)
@@ -122,6 +122,17 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
     return path, given.value
 
 
+def is_setting(text: str) -> bool:
+    """True for `KEY=VALUE` with a dotted key."""
+    key, separator, value = text.partition("=")
+    return bool(separator and value and _KEY.fullmatch(key))
+
+
+def _path_of(key: str) -> tuple[str, ...]:
+    """The steps of a dotted key, in which dashes are underscores."""
+    return tuple(key.strip().replace("-", "_").split("."))
+
+
 def _joined(argument: str, document: dict[str, Any]) -> list[str]:
     """Arguments for `mesh.tp=2,mesh.pp=4`, several settings in one; empty if the text is one setting."""
     found = []
@@ -129,7 +140,7 @@ def _joined(argument: str, document: dict[str, Any]) -> list[str]:
         if not _SETTING.fullmatch(part):
             return []
         key, _, text = part.partition("=")
-        path = tuple(key.strip().replace("-", "_").split("."))
+        path = _path_of(key)
         if path[-1] in legal_keys(path[:-1], document):
             found.append(f"--set {quote(f'{dotted(path)}={text}')}")
         elif settings := _arguments(meant_settings(path, document, _plain(text)), text, _plain(text)):
@@ -159,7 +170,9 @@ def _known_path(path: tuple[str, ...], text: str, document: dict[str, Any], labe
             value = _plain(text)
             settings = meant_settings(unknown, document, value) if depth == len(path) - 1 and text else []
             meant = _arguments(settings, text, value)
-            hints = _of_job(".".join((*path[:depth], name)), text, document) if depth == len(path) - 1 else ()
+            if name.lower() in GLOBAL_BATCH and text.isdigit():
+                meant = [f"--global-batch {text}", *meant]
+            hints = _of_gpus(name, text, document) if section in ((), ("mesh",), ("device",)) else ()
             raise _refusal("MP141", detail, label, *(hints or meant or near_keys(unknown, document, value)))
         found = (*found, name if name in same else same[0])
     return (*found, "name") if found == ("device",) and text[:1] not in ("{", "") and text != "null" else found
@@ -190,20 +203,15 @@ def _plain(text: str) -> Any:
         return text
 
 
-def _of_job(key: str, text: str, document: dict[str, Any]) -> tuple[str, ...]:
-    """Hints for a number of GPUs or a global batch, which are no keys: of the factors, dp_shard and num_microbatches usually change."""
-    section, _, name = key.lower().rpartition(".")
-    if not text.isdigit():
+def _of_gpus(name: str, text: str, document: dict[str, Any]) -> tuple[str, ...]:
+    """Hints for a number of GPUs, which is no key: the product of the mesh's degrees, of which dp_shard is the usual one to change."""
+    if name.lower() not in GPUS or not text.isdigit():
         return ()
     mesh = document.get("mesh")
     others = [value for key, value in mesh.items() if key in _DEGREES] if isinstance(mesh, dict) else []
     rest = prod(value for value in others if isinstance(value, int))
-    if name in GPUS and section in ("", "mesh", "device"):
-        shards = int(text) // rest if rest and int(text) % rest == 0 else int(text)
-        return f"--set mesh.dp_shard={shards}", f"--gpus {text}"
-    if name in GLOBAL_BATCH and section in ("", "batch", "schedule", "training"):
-        return f"--global-batch {text}", *(f"--set schedule.num_microbatches={count}" for count in microbatches_of(document, int(text)))
-    return ()
+    shards = int(text) // rest if rest and int(text) % rest == 0 else int(text)
+    return f"--set mesh.dp_shard={shards}", f"--gpus {text}"
 
 
 _DEGREES = ("pp", "dp_replicate", "cp", "tp")

@@ -13,6 +13,7 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.spec.hub import CONFIG, cache_folder, cached_config, is_model_name
 
 MAX_BYTES = 2**20
+MOST_FOLDERS = 6
 STDIN = "-"
 STDIN_NAME = "<stdin>"
 NO_CONTROL = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -22,6 +23,11 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 def display_name(path: str) -> str:
     """Name of the file in diagnostics."""
     return STDIN_NAME if path == STDIN else path
+
+
+def folders_above(path: str) -> list[Path]:
+    """The folders around a file in which files that belong to it are looked for, nearest first: at most `MOST_FOLDERS`."""
+    return list(Path(path).resolve().parents)[:MOST_FOLDERS]
 
 
 def model_file(path: str) -> str:

@@ -83,8 +83,9 @@ def near_keys(path: KeyPath, document: Any, value: Any) -> list[str]:
 
 def meant_settings(path: KeyPath, document: Any, value: Any) -> list[tuple[KeyPath, Any]]:
     """Keys that an unknown key may have meant and whose type takes its value, each with the value; a size is in bytes there."""
-    if str(path[-1]).lower() in GLOBAL_BATCH and isinstance(value, int) and isinstance(document, Mapping):
-        return [(("schedule", "num_microbatches"), count) for count in microbatches_of(document, value)]
+    if str(path[-1]).lower() in GLOBAL_BATCH and isinstance(value, int):
+        known = isinstance(document, Mapping) and document  # without the other factors of the batch there is no quotient
+        return [(("schedule", "num_microbatches"), count) for count in microbatches_of(document, value)] if known else []
     found: list[tuple[KeyPath, Any]] = []
     for key in _meant_keys(path, document):
         size = _size(str(path[-1]), key, value)

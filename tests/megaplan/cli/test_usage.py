@@ -43,6 +43,9 @@ def test_a_value_that_an_option_does_not_take(megaplan, words, option):
         (("estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.tp", "2"), "--set mesh.tp=2"),
         (("estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.tp=2", "mesh.pp=2"), "--set mesh.tp=2 --set mesh.pp=2"),
         (("estimate", "plans/tiny-hybrid.yaml", "other.yaml"), "megaplan estimate --help"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--set", "mesh.tp=2", "--rank", "one"), "megaplan estimate --help"),
+        (("estimate", "plans/tiny-hybrid.yaml", "--compare", "mesh.pp=2", "mesh.tp=2"), "--set mesh.tp=2"),
+        (("split", "plans/tiny-hybrid.yaml", "--global-batch-size", "64"), "megaplan split --help"),
         (("memory", "plans/tiny-hybrid.yaml", "--json"), "megaplan estimate plans/tiny-hybrid.yaml --json"),
     ],
 )

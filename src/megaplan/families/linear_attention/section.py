@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from megaplan.scalars import OptionsSection, PositiveFloat, PositiveInt, SoftCap, StrictBool
+from pydantic import Field
+
+from megakernels.ops.matrix_lstm.facts import LARGEST_CAP
+from megaplan.scalars import OptionsSection, PositiveFloat, PositiveInt, StrictBool
+
+SoftCap = Annotated[float, Field(gt=0, le=LARGEST_CAP, allow_inf_nan=False, strict=True)]
 
 
 class GatedDeltaNet(OptionsSection):

@@ -24,14 +24,12 @@ from megaplan.importers.maxtext.script import number_of, training_words, words
 from megaplan.importers.program_config import ProgramConfig
 from megaplan.importers.structure import Policy
 from megaplan.spec.comments import SECTION, settings_of_section
-from megaplan.spec.read import display_name, read_text
+from megaplan.spec.read import display_name, folders_above, read_text
 
 XPK = {SLICE: re.compile(r"--(?:device|tpu)[-_]type[= ]([\w-]+)"), SLICES: re.compile(r"--num[-_]slices[= ](\d+)")}
 """Options of the launcher that say the slice."""
 OTHER_FILE = re.compile(r"[\w./${}-]*?([\w.-]+\.ya?ml)\b")
 BASE = "base.yml"
-MOST_FOLDERS = 6
-"""Most folders above a script in which the base.yml that it names is looked for."""
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
 WHOLE = 300
 """Keys from which on a file is base.yml as a whole, so that most of its keys are none of this import's."""
@@ -209,7 +207,7 @@ class MaxTextConfig(ProgramConfig):
 def _folders_of_models(text: str, name: str) -> list[Path]:
     """Folders of models next to the base.yml that a script names, which is looked for in the folders above the script."""
     named = dict.fromkeys(match[0].rpartition("/")[0] for match in OTHER_FILE.finditer(text) if match[1] == BASE)
-    above = list(Path(name).resolve().parents)[:MOST_FOLDERS] if named else []
+    above = folders_above(name) if named else []
     return [folder / base / "models" for base in named if "$" not in base for folder in above]
 
 

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.unset import readable, unset_names
-from megaplan.spec.read import read_text
+from megaplan.spec.read import folders_above, read_text
 
 CONFIG = "deepspeed_config"
-MOST_FOLDERS = 6
-"""Most folders in which a path of another machine is looked for: that of the launch and those above."""
 _HOST_DEVICES = ("cpu", "nvme")
 _OFFLOADS = ("cpu_optimizer", "cpu_torch_adam")
 _SHARDS = "whose buffers are not DeepSpeed's"
@@ -62,7 +60,7 @@ def with_config(values: Mapping[str, Any], name: str, written: Mapping[str, str]
 
 def _places(path: str, name: str) -> list[Path]:
     """A path, and the places of its longest ends in the folders of the launch and above; its name alone is next to the launch."""
-    parts, folders = Path(path).parts, list(Path(name).resolve().parents)[:MOST_FOLDERS]
+    parts, folders = Path(path).parts, folders_above(name)
     ends = [Path(*parts[start:]) for start in range(parts[0] == "/", len(parts))] if parts else []
     above = [folder / end for end in ends[:-1] for folder in folders]
     return [Path(path), *above, *(folders[0] / end for end in ends[-1:] if folders)]

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from megaplan.spec.read import folders_above
+
 MOST_BYTES = 2**26
 _PARTS = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _ADDED = ("added_tokens.json", "tokenizer_config.json")
@@ -17,8 +19,6 @@ NULL_FILES = (
     *("megatron/tokenizer/tokenizer.py", "megatron/core/tokenizers/null_tokenizer.py"),
 )
 """Files of a Megatron that hold its NullTokenizer."""
-MOST_FOLDERS = 6
-"""Folders around a launch in which a Megatron is looked for."""
 
 
 def counted_tokens(name: str, script: str = "") -> int | None:
@@ -101,7 +101,7 @@ def ends_beyond(script: str) -> bool | None:
     path = Path(script)
     if not path.is_file():
         return None
-    folders = [*list(path.resolve().parents)[:MOST_FOLDERS], Path.cwd()]
+    folders = [*folders_above(script), Path.cwd()]
     for file in (folder / name for folder in folders for name in NULL_FILES):
         if file.is_file() and (found := WITH_END.search(file.read_text(encoding="utf-8", errors="replace"))):
             return "+ 1" in found[1]
