@@ -125,7 +125,7 @@ class Op(NamedTuple):
         sums: Storages in which it sums its parameters' gradients, which it makes of them at its end, when `fetches` are gone.
         flow: Way in which gradients pass.
         holds: Storages that a Python frame still names while it runs, though nothing reads them any more.
-        keeps_first: True if it keeps them before it runs, as torch's products do.
+        keeps_first: True if it saves before it runs, as torch's products do: `keeps`, and its weight, which is all if that is frozen.
         late: Parameters whose gradients a split backward leaves to W, those of linears, each with the output whose gradient that needs.
         late_fetches: Further fetches that only those gradients need; in a split backward W makes them.
         late_inside: Scratch of the one product that makes all of those gradients; empty if each has a product of its own.
@@ -174,6 +174,11 @@ class Op(NamedTuple):
             late_inside=of(self.late_inside),
             before=tuple([(of(made), are_there) for made, are_there in self.before]),
         )
+
+    @property
+    def saves(self) -> bool:
+        """True if its backward unpacks something that its forward saved, a frozen weight included: a checkpoint then runs again."""
+        return bool(self.keeps) or self.keeps_first
 
     @property
     def is_linear(self) -> bool:

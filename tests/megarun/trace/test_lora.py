@@ -84,6 +84,10 @@ MORE: dict[str, dict[str, Any]] = {
     "full recompute": {**DENSE, "recompute": {"default": "full"}, **TWO},
     "selective, some": {**DENSE, "recompute": {"default": "selective"}, "lora.families": ["q_proj", "up_proj"]},
     "tp 2, full recompute": {**DENSE, "mesh.tp": 2, "recompute": {"default": "full"}},
+    "tp 2, full recompute of layers that end with a frozen product": {
+        **DENSE, "mesh.tp": 2, "model.mlp": {"ffn_hidden_size": 24, "activation": "gelu"}, "recompute": {"default": "full"},
+        "lora.families": ["q_proj"],
+    },
     "tp 2, some": {**DENSE, "mesh.tp": 2, "recompute": {"default": "selective"}, "lora.families": ["q_proj", "o_proj"]},
     "tp 2, vocabulary": {**DENSE, "mesh.tp": 2, "mesh.vocab_parallel": True, "model.vocab_size": 62},
     "cp 2, tp 2": {**DENSE, "mesh": {"cp": 2, "tp": 2}},

@@ -1,7 +1,8 @@
 """A block's program under `lora`: its own parameters have no gradients; those of A and B of adapted linears have.
 
-A frozen linear saves nothing, because only its weight gradient would need its input. An adapted one saves its input, and the product with
-A, […, rank]. Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products are added.
+A frozen linear saves no activation, because only its weight gradient would need its input; torch's product saves its weight, so that a
+recomputed region that ends with it runs again when its backward begins. An adapted one saves its input, and the product with A, […, rank].
+Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products are added.
 Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. Every other operation saves the same
 tensors, and makes no parameter gradient.
 
@@ -112,7 +113,7 @@ def adapted_op(op: Op, linears: frozenset[str]) -> Op:
         return op._replace(params=(), sums=())
     own = [(param, made) for param, made in op.late if param in linears]
     if not own:
-        return op._replace(params=(), keeps=(), late=(), late_fetches=(), keeps_first=False)
+        return op._replace(params=(), keeps=(), late=(), late_fetches=())
     names = [param.removesuffix(WEIGHT) for param, _ in own]
     return op._replace(
         makes=(*op.makes, *(made + NARROW for _, made in own)),

@@ -59,7 +59,7 @@ class Graph(NamedTuple):
             dropped = self.dropped & self.made_by(part)
             region |= {op.name for op in self.ops if op.is_linear and self.roots[op.keeps[0]] in dropped}
         inner = tuple(op for op in self.ops if op.name in region)
-        saving = [index for index, op in enumerate(inner) if op.keeps]
+        saving = [index for index, op in enumerate(inner) if op.saves]
         if not saving:  # frozen parameters: backward asks for nothing of the region
             return ()
         stop = saving[-1]

@@ -46,7 +46,7 @@ def unpacked_op(op: Op, source: Op, weights: frozenset[str]) -> Op:
         return op
     gathered = tuple(name for name in op.fetches if name in (*source.fetches, *source.late_fetches))
     before = (((*gathered, op.name + UNPACKED_AGAIN), not source.fetches),)
-    return op._replace(makes=(*op.makes, op.name + UNPACKED), hands_views=False, before=before)
+    return op._replace(makes=(*op.makes, op.name + UNPACKED), hands_views=False, keeps_first=False, before=before)
 
 
 def unpacked_shapes(op: Op, made: Shapes, weights: Mapping[str, tuple[int, ...]], narrow: Mapping[str, int], dtype: DType) -> Shapes:

@@ -242,7 +242,7 @@ class Backward:
         self.pending: list[Pending] = []
         waits = list(graph.checkpoints) if graph.region else []
         for op in reversed(graph.ops):
-            if waits and op.keeps and self._reads_again(op, waits[-1]):
+            if waits and op.saves and self._reads_again(op, waits[-1]):
                 self._recompute(waits.pop())
             self._live |= dict.fromkeys(sorted(graph.away.intersection(map(graph.roots.__getitem__, op.keeps))))
             made, params = self._pass_on(op) if op.flow in (Flow.ADD, Flow.RESHAPE) else self._compute(op)
