@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.forwards import ForwardSegment, Gathers, forward_segment, loss_points
+from megaplan.budget.gathers import NOTHING_LATER
 from megaplan.budget.tape import (
     CAST,
+    GATHERS_AHEAD,
     NOTHING_AHEAD,
     VALUE_SUMS,
     Ahead,
@@ -71,14 +73,20 @@ def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool
     """Points of a forward; of equal ones a unit's own last counts."""
     settings, gathered = _before_forward(chunk, state, fresh=fresh)
     first_layer, flat = chunk.first_layer, chunk.root.flat_bytes if fresh else 0
-    next_flats = chunk.next_flats if settings.gathers and settings.ahead else [(0, 0)] * len(chunk.units)
+    later, issued = [NOTHING_LATER] * len(chunk.units), 0
+    if settings.gathers and settings.ahead:
+        later, issued = chunk.later_again if settings.again else chunk.later
     missing = absent if first_layer >= 0 else 0
+    if issued:
+        yield 0, GATHERS_AHEAD, gathered + flat + issued, 0, missing, False
     for index, unit in enumerate(chunk.units):
         key = settings._replace(found_bytes=flat) if unit.joins else settings
         gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)
-        (begins, runs), (copied, running) = chunk.held_values[index], next_flats[index]
+        (begins, runs), (copied, running, issued) = chunk.held_values[index], later[index]
         if gather is not None:  # the output of the group gathered last is freed when the next one's has been copied out
             yield index, gather, gathered + flat + copied, begins, missing, False
+            if issued:  # its own group has been copied out, and nothing has run
+                yield index, gather, gathered + issued - unit.opens.casting_bytes, begins, missing, False
         if own_flat >= 0:
             flat = own_flat
         if index == first_layer:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT, SHARED
 from megaplan.blocks.payload import PACK, UNPACK
-from megaplan.budget.gathers import later_outputs, next_ahead, several_ahead
+from megaplan.budget.gathers import Later, later_gathers, next_ahead, several_ahead
 from megaplan.budget.stored import SlotStorage
 from megaplan.budget.tape import Ahead, Point
 from megaplan.budget.unit import Handed, Peak, Unit, adds_nothing
@@ -201,9 +201,14 @@ class Chunk:
         return next_ahead(self.units)
 
     @cached_property
-    def next_flats(self) -> list[tuple[int, int]]:
-        """All-gather outputs of later groups, for each unit: while its own is copied out, and while it runs."""
-        return later_outputs(self.units, self.policy.gathers_ahead)
+    def later(self) -> tuple[list[Later], int]:
+        """The gathers ahead in a forward for each unit, and the most while the stage begins the first ones."""
+        return later_gathers(self.units, self.policy.gathers_ahead, again=False)
+
+    @cached_property
+    def later_again(self) -> tuple[list[Later], int]:
+        """The same where parameters are gathered from kept parts."""
+        return later_gathers(self.units, self.policy.gathers_ahead, again=True)
 
     def groups(self) -> Iterator[tuple[str, GroupBytes]]:
         """The groups by name: its own, then its layers' and their experts'."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple
 
 from megaplan.budget.tape import NOTHING_AHEAD, Ahead
 from megaplan.budget.unit import Unit
 from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes
+from megaplan.tuples import new
+
+SENT: Callable[[GroupBytes], int] = attrgetter("sent_bytes")
+SENT_AGAIN: Callable[[GroupBytes], int] = attrgetter("sent_again_bytes")
 
 
 def next_ahead(units: Sequence[Unit]) -> list[Ahead]:
@@ -49,7 +55,7 @@ def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[
         pending = sum([group.flat_bytes for group in chain.from_iterable(before)])
         below = 0 if begins else sum([bank.flat_bytes for bank in banks])
         own = [unit.bank._replace(flat_bytes=0), *banks[::-1]] * begins
-        issued, most = _issued(pending + below, [*chain.from_iterable(new_ones[::-1]), *own])
+        issued, most = _issued(pending + below, [*chain.from_iterable(new_ones[::-1]), *own], SENT_AGAIN)
         starts = unit.closes is not NOTHING or not unit.layer
         arrived = pending + below + unit.bank.flat_bytes * (not begins)
         found.append(Ahead(issued, most if most > issued and starts else 0, arrived, explicit=True))
@@ -59,26 +65,55 @@ def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[
     return found
 
 
-def _issued(issued: int, groups: Sequence[GroupBytes]) -> tuple[int, int]:
-    """Outputs of these all-gathers on top of those issued before, and the most with an input."""
+def _issued(issued: int, groups: Iterable[GroupBytes], sent: Callable[[GroupBytes], int]) -> tuple[int, int]:
+    """Outputs of these all-gathers on top of those issued before, and the most with an input; 0 if none has an input of its own."""
     most = 0
     for group in groups:
         issued += group.flat_bytes
-        most = max(most, issued + group.sent_again_bytes)
+        most = max(most, issued + sent(group) if sent(group) else 0)
     return issued, most
 
 
-def later_outputs(units: Sequence[Unit], depth: int) -> list[tuple[int, int]]:
-    """All-gather outputs in a forward for each unit, where each group of layers begins to gather `depth` groups after it.
+class Later(NamedTuple):
+    """All-gathers of later groups in a forward, where a unit's begins those of the group some way after it.
 
-    The outputs are those while its own group is copied out, and those while it runs, with banks of later layers in its group.
+    Attributes:
+        copied: Their outputs while the unit's own group is copied out.
+        running: Their outputs while the unit runs, with banks of later layers in its group.
+        issued: The most of their outputs and an input, a cast of the shard, while the unit begins them, without its own group's banks; 0 if
+            none has an input of its own or it begins none.
     """
-    found, following, banks = [], list[int](), 0
+
+    copied: int
+    running: int
+    issued: int
+
+
+NOTHING_LATER = Later(0, 0, 0)
+
+
+def later_gathers(units: Sequence[Unit], depth: int, *, again: bool) -> tuple[list[Later], int]:
+    """The gathers ahead for each unit, and `Later.issued` of the stage, which begins those of the first `depth` groups.
+
+    Args:
+        units: The chunk's units.
+        depth: Groups ahead.
+        again: True if parameters are gathered from the parts that a rank has kept.
+    """
+    sent = SENT_AGAIN if again else SENT
+    found, following, banks = [], list[list[GroupBytes]](), list[GroupBytes]()
     for unit in reversed(units):
         ahead = following[:depth]
-        banks = 0 if unit.closes is not NOTHING or not unit.layer else banks
-        found.append((sum(ahead[: depth - 1]), sum(ahead) + banks))
-        banks += unit.bank.flat_bytes
+        banks = [] if unit.closes is not NOTHING or not unit.layer else banks
+        copied = _flats(chain.from_iterable(ahead[: depth - 1]))
+        begun = chain.from_iterable(ahead[depth - 1 :]) if unit.layer and not unit.joins else ()
+        issued = _issued(copied, begun, sent)[1]
+        found.append(new(Later, (copied, _flats((*chain.from_iterable(ahead), *banks)), issued)))
+        banks = [unit.bank, *banks]
         if unit.layer and not unit.joins:
-            following = [unit.opens.flat_bytes + banks, *following]
-    return found[::-1]
+            following = [[unit.opens, *banks], *following]
+    return found[::-1], _issued(0, chain.from_iterable(following[:depth]), sent)[1]
+
+
+def _flats(groups: Iterable[GroupBytes]) -> int:
+    return sum([group.flat_bytes for group in groups])

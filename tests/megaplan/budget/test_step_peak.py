@@ -160,7 +160,7 @@ def test_the_next_layer_s_gather_is_in_flight_only_where_it_is_gathered_ahead(pa
         layers = [index for index, unit in enumerate(chunk.units) if unit.layer]
         outputs = [unit.opens.flat_bytes + unit.bank.flat_bytes for unit in chunk.units]
         following = [min([layer for layer in layers if layer > index], default=None) for index in range(len(chunk.units))]
-        assert ahead.next_flats == [(0, 0 if layer is None else outputs[layer]) for layer in following]
+        assert [each[:2] for each in ahead.later[0]] == [(0, 0 if layer is None else outputs[layer]) for layer in following]
         one, other = forward_peak(chunk, UNTOUCHED), forward_peak(ahead, UNTOUCHED)
         assert 0 < other.total - one.total <= max(outputs)
 

@@ -84,13 +84,19 @@ MORE: dict[str, dict[str, Any]] = {
     "full recompute": {**DENSE, "recompute": {"default": "full"}, **TWO},
     "selective, some": {**DENSE, "recompute": {"default": "selective"}, "lora.families": ["q_proj", "up_proj"]},
     "tp 2, full recompute": {**DENSE, "mesh.tp": 2, "recompute": {"default": "full"}},
-    "tp 2, full recompute of layers that end with a frozen product": {
-        **DENSE, "mesh.tp": 2, "model.mlp": {"ffn_hidden_size": 24, "activation": "gelu"}, "recompute": {"default": "full"},
-        "lora.families": ["q_proj"],
+    "tp 4, full recompute of layers that end with a frozen product": {
+        **DENSE, "model.pattern": "DDA", "model.num_layers": 3, "model.hidden_size": 512, "model.vocab_size": 64, "mesh.tp": 4,
+        "model.attention": {"kind": "gqa", "num_heads": 4, "num_kv_heads": 4, "head_dim": 8},
+        "model.mlp": {"ffn_hidden_size": 32, "activation": "gelu"}, "batch": {"micro_batch_size": 1, "seq_length": 96},
+        "recompute": {"blocks": {"D": "full"}}, "lora.families": ["o_proj"],
     },
     "tp 2, some": {**DENSE, "mesh.tp": 2, "recompute": {"default": "selective"}, "lora.families": ["q_proj", "o_proj"]},
     "tp 2, vocabulary": {**DENSE, "mesh.tp": 2, "mesh.vocab_parallel": True, "model.vocab_size": 62},
     "cp 2, tp 2": {**DENSE, "mesh": {"cp": 2, "tp": 2}},
+    "two gathers ahead, the second larger, in a stage without the head": {
+        **DENSE, "lora.dtype": "fp32", "lora.families": ["q_proj"], "model.mlp.ffn_hidden_size": 512, "model.vocab_size": 2039,
+        "mesh": {"pp": 2, "dp_shard": 3}, "sharding.prefetch": 2, **TWO, "batch": {"micro_batch_size": 1, "seq_length": 16},
+    },
     "interleaved": {**DENSE, "mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_1f1b", **FOUR}},
     "zbv": {**DENSE, "mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "zbv", **FOUR}},
     "interleaved zero bubble": {**DENSE, "mesh": {"pp": 2, "vpp": 2}, "schedule": {"kind": "interleaved_zero_bubble", **FOUR}},
