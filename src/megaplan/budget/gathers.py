@@ -78,9 +78,9 @@ class Later(NamedTuple):
     """All-gathers of later groups in a forward, where a unit's begins those of the group some way after it.
 
     Attributes:
-        copied: Their outputs while the unit's own group is copied out.
-        running: Their outputs while the unit runs, with banks of later layers in its group.
-        issued: The most of their outputs and an input, a cast of the shard, while the unit begins them, without its own group's banks; 0 if
+        copied: All-gather outputs of later groups while the unit's own group is copied out.
+        running: All-gather outputs while the unit runs, with banks of later layers in its group.
+        issued: The most of these outputs and an input, a cast of the shard, while the unit begins them, without its own group's banks; 0 if
             none has an input of its own or it begins none.
     """
 

@@ -46,6 +46,11 @@ VALUES: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "max_values": ("megaplan.spec.document", "MAX_VALUES", "{:,}".format),
     "megatron_chunk": ("megaplan.hosts.megatron.limits", "CHUNK_SIZE", str),
     "model_types": ("megaplan.importers.registry", "IMPORTS", ", ".join),
+    "not_trained": (
+        "megaplan.spec.not_built_yet",
+        "NOT_BUILT_YET",
+        lambda rows: _items(f"{key}: megarun trains with {instead}." for key, _, instead in rows),
+    ),
     "padding_percent": ("megaplan.budget.fit", "SHARE", lambda share: f"{100 / share:g}%"),
     "recipes": (
         "megaplan.low_precision",

@@ -93,14 +93,14 @@ def _other_host(spec: Spec) -> object | None:
 
 # Key, what it is when it is not built yet (None: built), and what megarun trains instead.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
-    ("model.features.relation_bias", _indexed_bias, "null, or without an indexer"),
-    ("model.towers", _towers, "null, or without these"),
-    ("model.attention.sinks", _latent_sinks, "false, or without these"),
-    ("mesh.context_exchange", _latents, "heads, or without these"),
+    ("model.features.relation_bias", _indexed_bias, "null, or no model.attention.indexer"),
+    ("model.towers", _towers, "null, or encoders with an architecture, a grid if their positions are rotary, and no model.features"),
+    ("model.attention.sinks", _latent_sinks, "false, or neither an indexer nor mesh.context_exchange: latents"),
+    ("mesh.context_exchange", _latents, "heads, or none of precision.recipe, lora on kv_up and lora.base"),
     ("precision.params", _params, "fp32, bf16 or, without a recipe, fp16"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("grads", "master", "moments", "reduce")),
-    ("precision.reduce", _other_reduction, "precision.grads"),
-    ("precision.families", _families, "fp32, bf16 or fp16, without attention_residuals"),
+    ("precision.reduce", _other_reduction, "precision.grads, or sharding.mode: fsdp"),
+    ("precision.families", _families, "fp32, bf16 or fp16, or no model.attention_residuals"),
     ("host.name", _other_host, "megarun"),
 )
 

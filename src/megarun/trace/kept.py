@@ -6,7 +6,6 @@ it as an attribute, or a module stores it. Hooks on saved tensors only record wh
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -125,10 +124,14 @@ def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[tuple[str, i
     """
     outside = dict(inventory.outside)
     found: list[Difference] = []
-    for (name, start), count in Counter(blocks).items():  # two stages of a rank may have copies of a block
+    starts: dict[str, list[int]] = {}
+    for name, start in blocks:
+        starts.setdefault(name, []).append(start)
+    for name, copies in starts.items():  # two stages of a rank may have copies of a block
         tied = name == HEAD and inventory.tied
         block = outside["embedding"] if tied else inventory.block(name)
-        listed = () if _is_away(spec, name, block.family) else block_ledger(spec, name, block, start).saved * count
+        away = _is_away(spec, name, block.family)
+        listed = () if away else tuple(each for start in copies for each in block_ledger(spec, name, block, start).saved)
         found += _compare_block(name, listed, [item for item in kept if item.block == name])
     return found
 

@@ -41,15 +41,12 @@ ROUTED_OUTPUTS = {
     "megakernels.dispatch.default": (0,),
     "megakernels.experts.default": (0,),
     "megakernels.experts_gated.default": (0,),
-    "megakernels.routed_experts.default": (0,),
-    "megakernels.routed_experts_gated.default": (0,),
-    "megakernels.combine.default": (0,),
     "megakernels.combine_backward.default": (0,),
     "megakernels.experts_backward.default": (0,),
     "megakernels.experts_gated_backward.default": (0,),
     "megakernels.fp8_experts.default": (0,),
 }
-"""Operations whose outputs are indices, counts, dispatched or combined rows, or gradients of such rows."""
+"""Operations whose outputs are indices, counts, dispatched rows, or gradients of such rows. Combined rows are the block's result."""
 _BANKS = ("experts", "experts_gated", "routed_experts", "routed_experts_gated", "fp8_experts")
 ROUTED_OPERANDS = {
     "megakernels.dispatch.default": slice(1, 2),

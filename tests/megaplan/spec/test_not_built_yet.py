@@ -28,7 +28,7 @@ BUILT = [
 NOT_BUILT = {
     "precision.params=fp8": "precision.params = fp8; megarun trains with fp32, bf16 or, without a recipe, fp16",
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
-    "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16, without attention_residuals",
+    "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16, or no model.attention_residuals",
 }
 
 
@@ -92,7 +92,7 @@ def test_a_relation_bias_is_built_where_no_layer_chooses_keys(accepted: Accepted
     attention = f"model.attention={{kind: mla, num_heads: 4, {widths}, indexer: {{num_heads: 2, head_dim: 6, layers: [0], top_k: 5}}}}"
     (found,) = megarun_refuses(accepted(overrides=[relations, attention]).spec)
     assert found.detail == (
-        "model.features.relation_bias = given, with model.attention.indexer; megarun trains with null, or without an indexer"
+        "model.features.relation_bias = given, with model.attention.indexer; megarun trains with null, or no model.attention.indexer"
     )
 
 
@@ -110,5 +110,5 @@ def test_all_of_it_is_one_note(accepted: Accepted) -> None:
     (found,) = megarun_refuses(accepted(overrides=overrides).spec)
     assert found.detail.splitlines() == [
         "precision.grads = fp16; megarun trains with fp32 or bf16",
-        "precision.families = M: fp8; megarun trains with fp32, bf16 or fp16, without attention_residuals",
+        "precision.families = M: fp8; megarun trains with fp32, bf16 or fp16, or no model.attention_residuals",
     ]

@@ -292,7 +292,6 @@ def _gathered(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int) ->
     weighing = {"near_weights": (near, moe.slots), "all_weights": (far, moe.slots)}
     return {
         **storages(dims.dtype, Column.COMMUNICATION, moved),
-        **storages(dims.dtype, Column.ACTIVATIONS, {"combined": (*dims.residual[:2], hidden)}),
         **storages(dims.stat_dtype, Column.COMMUNICATION, weighing),
         **storages(DType.INT32, Column.COMMUNICATION, chosen),
         **storages(DType.INT32, Column.ROUTING, planned),
@@ -322,7 +321,7 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, tr
         **storages(dims.dtype, Column.ACTIVATIONS, own),
         **storages(dims.stat_dtype, Column.ACTIVATIONS, {**dict.fromkeys(_STATISTICS, dims.residual[:2]), **scores}),
         **storages(DType.INT32, Column.ROUTING, routed),
-        **storages(dims.dtype, Column.ROUTING, {"combined": (*dims.residual[:2], hidden)}),
+        **storages(dims.dtype, Column.ACTIVATIONS, {"combined": (*dims.residual[:2], hidden)}),
         **storages(dims.dtype, Column.ROUTING, dict.fromkeys(("received", "processed"), (rows, hidden)), basis),
         **storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys(("experts.gate", "experts.up"), (rows, width)), basis),
     }

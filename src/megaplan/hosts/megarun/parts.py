@@ -17,9 +17,8 @@ from megaplan.hosts.megarun.program import CALLER, Replay, replay, with_backward
 from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new
 
-GRADIENTS, ROUTING = Column.GRADIENTS, Column.ROUTING
+GRADIENTS = Column.GRADIENTS
 """A lookup on the class costs Python 3.11 as much as a call."""
-_OF_ROWS = frozenset({ROUTING, Column.COMMUNICATION})
 
 
 class BlockReplay(NamedTuple):
@@ -27,17 +26,6 @@ class BlockReplay(NamedTuple):
 
     replay: Replay
     tensors: Shapes
-
-    def gradient_column(self, name: str) -> Column:
-        """The column of a storage's gradient: the storage's own, except for rows that no operation of routing or communication reads.
-
-        A norm or a linear after the experts reads rows in transit; the gradient that it makes of them is an activation.
-        """
-        column = self.tensors[name][1]
-        if column is not ROUTING:
-            return column
-        made = (made for op in self.replay.program.graph.ops if name in op.reads for made in op.makes if made in self.tensors)
-        return column if any(self.tensors[each][1] in _OF_ROWS for each in made) else Column.ACTIVATIONS
 
 
 @cache
@@ -90,11 +78,9 @@ class BlockBytes(NamedTuple):
     def add_to(self, cells: dict[Column, int], point: LiveSet, params: tuple[str, ...]) -> None:
         """Add, by column, the allocated bytes at a point with these parameter gradients."""
         tensors = self.part.tensors
-        for name in point.storages:
+        for name in point.tensors:
             size, column, _, _, _ = tensors[name]
             cells[column] += size
-        for name in point.gradients:
-            cells[self.part.gradient_column(name)] += tensors[name][0]
         cells[GRADIENTS] += sum([self.gradients[name] for name in params])
 
     def point_bytes(self, point: LiveSet, params: tuple[str, ...]) -> int:
@@ -233,8 +219,7 @@ def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedg
 def _gradient(index: int, point: LiveSet, part: BlockReplay) -> LedgerTensor:
     name = point.gradients[index]
     again = "+" if name in point.gradients[:index] else ""
-    found = _tensor(f"d.{name}{again}", part.tensors[name], f"gradient alive in backward of {point.op}")
-    return found._replace(column=part.gradient_column(name))
+    return _tensor(f"d.{name}{again}", part.tensors[name], f"gradient alive in backward of {point.op}")
 
 
 def _tensors(names: Iterable[str], tensors: Shapes, why: str) -> tuple[LedgerTensor, ...]:
