@@ -128,8 +128,8 @@ class CutSearch:
         if self.folded:
             costs = self._span_costs
             most = bisect_right(costs, limit // 2)  # of the smaller span; beyond it, it alone is enough
-            above = [(cost, bisect_right(costs, limit - cost)) for cost in costs[: most + 1]]
-            return min([high, *[cost + costs[index] for cost, index in above if index < len(costs)]])
+            others = [(cost, bisect_right(costs, limit - cost)) for cost in costs[: most + 1]]
+            return min([high, *[cost + costs[other] for cost, other in others if other < len(costs)]])
         above = (bisect_right(before, begin + limit) for begin in before)
         return min([high, *[before[stop] - begin for begin, stop in zip(before, above, strict=True) if stop <= self.end]])
 

@@ -75,6 +75,14 @@ class Stack:
         """Slots of a rank, by chunk."""
         return slots_of_rank(self.where, rank, self.pp, self.vpp)
 
+    @cached_property
+    def best_free(self) -> Balance:
+        """The best cuts of a stack without sums."""
+        assert not self.sums, "sums may leave no split"
+        found = self.best()
+        assert found is not None, "without limits there is a split"
+        return found
+
     def best(
         self,
         exclusions: Iterable[Exclusion] = (),
@@ -242,9 +250,7 @@ def _least(stack: Stack, spans: Spans) -> int:
     """
     empty = [start == stop for start, stop in spans]
     if not any(empty):
-        best = stack.best()
-        assert best is not None, "without limits there is a split"
-        return best.value
+        return stack.best_free.value
     found, between = [], sum(empty[1:-1])
     for first, last in product({False, empty[0]}, {False, empty[-1]}):
         alone = first * stack.costs.first, last * stack.costs.last

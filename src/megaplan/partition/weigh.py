@@ -46,9 +46,7 @@ class Weighted:
 
 def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: MeasuredCosts | None, memory: Memory | None = None) -> Weighted:
     """The best bottleneck cuts that fit; the closest to fitting if none do. `memory` has the spec's budgets that are known."""
-    found = stack.best()
-    assert found is not None, "without limits there is a split"
-    num_layers = len(inventory.layers)
+    found, num_layers = stack.best_free, len(inventory.layers)
     free = Weighted(found.cuts, partial(certify, stack, spans_of(found.cuts, num_layers), found.value))
     memory = memory or Memory(spec, inventory, measured)
     if max(memory.excesses(spans_of(found.cuts, num_layers))) <= 0:
