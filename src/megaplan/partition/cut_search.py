@@ -98,12 +98,12 @@ class CutSearch:
         """
         if self.folded:
             low = probe = self._beyond(low - 1, high)
-            step = max(1, low >> 12)
+            step = max(1, low >> 10)
             while not holds(probe):
                 if probe >= high:
                     return None
                 low = self._beyond(probe, high)
-                probe, step = max(low, min(probe + step, high)), 4 * step
+                probe, step = max(low, min(probe + step, high)), 16 * step
             high = max(low, self._within_limit(probe))
         while low < high:
             middle = (low + high) // 2
@@ -220,9 +220,10 @@ class CutSearch:
                 first = max(first, bisect_left(front.down, front.up[inner_start] - most))
             for start in starts[bisect_left(starts, first) : bisect_right(starts, min(inner_start - 1, widest))]:
                 least = bisect_left(before, self.total - outside + before[start])
-                reached = (self.outward(part, (start, inner_start), targets, limit) & mine[start]) >> least << least
-                if reached:
-                    found[start] = found.get(start, 0) | reached
+                known = found.get(start, 0)
+                wanted = mine[start] >> least << least & ~known
+                if wanted and (reached := self.outward(part, (start, inner_start), targets, limit) & wanted):
+                    found[start] = known | reached
         return found
 
     def after_part(self, part: int, outside: Pairs, limit: int, wanted: Pairs) -> Pairs:
@@ -231,8 +232,10 @@ class CutSearch:
         for start, stops in outside.items():
             last = bisect_right(before, before[start] + limit - self._cost.smallest)
             for inner_start in keys[bisect_right(keys, start) : bisect_left(keys, last)]:
-                if reached := self.inward(part, (start, inner_start), stops, limit) & wanted[inner_start]:
-                    found[inner_start] = found.get(inner_start, 0) | reached
+                known = found.get(inner_start, 0)
+                left = wanted[inner_start] & ~known
+                if left and (reached := self.inward(part, (start, inner_start), stops, limit) & left):
+                    found[inner_start] = known | reached
         return found
 
     def centre(self) -> Pairs:
