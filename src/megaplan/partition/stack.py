@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from operator import attrgetter
 from typing import Any
@@ -75,13 +75,10 @@ class Stack:
         """Slots of a rank, by chunk."""
         return slots_of_rank(self.where, rank, self.pp, self.vpp)
 
-    @cached_property
+    @property
     def best_free(self) -> Balance:
         """The best cuts of a stack without sums."""
-        assert not self.sums, "sums may leave no split"
-        found = self.best()
-        assert found is not None, "without limits there is a split"
-        return found
+        return _best_free(self)
 
     def best(
         self,
@@ -219,6 +216,15 @@ class Stack:
         """Bytes by which the rank exceeds its sums; negative if it is within them."""
         owned = [spans[slot] for slot in self.slots(rank)]
         return max([point.excess(owned) for point in self.sums[rank]])
+
+
+@lru_cache(maxsize=256)
+def _best_free(stack: Stack) -> Balance:
+    """The best cuts of a stack without sums; cached because specs that differ in memory alone have equal stacks."""
+    assert not stack.sums, "sums may leave no split"
+    found = stack.best()
+    assert found is not None, "without limits there is a split"
+    return found
 
 
 def stack_of(spec: Spec, costs: StackCosts, baseline: tuple[int, ...] | None = None) -> Stack:
