@@ -72,7 +72,7 @@ class CutSearch:
         self._alone = None if self.folded else [self._slot_rooms(part) for part in range(self.num_parts)]
 
     @cached_property
-    def _span_costs(self) -> list[int]:
+    def span_costs(self) -> list[int]:
         """Costs that a span may have, ascending; a rank of a V costs as much as two."""
         return sorted({stop - start for start, stop in combinations(self._before, 2)})
 
@@ -117,7 +117,7 @@ class CutSearch:
         """An upper bound on the costs of a part within a limit."""
         before = self._before
         if self.folded:
-            costs = self._span_costs
+            costs = self.span_costs
             least = takewhile(lambda cost: cost + cost <= limit, costs)
             return max([cost + costs[bisect_right(costs, limit - cost) - 1] for cost in least], default=limit)
         return max([before[bisect_right(before, begin + limit) - 1] - begin for begin in before])
@@ -126,7 +126,7 @@ class CutSearch:
         """A lower bound on the costs of a part beyond a limit, up to `high`."""
         before = self._before
         if self.folded:
-            costs = self._span_costs
+            costs = self.span_costs
             most = bisect_right(costs, limit // 2)  # of the smaller span; beyond it, it alone is enough
             others = [(cost, bisect_right(costs, limit - cost)) for cost in costs[: most + 1]]
             return min([high, *[cost + costs[other] for cost, other in others if other < len(costs)]])
