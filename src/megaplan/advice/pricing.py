@@ -202,7 +202,7 @@ class Pricer:
             usable = self.usable_bytes(spec)  # what needs twice as much at least is hopeless, whatever its least peak
             if limited.least_excess < max(1, min(usable, self.useless_bytes - usable)):
                 budgets = memory.num_budgets  # `climbed` then makes the command's search for a shorter step
-                spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory).cuts, num_layers)
+                spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory, limited).cuts, num_layers)
                 partitions = 2 * (memory.num_budgets - budgets) if stack.where == "loop" else 1
                 self.work.spent += memory.work + partitions * stack.partition_work
         elif over > 0 and num_slots > 1 and search <= self.work.left and over * 4 < self.usable_bytes(spec):

@@ -93,7 +93,7 @@ class CutSearch:
         """The smallest cost of a part from `low` to `high` for which a monotone condition holds.
 
         A limit is equivalent to the largest cost within it and to the smallest beyond it. For slots the condition holds at `high`. For a V
-        that is unknown, and None is returned if it never holds: its optimum is near `low`, where a test is cheap, so doubling steps come
+        that is unknown, and None is returned if it never holds: its optimum is near `low`, where a test is cheap, so growing steps come
         before bisection.
         """
         if self.folded:
