@@ -268,7 +268,7 @@ class _Class(NamedTuple):
     Attributes:
         name: The value with its key.
         number: Number of meshes; of a schedule, of evaluated layouts.
-        seen: Their outcomes.
+        seen: Outcomes of those that were evaluated.
         nearest: The unexplored mesh with the smallest bound.
     """
 

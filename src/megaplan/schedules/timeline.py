@@ -253,8 +253,13 @@ def link(orders: Orders, num_slots: int, copies: int = 1) -> LinkedOrders:
     places = dict(zip(sorted(turns), range(len(turns)), strict=True))
     nodes = tuple([Node(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])
     examples = tuple([step for _, step in shapes.values()])
-    places_of = tuple(SINGLE.index(step.kind) * num_slots + step.slot if isinstance(step, Action) else -1 for step in examples)
-    return LinkedOrders(num_ranks, nodes, tuple([steps[at] for at in order]), examples, places_of, repeat_of(nodes))
+    lengths = tuple([_place(shape, num_slots) for shape in examples])
+    return LinkedOrders(num_ranks, nodes, tuple([steps[at] for at in order]), examples, lengths, repeat_of(nodes))
+
+
+def _place(shape: ScheduleStep, num_slots: int) -> int:
+    """One of `LinkedOrders.places`."""
+    return SINGLE.index(shape.kind) * num_slots + shape.slot if isinstance(shape, Action) else -1
 
 
 class _Results(NamedTuple):

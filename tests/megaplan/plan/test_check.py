@@ -46,7 +46,7 @@ def test_an_untouched_plan_has_no_findings(document):
 
 
 def test_a_search_for_cuts_that_ended_with_its_work_is_no_change(monkeypatch):
-    """From the cuts that it has reached, as a baseline, the same search would get further."""
+    """The same search gets further from the cuts that it has reached, if they are its baseline."""
     spec = load_spec("plans/nam56r-8xh200.yaml", ["mesh.pp=4", "mesh.vpp=1", "schedule.kind=1f1b"]).spec
     inventory, plan = build_inventory(spec), None
     for replays in range(1, 40):
