@@ -253,13 +253,11 @@ def link(orders: Orders, num_slots: int, copies: int = 1) -> LinkedOrders:
     places = dict(zip(sorted(turns), range(len(turns)), strict=True))
     nodes = tuple([Node(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])
     examples = tuple([step for _, step in shapes.values()])
-    lengths = tuple([_place(shape, num_slots) for shape in examples])
-    return LinkedOrders(num_ranks, nodes, tuple([steps[at] for at in order]), examples, lengths, repeat_of(nodes))
+    return LinkedOrders(num_ranks, nodes, tuple([steps[at] for at in order]), examples, _places(examples, num_slots), repeat_of(nodes))
 
 
-def _place(shape: ScheduleStep, num_slots: int) -> int:
-    """One of `LinkedOrders.places`."""
-    return SINGLE.index(shape.kind) * num_slots + shape.slot if isinstance(shape, Action) else -1
+def _places(shapes: tuple[ScheduleStep, ...], num_slots: int) -> tuple[int, ...]:
+    return tuple([SINGLE.index(each.kind) * num_slots + each.slot if isinstance(each, Action) else -1 for each in shapes])
 
 
 class _Results(NamedTuple):
