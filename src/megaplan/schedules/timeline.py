@@ -251,7 +251,7 @@ def link(orders: Orders, num_slots: int, copies: int = 1) -> LinkedOrders:
         raise ValueError(f"the schedule cannot continue: {', '.join(map(str, stuck))} wait for actions that never run")
     order = sorted(range(len(turns)), key=turns.__getitem__)
     places = dict(zip(sorted(turns), range(len(turns)), strict=True))
-    nodes = tuple([Node(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])
+    nodes = tuple([(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])
     examples = tuple([step for _, step in shapes.values()])
     return LinkedOrders(num_ranks, nodes, tuple([steps[at] for at in order]), examples, _places(examples, num_slots), repeat_of(nodes))
 
