@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from megaplan.budget.fit import DOES_NOT_FIT
 from megaplan.budget.values import spec_device
 from megaplan.errors import MegaplanError, Severity
 from megaplan.exploration.evaluate import Side
@@ -180,13 +179,7 @@ class Pricer:
         if self.kept is not None:
             return self.kept
         inventory = self.side(spec).inventory
-        measured = self.measured(spec, inventory)
-        if self._searches(spec) and objective_of(spec) == "step_time":  # if nothing fits, only the certificate needs a replay
-            stack = stack_of(spec, Pipeline(spec, inventory, measured).costs, self._baseline(spec))
-            balanced = fitting_cuts(spec, inventory, stack, measured)
-            if any(note.code == DOES_NOT_FIT for note in balanced.notes):
-                return spans_of(balanced.cuts, len(inventory.layers))
-        return choose_cuts(spec, inventory, self.baseline, measured=measured).spans
+        return choose_cuts(spec, inventory, self.baseline, measured=self.measured(spec, inventory)).spans
 
     def _own(self, spec: Spec) -> Price | None:
         """Cuts by the steps of `choose_cuts`, without the search for the smallest overflow and without the certificate."""
@@ -199,9 +192,7 @@ class Pricer:
         stack = stack_of(spec, costs, self._baseline(spec))
         memory = Memory(spec, side.inventory, measured, memo=side.memo(spec))
         self.work.spent += stack.partition_work
-        found = stack.best()
-        if found is None:
-            return None
+        found = stack.best_free
         spans = spans_of(found.cuts, num_layers)
         over = max(memory.excesses(spans))
         search = SPLITS_TRIED * (memory.work + stack.partition_work * spec.mesh.vpp)
@@ -211,7 +202,7 @@ class Pricer:
             usable = self.usable_bytes(spec)  # what needs twice as much at least is hopeless, whatever its least peak
             if limited.least_excess < max(1, min(usable, self.useless_bytes - usable)):
                 budgets = memory.num_budgets  # `climbed` then makes the command's search for a shorter step
-                spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory).cuts, num_layers)
+                spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory, limited).cuts, num_layers)
                 partitions = 2 * (memory.num_budgets - budgets) if stack.where == "loop" else 1
                 self.work.spent += memory.work + partitions * stack.partition_work
         elif over > 0 and num_slots > 1 and search <= self.work.left and over * 4 < self.usable_bytes(spec):

@@ -123,7 +123,7 @@ class ModelTimes:
 
 def of_own_slots(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]]) -> tuple[LayerTime, ...]:
     """Time of each slot by the times of its own device; one model's times for each slot."""
-    of_device = {id(each): each.of_slots(spans) for each in times}
+    of_device = {key: each.of_slots(spans) for key, each in {id(each): each for each in times}.items()}
     return tuple(of_device[id(each)][slot] for slot, each in enumerate(times))
 
 

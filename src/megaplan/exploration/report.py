@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -15,7 +16,7 @@ from megaplan.cost.step.predict import GATHERS, WAITS
 from megaplan.exploration.engine import Explored
 from megaplan.exploration.evaluate import UNLIMITED, Evaluator
 from megaplan.exploration.space import HOST_KEYS
-from megaplan.exploration.values import Exact, LayoutChoice, without_manual_cuts
+from megaplan.exploration.values import Exact, LayoutChoice, Outcome, without_manual_cuts
 from megaplan.layout.build import build_layout
 from megaplan.layout.step_time import planned_time
 from megaplan.partition.memory import Memory
@@ -247,55 +248,63 @@ def why_not(found: Explored, evaluator: Evaluator, rows: tuple[LayoutRow, ...]) 
     ]
     winner, left, until = rows[0] if rows else None, found.left, monotonic() + COLUMNS_SECONDS
     for axis in AXES:
-        own = getattr(winner.exact.layout, axis) if winner else None
-        values = sorted({getattr(mesh, axis) for _, mesh in found.bounds} if axis != "kind" else {layout.kind for layout in found.outcomes})
-        lost += [_lost(found, evaluator, winner, left, axis, value, until) for value in values if value != own]
+        of, seen, nearest = attrgetter(axis), defaultdict[object, list[Outcome]](list), dict[object, tuple[int, LayoutChoice]]()
+        for layout, outcome in found.outcomes.items():
+            seen[of(layout)].append(outcome)
+        for item in left if axis != "kind" else ():  # a mesh has a bound, one of its schedules has none of its own
+            nearest.setdefault(of(item[1]), item)
+        counts = Counter(map(of, found.outcomes if axis == "kind" else [mesh for _, mesh in found.bounds]))
+        for value in sorted(counts):
+            if winner is None or value != of(winner.exact.layout):
+                name = f"{NAMES.get(axis, f'mesh.{axis}')}={value}"
+                one = _Class(name, counts[value], seen[value], nearest.get(value))
+                lost.append(_lost(found, evaluator, winner, one, until))
     return tuple(lost)
 
 
-def _lost(
-    found: Explored,
-    evaluator: Evaluator,
-    winner: LayoutRow | None,
-    left: Sequence[tuple[int, LayoutChoice]],
-    axis: str,
-    value: object,
-    until: float,
-) -> Lost:
+class _Class(NamedTuple):
+    """The layouts with one value of an axis.
+
+    Attributes:
+        name: The value with its key.
+        number: Number of meshes; of a schedule, of evaluated layouts.
+        seen: Outcomes of those that were evaluated.
+        nearest: The unexplored mesh with the smallest bound.
+    """
+
+    name: str
+    number: int
+    seen: list[Outcome]
+    nearest: tuple[int, LayoutChoice] | None
+
+
+def _lost(found: Explored, evaluator: Evaluator, winner: LayoutRow | None, one: _Class, until: float) -> Lost:
     """The reason against a value; its largest column is named until a time."""
-    name = f"{NAMES.get(axis, f'mesh.{axis}')}={value}"
-    seen = [outcome for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value]
-    meshes = [(bound, mesh) for bound, mesh in found.bounds if axis == "kind" or getattr(mesh, axis) == value]
-    count = len(seen) if axis == "kind" else len(meshes)
-    if winner is not None and (behind := _behind(found, evaluator, winner, left, axis, value)) is not None:
+    if winner is not None and (behind := _behind(found, evaluator, winner, one)) is not None:
         reason, detail, layout = behind
-        return Lost(name, count, reason, detail, layout._asdict())
-    closest = min((one for one in seen if one.over_bytes > 0), key=lambda one: (one.over_bytes, one.layout), default=None)
+        return Lost(one.name, one.number, reason, detail, layout._asdict())
+    closest = min((each for each in one.seen if each.over_bytes > 0), key=lambda each: (each.over_bytes, each.layout), default=None)
     if closest is not None:
         column = _column(evaluator, closest.layout) if monotonic() < until else ""
         detail = f"{column}over by {format_bytes(closest.over_bytes)} at least"
-        return Lost(name, count, "out of memory", detail, closest.layout._asdict())
-    least = min((outcome.bound_ns for outcome in seen), default=UNLIMITED)
+        return Lost(one.name, one.number, "out of memory", detail, closest.layout._asdict())
+    least = min((outcome.bound_ns for outcome in one.seen), default=UNLIMITED)
     detail = f"at least {format_ns(least)}" if least < UNLIMITED else "not explored"
-    return Lost(name, count, "slower", detail, seen[0].layout._asdict() if seen else {})
+    return Lost(one.name, one.number, "slower", detail, one.seen[0].layout._asdict() if one.seen else {})
 
 
-def _behind(
-    found: Explored, evaluator: Evaluator, winner: LayoutRow, left: Sequence[tuple[int, LayoutChoice]], axis: str, value: object
-) -> tuple[str, str, LayoutChoice] | None:
+def _behind(found: Explored, evaluator: Evaluator, winner: LayoutRow, one: _Class) -> tuple[str, str, LayoutChoice] | None:
     """Reason, text and layout of the best that fits, or of the best bound among unexplored ones; None if there is neither."""
-    fitting = [outcome.best for layout, outcome in found.outcomes.items() if getattr(layout, axis) == value and outcome.best is not None]
+    fitting = [outcome.best for outcome in one.seen if outcome.best is not None]
     if fitting:
-        best = min(fitting, key=lambda one: one.order(found.task.objective))
+        best = min(fitting, key=lambda each: each.order(found.task.objective))
         free, wanted = best.headroom_bytes, winner.exact.headroom_bytes
         if found.task.objective == "headroom" and free < wanted:
             return "less headroom", f"{format_bytes(free)} against {format_bytes(wanted)}", best.layout
         return "slower", _slower(evaluator, winner, best), best.layout
-    # a mesh has a bound, one of its schedules has none of its own
-    nearest = next(((bound, mesh) for bound, mesh in left if getattr(mesh, axis) == value), None) if axis != "kind" else None
-    if nearest is None:
+    if one.nearest is None:
         return None
-    bound, mesh = nearest
+    bound, mesh = one.nearest
     if bound < winner.exact.step_ns:  # only when the search was interrupted
         return "slower", f"not explored, at least {format_ns(bound)}", mesh
     return "slower", f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best", mesh

@@ -346,7 +346,7 @@ class Space:
 
     def _group_is_legal(self, tp: int, cp: int, dp_shard: int, ep: int, etp: int) -> bool:
         """True if the rules of the mesh and the host allow these degrees; the rules depend on no others."""
-        key = (tp, cp, dp_shard * cp * tp % (ep * etp), ep, etp)
+        key = (tp, cp, dp_shard * cp * tp % (ep * etp) > 0, ep, etp)
         if key not in self._groups:
             layout = LayoutChoice(1, 1, "1f1b", tp, cp, ep, etp, 1, dp_shard, 1, 1)
             self._groups[key] = [item for item in self._broken(layout, tp) if item.severity is Severity.ERROR]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Protocol
 
@@ -35,12 +36,13 @@ class CheckedSpec(Protocol):
         """An error at a key."""
 
 
-def divisors(number: int) -> list[int]:
-    """Divisors up to 1024, rising."""
-    return [candidate for candidate in range(1, min(number, _MAX_DIVISOR) + 1) if number % candidate == 0]
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """Divisors up to 1024, rising; cached because a search of layouts asks for the same ones at every mesh."""
+    return tuple([candidate for candidate in range(1, min(number, _MAX_DIVISOR) + 1) if number % candidate == 0])
 
 
-def use_one_of(numbers: list[int]) -> str:
+def use_one_of(numbers: Sequence[int]) -> str:
     """Hint text such as `use 1, 2, 4, 8 or 16`."""
     if len(numbers) > _MAX_LISTED:
         return f"use {', '.join(map(str, numbers[:_MAX_LISTED]))} or another divisor"

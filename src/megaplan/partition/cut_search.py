@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from math import gcd
+from functools import cached_property
+from itertools import combinations, takewhile
 
 from megaplan.partition.constraints import Constraints
 from megaplan.partition.limits import EdgeWeight, EdgeWeights, SpanSum, layer_weight, pins_inside
@@ -57,7 +58,6 @@ class CutSearch:
         self._cost = EdgeWeight(layer_weight(costs.layers, costs.first, costs.last), self.edges)
         self._before = self._cost.up
         self.total = self._before[-1]
-        self._unit = gcd(*self._before) or 1 if folded else 1
         slots = self.num_slots // self.num_parts
         self._pins = [SpanSum((pins_inside(num_layers, rules.pin),) * slots, 0)] if rules.pin else []
         self.keep_within(self._everywhere() if folded else [])
@@ -71,6 +71,11 @@ class CutSearch:
         self._rooms_of: dict[int, list[_Rooms]] = {}
         self._alone = None if self.folded else [self._slot_rooms(part) for part in range(self.num_parts)]
 
+    @cached_property
+    def span_costs(self) -> list[int]:
+        """Costs that a span may have, ascending; a rank of a V costs as much as two."""
+        return sorted({stop - start for start, stop in combinations(self._before, 2)})
+
     def position(self, cut: int) -> int:
         """Index of a cut among the edges; -1 if it is not allowed."""
         index = bisect_left(self.edges, cut)
@@ -82,22 +87,23 @@ class CutSearch:
         if not self.folded:
             return max(even, self._cost.largest)
         ends = before[1] + before[-1] - before[-2]  # the outermost rank has both
-        least = max(even, ends, self._cost.largest + self._cost.smallest)
-        return -(-least // self._unit) * self._unit
+        return self._beyond(max(even, ends, self._cost.largest + self._cost.smallest) - 1, self.total)
 
     def smallest(self, low: int, high: int, holds: Callable[[int], bool]) -> int | None:
         """The smallest cost of a part from `low` to `high` for which a monotone condition holds.
 
         A limit is equivalent to the largest cost within it and to the smallest beyond it. For slots the condition holds at `high`. For a V
-        that is unknown, and None is returned if it never holds: its optimum is near `low`, where a test is cheap, so doubling steps come
+        that is unknown, and None is returned if it never holds: its optimum is near `low`, where a test is cheap, so growing steps come
         before bisection.
         """
         if self.folded:
-            probe, step = low, max(1, low >> 12)
+            low = probe = self._beyond(low - 1, high)
+            step = max(1, low >> 10)
             while not holds(probe):
                 if probe >= high:
                     return None
-                low, probe, step = self._beyond(probe, high), min(probe + step, high), 4 * step
+                low = self._beyond(probe, high)
+                probe, step = max(low, min(probe + step, high)), 16 * step
             high = max(low, self._within_limit(probe))
         while low < high:
             middle = (low + high) // 2
@@ -111,14 +117,19 @@ class CutSearch:
         """An upper bound on the costs of a part within a limit."""
         before = self._before
         if self.folded:
-            return limit // self._unit * self._unit
+            costs = self.span_costs
+            least = takewhile(lambda cost: cost + cost <= limit, costs)
+            return max([cost + costs[bisect_right(costs, limit - cost) - 1] for cost in least], default=limit)
         return max([before[bisect_right(before, begin + limit) - 1] - begin for begin in before])
 
     def _beyond(self, limit: int, high: int) -> int:
         """A lower bound on the costs of a part beyond a limit, up to `high`."""
         before = self._before
         if self.folded:
-            return min(high, (limit // self._unit + 1) * self._unit)
+            costs = self.span_costs
+            most = bisect_right(costs, limit // 2)  # of the smaller span; beyond it, it alone is enough
+            others = [(cost, bisect_right(costs, limit - cost)) for cost in costs[: most + 1]]
+            return min([high, *[cost + costs[other] for cost, other in others if other < len(costs)]])
         above = (bisect_right(before, begin + limit) for begin in before)
         return min([high, *[before[stop] - begin for begin, stop in zip(before, above, strict=True) if stop <= self.end]])
 
@@ -209,9 +220,10 @@ class CutSearch:
                 first = max(first, bisect_left(front.down, front.up[inner_start] - most))
             for start in starts[bisect_left(starts, first) : bisect_right(starts, min(inner_start - 1, widest))]:
                 least = bisect_left(before, self.total - outside + before[start])
-                reached = (self.outward(part, (start, inner_start), targets, limit) & mine[start]) >> least << least
-                if reached:
-                    found[start] = found.get(start, 0) | reached
+                known = found.get(start, 0)
+                wanted = mine[start] >> least << least & ~known
+                if wanted and (reached := self.outward(part, (start, inner_start), targets, limit) & wanted):
+                    found[start] = known | reached
         return found
 
     def after_part(self, part: int, outside: Pairs, limit: int, wanted: Pairs) -> Pairs:
@@ -220,8 +232,10 @@ class CutSearch:
         for start, stops in outside.items():
             last = bisect_right(before, before[start] + limit - self._cost.smallest)
             for inner_start in keys[bisect_right(keys, start) : bisect_left(keys, last)]:
-                if reached := self.inward(part, (start, inner_start), stops, limit) & wanted[inner_start]:
-                    found[inner_start] = found.get(inner_start, 0) | reached
+                known = found.get(inner_start, 0)
+                left = wanted[inner_start] & ~known
+                if left and (reached := self.inward(part, (start, inner_start), stops, limit) & left):
+                    found[inner_start] = known | reached
         return found
 
     def centre(self) -> Pairs:

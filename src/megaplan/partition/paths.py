@@ -161,5 +161,5 @@ def before(times: ModelTimes, part: str) -> list[int]:
 
 def before_slots(times: Sequence[ModelTimes], part: str) -> list[list[int]]:
     """`before` for each slot, by the times of its own device."""
-    of_device = {id(each): before(each, part) for each in times}
+    of_device = {key: before(each, part) for key, each in {id(each): each for each in times}.items()}
     return [of_device[id(each)] for each in times]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from operator import attrgetter
 from typing import Any
@@ -74,6 +74,11 @@ class Stack:
     def slots(self, rank: int) -> tuple[int, ...]:
         """Slots of a rank, by chunk."""
         return slots_of_rank(self.where, rank, self.pp, self.vpp)
+
+    @property
+    def best_free(self) -> Balance:
+        """The best cuts of a stack without sums."""
+        return _best_free(self)
 
     def best(
         self,
@@ -213,6 +218,15 @@ class Stack:
         return max([point.excess(owned) for point in self.sums[rank]])
 
 
+@lru_cache(maxsize=256)
+def _best_free(stack: Stack) -> Balance:
+    """The best cuts of a stack without sums; cached because specs that differ in memory alone have equal stacks."""
+    assert not stack.sums, "sums may leave no split"
+    found = stack.best()
+    assert found is not None, "without limits there is a split"
+    return found
+
+
 def stack_of(spec: Spec, costs: StackCosts, baseline: tuple[int, ...] | None = None) -> Stack:
     """Layer costs, placement and constraints of a spec, without memory; of two mirrored copies the pipeline that has their cuts."""
     mesh, schedule = spec.mesh, spec.schedule
@@ -242,9 +256,7 @@ def _least(stack: Stack, spans: Spans) -> int:
     """
     empty = [start == stop for start, stop in spans]
     if not any(empty):
-        best = stack.best()
-        assert best is not None, "without limits there is a split"
-        return best.value
+        return stack.best_free.value
     found, between = [], sum(empty[1:-1])
     for first, last in product({False, empty[0]}, {False, empty[-1]}):
         alone = first * stack.costs.first, last * stack.costs.last

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
+from operator import itemgetter, mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from megaplan.budget.fit import DOES_NOT_FIT
@@ -47,7 +49,8 @@ class StepTimes:
         self._num_layers = len(times[0].layers)
         self._before = [before_slots(times, part) for part in parts_of(times[0])]
         self._linked, self._checks = linked, 0
-        self._chains = [(path.transfers, _terms(path)) for path in paths]
+        self._columns = list({id(at): at for of_slot in self._before for at in of_slot}.values())
+        self._chains = [(path.transfers, *self._terms(path)) for path in paths]
         self._known: dict[tuple[int, ...], int] = {}
 
     @property
@@ -79,11 +82,12 @@ class StepTimes:
 
     def is_at_least(self, cuts: Sequence[int], length_ns: int) -> bool:
         """True if one path alone takes that long, which is cheaper to check than a replay. The path that succeeded last is tried first."""
-        parts, chains, hop_ns = self._slot_times(cuts), self._chains, self._times[0].widest_ns(cuts)
+        edges, chains, hop_ns = (0, *cuts, self._num_layers), self._chains, self._times[0].widest_ns(cuts)
+        reached = [at[edge] for at in self._columns for edge in edges]
         self._checks += len(cuts)
-        for index, (transfers, terms) in enumerate(chains):
+        for index, (transfers, often, chosen) in enumerate(chains):
             self._checks += 1
-            if transfers * hop_ns + sum([often * parts[part][slot] for part, slot, often in terms]) >= length_ns:
+            if transfers * hop_ns + sum(map(mul, often, chosen(reached))) >= length_ns:
                 chains.insert(0, chains.pop(index))
                 return True
         return False
@@ -93,10 +97,20 @@ class StepTimes:
         spans = list(pairwise(edges))
         return tuple(tuple([at[stop] - at[start] for at, (start, stop) in zip(of_slot, spans, strict=True)]) for of_slot in self._before)
 
+    def _terms(self, path: RankPath) -> tuple[tuple[int, ...], Callable[[Sequence[int]], Sequence[int]]]:
+        """A path without transfers as a sum over edges: factors, and a function that takes what they multiply from `reached`.
 
-def _terms(path: RankPath) -> list[tuple[int, int, int]]:
-    """(part, slot, number of runs) for each action on a path."""
-    return [(part, slot, often) for slot, times in enumerate(path.slots) for part, often in enumerate(times) if often]
+        Neighbouring slots that run a part equally often on one device meet at an edge that drops out; a path has few others.
+        """
+        number, column = len(path.slots) + 1, {id(at): index for index, at in enumerate(self._columns)}
+        factors = Counter[int]()
+        for slot, runs in enumerate(path.slots):
+            for often, of_slot in zip(runs, self._before, strict=True):
+                start = column[id(of_slot[slot])] * number + slot
+                factors[start] -= often
+                factors[start + 1] += often
+        used = 0, *[place for place, factor in factors.items() if factor and place % number]  # nothing is before the first edge
+        return tuple([factors[place] for place in used]), itemgetter(*used)
 
 
 def shorten(
@@ -239,9 +253,7 @@ def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | N
     found = Weighted(best, partial(pipeline.certify, spans_of(best, num_layers)))
     if not refused and not bottleneck.notes:
         return found
-    balanced = stack.best()
-    assert balanced is not None, "without limits there is a split"
-    free = shortest(pipeline, rules, balanced.cuts, baseline, None).cuts
+    free = shortest(pipeline, rules, stack.best_free.cuts, baseline, None).cuts
     there, here = pipeline.step.of(free), pipeline.step.of(best)
     if there >= here:
         return found

@@ -44,11 +44,19 @@ class Weighted:
         return self.certify()
 
 
-def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: MeasuredCosts | None, memory: Memory | None = None) -> Weighted:
-    """The best bottleneck cuts that fit; the closest to fitting if none do. `memory` has the spec's budgets that are known."""
-    found = stack.best()
-    assert found is not None, "without limits there is a split"
-    num_layers = len(inventory.layers)
+def fitting_cuts(
+    spec: Spec,
+    inventory: Inventory,
+    stack: Stack,
+    measured: MeasuredCosts | None,
+    memory: Memory | None = None,
+    limited: Stack | None = None,
+) -> Weighted:
+    """The best bottleneck cuts that fit; the closest to fitting if none do.
+
+    `memory` has the spec's budgets that are known, `limited` is the stack with the sums that every fitting split keeps.
+    """
+    found, num_layers = stack.best_free, len(inventory.layers)
     free = Weighted(found.cuts, partial(certify, stack, spans_of(found.cuts, num_layers), found.value))
     memory = memory or Memory(spec, inventory, measured)
     if max(memory.excesses(spans_of(found.cuts, num_layers))) <= 0:
@@ -56,7 +64,7 @@ def fitting_cuts(spec: Spec, inventory: Inventory, stack: Stack, measured: Measu
     from megaplan.partition.fitting import Fitted, Overflow, best_fitting, min_overflow_bytes  # noqa: PLC0415
 
     if spec.mesh.pp * spec.mesh.vpp > 1:
-        limited = replace(stack, sums=memory.sums(spans_of(found.cuts, num_layers)))
+        limited = limited or replace(stack, sums=memory.sums(spans_of(found.cuts, num_layers)))
         fitted = best_fitting(limited, memory)
         if fitted is None:
             overflow = min_overflow_bytes(limited, memory, found.cuts)

@@ -68,13 +68,19 @@ def _assembled(spec: Spec, inventory: Inventory, spans: Spans, split: dict[str, 
 
 
 def replan(plan: PlanDocument, costs: MeasuredCosts | None = None) -> PlanDocument:
-    """The plan of the same inputs, made today with the plan itself as baseline: the same text unless something changed.
+    """The plan of the same inputs, made today: the same text unless something changed.
+
+    Where that gives other cuts, the plan is the baseline: it may have kept the cuts of an earlier one. It is none at first, because a
+    search for cuts that ends with its limit of work gets further from cuts that it has reached before.
 
     Without the costs file of the plan its split cannot be decided again: the split is kept, and the rest is made again.
     """
     if plan.decisions.split.costs is not None and costs is None:
         return _assembled(plan.spec, plan.inventory, plan.spans, plan.decisions.split.model_dump(mode="json"), plan.overrides)
-    return make_plan(plan.spec, baseline=plan, overrides=plan.overrides, costs=costs)
+    cuts = choose_cuts(plan.spec, plan.inventory, measured=costs)
+    if cuts.spans != plan.spans:
+        cuts = choose_cuts(plan.spec, plan.inventory, baseline=plan.spans, measured=costs)
+    return make_plan(plan.spec, baseline=plan, overrides=plan.overrides, cuts=cuts, costs=costs)
 
 
 def plan_text(plan: PlanDocument) -> str:

@@ -13,7 +13,7 @@ from megaplan.plan.document import PlanDocument
 from megaplan.plan.inputs import spec_values
 from megaplan.plan.make import make_plan
 from megaplan.spec.document import Document, SourceMap
-from megaplan.spec.load import check_document
+from megaplan.spec.load import check_document, check_spec
 from megaplan.spec.models import Spec
 from megaplan.spec.overrides import apply_overrides
 
@@ -30,7 +30,7 @@ def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tupl
         MegaplanError: The overrides or the resulting spec are wrong, or the plan's cuts do not fit it (MP488).
     """
     document = Document(spec_values(plan.inputs), SourceMap(name))
-    spec, _, found = check_document(apply_overrides(document, overrides) if overrides else document)
+    spec, _, found = check_document(apply_overrides(document, overrides)) if overrides else check_spec(plan.spec, document)
     if broken := span_problems(plan.spans, spec.model.num_layers, spec.mesh.pp, spec.mesh.vpp, may_be_empty=spec.host.kind.empty_slots):
         options = " ".join(f"--set {override}" for override in overrides)
         hint = f"megaplan split SPEC {options} -o plan.json"

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+Node = tuple[int, int, tuple[int, ...]]
+"""An action in an order in which all can run one by one: rank, index into the linked orders' shapes, and nodes of other ranks whose
+results are transferred.
 
-class Node(NamedTuple):
-    """An action in an order in which all can run one by one.
-
-    Its dependencies on its own rank are before it there, so it waits only for results of other ranks.
-    """
-
-    rank: int
-    shape: int  # index into the linked orders' shapes
-    far: tuple[int, ...]  # nodes of other ranks, whose results are transferred
+Its dependencies on its own rank are before it there, so it waits only for these. A plain tuple: replays read millions, a named one takes
+a quarter longer.
+"""
 
 
 class Repeat(NamedTuple):
@@ -61,7 +58,7 @@ def repeat_of(nodes: Sequence[Node]) -> Repeat | None:
         stop += 1
     if stop - start < 4 * period:
         return None
-    reach = max([at - far for at in range(start, start + period) for far in nodes[at].far], default=0)
+    reach = max([at - far for at in range(start, start + period) for far in nodes[at][2]], default=0)
     return Repeat(start, stop, period, max(reach, period))
 
 

@@ -7,12 +7,15 @@ times.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import NamedTuple
 
-from megaplan.schedules.actions import ActionKind, Orders, Overlap, ScheduleStep
+from megaplan.schedules.actions import Action, ActionKind, Orders, Overlap, ScheduleStep
 from megaplan.schedules.repeats import Node, Repeat, repeat_of
 from megaplan.schedules.turns import Course, pair_length
+
+SINGLE = (ActionKind.FORWARD, ActionKind.INPUT, ActionKind.WEIGHT, ActionKind.BACKWARD)
+"""Kinds of single actions, in the order of `LinkedOrders.places`."""
 
 
 class SlotTimes(NamedTuple):
@@ -95,6 +98,7 @@ class LinkedOrders(NamedTuple):
         nodes: Every action, after all its dependencies.
         steps: The actions themselves, in the nodes' order.
         shapes: One action of each kind and slot, or of each pair that overlaps: actions of one shape take equally long.
+        places: Index of the time of each shape among those of F, of I, of W and of whole backwards of all slots; −1 for a pair.
         repeat: The nodes that repeat between fill and drain.
     """
 
@@ -102,11 +106,17 @@ class LinkedOrders(NamedTuple):
     nodes: tuple[Node, ...]
     steps: tuple[ScheduleStep, ...]
     shapes: tuple[ScheduleStep, ...]
+    places: tuple[int, ...]
     repeat: Repeat | None
 
     def makespan(self, times: SlotTimes, *, p2p: int = 0) -> int:
         """Length of the step; see `replay`."""
-        return max(self._stops([times.of(shape) for shape in self.shapes], p2p), default=0)
+        return max(self._stops(self._lengths(times), p2p), default=0)
+
+    def _lengths(self, times: SlotTimes) -> list[int]:
+        """Time of an action of each shape."""
+        single = [*times.forward, *times.input, *times.weight, *map(add, times.input, times.weight)]
+        return [single[place] if place >= 0 else times.of(shape) for place, shape in zip(self.places, self.shapes, strict=True)]
 
     def hidden(self, times: SlotTimes) -> int:
         """Time that the pairs of all ranks take less than their parts one after the other."""
@@ -123,7 +133,7 @@ class LinkedOrders(NamedTuple):
             times: Times of one microbatch on each slot.
             p2p: Time of one boundary tensor between two ranks; the sender does not wait for it. None inside a rank (the turn of a V).
         """
-        lengths = [times.of(shape) for shape in self.shapes]
+        lengths = self._lengths(times)
         stops = self._stops(lengths, p2p)
         ranks: list[list[Timed]] = [[] for _ in range(self.num_ranks)]
         busy = [0] * self.num_ranks
@@ -241,9 +251,13 @@ def link(orders: Orders, num_slots: int, copies: int = 1) -> LinkedOrders:
         raise ValueError(f"the schedule cannot continue: {', '.join(map(str, stuck))} wait for actions that never run")
     order = sorted(range(len(turns)), key=turns.__getitem__)
     places = dict(zip(sorted(turns), range(len(turns)), strict=True))
-    nodes = tuple([Node(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])
+    nodes = tuple([(turns[at] % num_ranks, numbers[at], tuple([places[turn] for turn in waits[at]])) for at in order])
     examples = tuple([step for _, step in shapes.values()])
-    return LinkedOrders(num_ranks, nodes, tuple([steps[at] for at in order]), examples, repeat_of(nodes))
+    return LinkedOrders(num_ranks, nodes, tuple([steps[at] for at in order]), examples, _places(examples, num_slots), repeat_of(nodes))
+
+
+def _places(shapes: tuple[ScheduleStep, ...], num_slots: int) -> tuple[int, ...]:
+    return tuple([SINGLE.index(each.kind) * num_slots + each.slot if isinstance(each, Action) else -1 for each in shapes])
 
 
 class _Results(NamedTuple):

@@ -68,6 +68,15 @@ def check_document(document: Document) -> LoadedSpec:
         spec = validate_document(document.value, document.source)
     except MegaplanError as error:
         raise MegaplanError([*document.faults, *_of_arguments(error.diagnostics, document)]) from None
+    return check_spec(spec, document)
+
+
+def check_spec(spec: Spec, document: Document) -> LoadedSpec:
+    """`check_document` for a document that was validated as `spec`.
+
+    Raises:
+        MegaplanError: Every error found.
+    """
     found = Diagnostics([*document.faults, *_of_arguments(check_rules(spec, document.source.locate), document)])
     found.raise_errors()
     notes = megarun_refuses(spec, document.source.locate) if spec.host.kind.trained else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -11,11 +12,13 @@ import pytest
 from megaplan.budget.peaks import StagePeaks, build_budget
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import Spans, build_layout, spans_of
-from megaplan.partition import fitting, stack
+from megaplan.partition import cut_search, fitting, stack
+from megaplan.partition.best_cuts import balance
 from megaplan.partition.choose import choose_cuts
+from megaplan.partition.constraints import Constraints
 from megaplan.partition.memory import Memory
 from megaplan.partition.stack import stack_of
-from megaplan.partition.values import stack_costs
+from megaplan.partition.values import StackCosts, stack_costs
 from megaplan.spec.load import load_spec
 from megaplan.spec.models import Spec
 
@@ -111,3 +114,25 @@ def test_the_mean_of_the_sums_refutes_interleaved_chunks_without_an_evaluation()
     assert memory.num_stages == 0
     overflow = fitting.min_overflow_bytes(limited, memory, found.cuts)
     assert overflow.lower_bound_bytes >= limited.least_excess
+
+
+def test_equal_layers_of_a_v_leave_few_limits_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two spans have few costs if layers have few: limits between them are the same question."""
+    tried: list[int] = []
+    original = cut_search.CutSearch.feasible
+    monkeypatch.setattr(cut_search.CutSearch, "feasible", lambda self, limit: tried.append(limit) or original(self, limit))
+    costs = StackCosts((7_919_000_001, 15_838_000_009) * 20, first=1_000_003, last=9_000_000_007)
+    found = balance(costs, 8, folded=True)
+    assert found is not None
+    assert found.value in {sum(pair) for pair in product(cut_search.CutSearch(costs, 8, Constraints(), folded=True).span_costs, repeat=2)}
+    assert len(tried) <= 8
+
+
+def test_stacks_that_differ_in_memory_alone_share_their_best_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    original = stack.balance
+    monkeypatch.setattr(stack, "balance", lambda *args, **named: calls.append(1) or original(*args, **named))
+    specs = [spec_of("model.hidden_size=3072", f"sharding.reshard_after_forward={each}") for each in ("true", "false")]
+    cuts = [stack_of(spec, stack_costs(spec, build_inventory(spec))).best_free for spec in specs]
+    assert cuts[0] == cuts[1]
+    assert len(calls) == 1

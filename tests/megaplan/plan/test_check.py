@@ -6,11 +6,14 @@ import json
 import pytest
 
 from megaplan.errors import MegaplanError
+from megaplan.inventory.build import build_inventory
+from megaplan.partition.choose import choose_cuts
 from megaplan.plan.canonical import dumps
 from megaplan.plan.check import check_plan
 from megaplan.plan.digests import plan_digest
 from megaplan.plan.make import make_plan, plan_text
 from megaplan.plan.read import parse_plan
+from megaplan.spec.load import load_spec
 
 
 def checked(document):
@@ -40,6 +43,20 @@ def test_an_untouched_plan_has_no_findings(document):
     result = checked(document)
     assert codes(result) == []
     assert result.passes(strict=True)
+
+
+def test_a_search_for_cuts_that_ended_with_its_work_is_no_change(monkeypatch):
+    """The same search gets further from the cuts that it has reached, if they are its baseline."""
+    spec = load_spec("plans/nam56r-8xh200.yaml", ["mesh.pp=4", "mesh.vpp=1", "schedule.kind=1f1b"]).spec
+    inventory, plan = build_inventory(spec), None
+    for replays in range(1, 40):
+        monkeypatch.setattr("megaplan.partition.step.MAX_ACTIONS", replays * spec.num_actions // 3)
+        cuts = choose_cuts(spec, inventory)
+        if choose_cuts(spec, inventory, baseline=cuts.spans).spans != cuts.spans:
+            plan = make_plan(spec, cuts=cuts)
+            break
+    assert plan is not None, "no limit of work leaves cuts that a further search improves"
+    assert codes(checked(plan_text(plan))) == []
 
 
 def test_a_drift_of_estimates_warns_and_fails_only_when_strict(document):

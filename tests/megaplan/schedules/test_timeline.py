@@ -211,14 +211,14 @@ def test_periods_that_are_not_replayed_end_as_replayed_ones(kind: str, pp: int, 
 
 def test_what_repeats_is_found_between_fill_and_drain() -> None:
     def chain(shapes: str) -> list[Node]:
-        return [Node(0, ord(shape), (at - 2,) if at > 3 else ()) for at, shape in enumerate(shapes)]
+        return [(0, ord(shape), (at - 2,) if at > 3 else ()) for at, shape in enumerate(shapes)]
 
     assert repeat_of(chain("fghi" + "abaac" * 6 + "abxyz")) == Repeat(start=4, stop=36, period=5, reach=5)
     assert repeat_of(chain("fghi" + "abaac" * 3 + "xyz")) is None
     assert repeat_of(chain("fghi" + "aaaaabbbbb" * 6 + "aaxyz")) == Repeat(start=4, stop=66, period=10, reach=10)
     assert repeat_of(chain("abcdefghijklmnop")) is None
     assert repeat_of([]) is None
-    far = [Node(0, 0, (max(0, at - 7),)) for at in range(40)]
+    far = [(0, 0, (max(0, at - 7),)) for at in range(40)]
     assert repeat_of(far) == Repeat(start=7, stop=40, period=1, reach=7)
 
 
