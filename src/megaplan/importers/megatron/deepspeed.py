@@ -20,7 +20,7 @@ from megaplan.spec.read import folders_above, read_text
 
 CONFIG = "deepspeed_config"
 OWN_MODULES = "own_modules"
-"""Key of a launch's values with what modules of a fork, or of Megatron-LM before Megatron-Core, do, as keys of `host`; no argument's name."""
+"""Key of a launch's values with what modules of a fork or of Megatron-LM before Megatron-Core do, as keys of `host`; no argument's name."""
 _HOST_DEVICES = ("cpu", "nvme")
 _OFFLOADS = ("cpu_optimizer", "cpu_torch_adam")
 _SHARDS = "whose buffers are not DeepSpeed's"
