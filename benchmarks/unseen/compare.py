@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from accuracy_torchtitan.rows import Published
 
 import megaplan
+from megaplan.errors import MegaplanError
 from megaplan.importers.maxtext.spec import import_maxtext
 from megaplan.importers.megatron.spec import import_megatron
 from megaplan.importers.torchtitan.spec import import_torchtitan
@@ -86,7 +87,10 @@ def document(row: Row) -> dict[str, Any]:
 
 def compare(row: Row) -> Compared:
     """One run."""
-    found = megaplan.estimate(document(row))
+    try:
+        found = megaplan.estimate(document(row))
+    except MegaplanError as error:
+        return Compared(row, reason=f"refused: {error}")
     spec, worst, time = found.job.spec, found.worst, found.step_time
     published = row.get("memory")
     outside = sum(item.bytes for item in found.budget.device.reserve) if published and published["kind"] == "device" else 0
