@@ -64,8 +64,12 @@ class Compared(NamedTuple):
     @property
     def wrong(self) -> bool:
         """True if the verdict is not what happened; a narrow fit says both."""
-        ran = self.row.get("ran")
-        return ran is not None and self.verdict == ("does not fit" if ran else "fits")
+        return is_wrong(self.row, self.verdict)
+
+
+def is_wrong(row: Row, verdict: str) -> bool:
+    """True if a verdict is not what happened; a run with figures ran."""
+    return verdict == ("does not fit" if row.get("ran", True) else "fits")
 
 
 def read_rows() -> list[Row]:

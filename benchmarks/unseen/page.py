@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from unseen.compare import ROWS, Compared, outside
+from unseen.compare import ROWS, Compared, is_wrong, outside
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/unseen-runs.md"
 INTRODUCTION = ROWS.with_name("introduction.md")
@@ -54,20 +54,15 @@ def _covered(some: Some, first: bool) -> str:
 
 
 def _verdicts(some: Some, first: bool) -> str:
-    judged = [one for one in some if "ran" in one.row]
-    wrong = sum(_is_wrong(one.row["ran"], one.row["first"].get("verdict", "")) if first else one.wrong for one in judged)
-    return f"{wrong} of {len(judged)}"
-
-
-def _is_wrong(ran: bool, verdict: str) -> bool:
-    return verdict == ("does not fit" if ran else "fits")
+    wrong = [is_wrong(one.row, one.row["first"].get("verdict", "") if first else one.verdict) for one in some]
+    return f"{sum(wrong)} of {len(wrong)}"
 
 
 _CELLS: dict[str, Callable[[Some, bool], str]] = {
     "memory, error %": lambda some, first: _summary(_errors(some, "memory", first=first)),
     "time, error %": lambda some, first: _summary(_errors(some, "time", first=first)),
     "times inside the interval": _covered,
-    "wrong verdicts of jobs that ran or ran out": _verdicts,
+    "wrong verdicts on memory": _verdicts,
 }
 
 
@@ -90,7 +85,7 @@ def _runs(found: Some) -> str:
         seconds = ["", "", one.reason, ""]
         if time is not None and one.time is not None:
             seconds = [f"{one.measured_seconds:.3f}", f"{one.time.seconds:.3f}", f"{time:+.1f}", "yes" if one.inside else "no"]
-        happened = {True: "ran", False: "ran out", None: ""}[row.get("ran")]
+        happened = "ran" if row.get("ran", True) else "ran out"
         cells = [*sizes, *seconds, happened, one.verdict + (": wrong" if one.wrong else "")]
         lines.append(f"| [{row['name']}]({row['source']}) | {_half(row['held'])} | {' | '.join(cells)} |")
     return "\n".join(lines)
