@@ -200,7 +200,7 @@ class Host(Section):
         flash_version: Generation of FlashAttention in Megatron's own modules; null for the first.
         rope_fusion: One kernel rotates in Megatron's own modules; null for the framework's: all but gpt-neox.
         distribute_saved_activations: Tensor ranks share what full recompute keeps, where sequence_parallel is off.
-        all_reduce_gradients: Own modules in DeepSpeed's bf16 pipelines: the 16-bit gradients stay as well as the sums, which are all-reduced.
+        all_reduce_gradients: Own modules in DeepSpeed's bf16 pipelines: 16-bit gradients stay as well as the sums, which are all-reduced.
         sequence_parallel: Norms and the residual stream are sharded over tokens if mesh.tp > 1; off, every rank has all tokens.
         moe_router_dtype: Dtype of routing probabilities; null for that of the residual stream.
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.

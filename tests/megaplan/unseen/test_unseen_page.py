@@ -1,4 +1,4 @@
-"""Other people's runs: the page and the interval `others` are what the estimates give, and both halves have runs of every source with several."""
+"""Other people's runs: the page and the interval `others` are of the estimates, and both halves have runs of every source with several."""
 
 import pytest
 from unseen.compare import compared, others, outside
