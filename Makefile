@@ -8,7 +8,7 @@ GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,python3)
 export OMP_NUM_THREADS ?= 1
 timed = @start=$$(date +%s); ( $(2) ) || exit 1; echo "$(1): $$(( $$(date +%s) - start )) s"
 
-.PHONY: measured runs rl demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-jobs test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills recoveries fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-maxtext accuracy-reports accuracy-torchtitan recipes-fit clean
+.PHONY: measured runs rl demo demo-picture test test-all test-browser test-s3 check test-planner test-kernels test-runtime test-jobs test-random test-wheel test-torch-2.11 test-upstream test-gpu gpu gpu-bundle plans docs docs-site faults kills recoveries fuzz mutants parity-random accuracy accuracy-random accuracy-megatron accuracy-maxtext accuracy-reports accuracy-unseen accuracy-torchtitan recipes-fit clean
 
 demo: ## estimate, split, diff and train, end to end
 	@scripts/demo.sh
@@ -129,6 +129,9 @@ runs: $(READY) ## published training runs as megaplan run predicts them: docs/re
 
 rl: $(READY) ## published post-training as megaplan rl predicts it: docs/reference/rl.md
 	$(BIN)/python benchmarks/rl/run.py
+
+accuracy-unseen: $(READY) ## estimate runs of other people that nothing was tuned to: docs/reference/unseen-runs.md, and the interval `others`
+	$(BIN)/python benchmarks/unseen/run.py
 
 accuracy-reports: $(READY) ## estimate what others measured under Megatron-Core: docs/reference/public-reports.md
 	$(BIN)/python benchmarks/accuracy_megatron/reports.py

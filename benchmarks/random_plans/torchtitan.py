@@ -50,11 +50,12 @@ def torchtitan_document(draw: Draw, name: str) -> dict[str, Any]:
 
 
 def add_state_dtypes(draw: Draw, sections: dict[str, Any]) -> None:
-    """Dtypes of parameters with their state, and of the reduction."""
+    """Dtypes of parameters with their state, and of the reduction; and the part of experts that is not compiled."""
     precision = sections["precision"]
     if draw.chance(0.4):
         precision |= dict.fromkeys(("grads", "master", "moments"), "bf16")
     draw.maybe(precision, 0.4, reduce="bf16")
+    draw.maybe(sections["host"], 0.3, eager_combine=True)
 
 
 def host_section(draw: Draw) -> dict[str, Any]:

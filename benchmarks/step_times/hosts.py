@@ -16,6 +16,9 @@ LORA_RANK = 16
 """NVIDIA-NeMo/Megatron-Bridge and NVIDIA/NeMo, recipes of Llama 3 70B; NVIDIA-NeMo/Automodel, examples: peft.dim."""
 PADDED_ROWS = {"nemotron3-super": "26.04", "nemotron3-ultra": "26.04", "gpt-oss-20b": "26.06"}
 """Models whose recipes of Bridge set moe_router_padding_for_quantization, and since which release."""
+DROPPED = frozenset({("nemo", "gpt3-175b"), ("mcore-ci", "gpt3-7b")})
+"""Framework and model of rows whose attention drops probabilities: gpt3_175b_hydra.yaml of NVIDIA/dgxc-benchmarking, and launches that
+leave Megatron-LM's default."""
 RECIPES = {"fp8": "fp8_current", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 MEGATRON = frozenset({"megatron-lm", "megatron-bridge", "nemo", "mlperf"})
 """Frameworks that run Megatron-Core and that `host.framework` names."""
@@ -75,6 +78,11 @@ def has_padded_rows(row: Row) -> bool:
     return row["framework"] == "bridge" and row["precision"] != "bf16" and since is not None and (release_of(row) or "") >= since
 
 
+def dropout_of(row: Row) -> float:
+    """Share of the probabilities that attention drops."""
+    return 0.1 if (row["framework"], row["model"]) in DROPPED else 0.0
+
+
 def lora_of(row: Row) -> dict[str, Any] | None:
     """A row's adapters as a spec's `lora`.
 
@@ -96,6 +104,7 @@ def launch_of(row: Row) -> dict[str, Any] | None:
         return None
     graphs, given = row["cuda_graph"], row["recompute"]
     host: dict[str, Any] = {"name": "megatron", "tp_comm_overlap": bool(row["tp_overlap"]), "moe_overlap": bool(row["a2a_overlap"])}
+    host |= {"attention_dropout": dropout_of(row), "hidden_dropout": dropout_of(row)}
     host |= {"deterministic_mode": True} if deterministic else {"framework": name}
     if release_of(row) and frameworks()[name].releases:
         host["release"] = release_of(row)

@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from unseen import compare as unseen
 
+from megaplan.cost.step import constants
+from megaplan.cost.step.fitted import OTHERS
 from step_times import folds
 from step_times.folds import Array, Errors, Interval
 from step_times.hosts import RECIPE_LAYOUTS, framework_of, release_of
@@ -125,6 +128,8 @@ def _intervals(classes: dict[str, Interval], megarun: Array) -> str:
         for name, each in classes.items()
     ]
     lines.append(["replayed", len(megarun), "", *map(_bound, folds.interval(megarun)), "", ""])
+    runs = unseen.outside(unseen.compared(row for row in unseen.read_rows() if not row["held"]))
+    lines.append([OTHERS, len(runs), "", *map(_bound, constants.intervals()[OTHERS]), "", ""])
     return markdown(["class", "rows", "combinations", "from", "to", "covered %", "rows of"], lines)
 
 

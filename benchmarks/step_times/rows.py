@@ -14,7 +14,7 @@ from megaplan.cost.step.from_spec import step_of, timed_step
 from megaplan.cost.step.workload import BatchShape, Recomputed, Sharded, Software, TimedStep
 from megaplan.inventory.build import build_inventory
 from step_times import specs
-from step_times.hosts import framework_of, has_low_head, has_padded_rows, release_of
+from step_times.hosts import dropout_of, framework_of, has_low_head, has_padded_rows, release_of
 
 Row = dict[str, Any]
 SHARDED = {"fsdp1": "fsdp1", "fsdp2": "fsdp2", "mfsdp": "megatron"}
@@ -75,6 +75,7 @@ def software_of(row: Row) -> Software:
         low_head=has_low_head(row),
         token_drop=bool(row["tokendrop"]),
         padded_rows=has_padded_rows(row),
+        attention_dropout=dropout_of(row) > 0,
         neighbours=row["framework"] == "automodel",  # its fake_balanced_gate assigns experts in order
         zero=bool(row["zero"]),
         sharded=sharded,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from megaplan.cost.step.attention import attention_seconds
+from megaplan.cost.step.attention import attention_seconds, drawn_seconds
 from megaplan.cost.step.blocks import ledger_of
 from megaplan.cost.step.compose import PassTerms, StageTerms, step_seconds
 from megaplan.cost.step.data import Group, Once, once_of
@@ -33,7 +33,7 @@ class Table:
         self._index = {name: number for number, name in enumerate(constants)}
         self._factors: dict[tuple[str, ...], int] = {}
         self._flat: dict[str, list[tuple[float, ...]]] = {
-            name: [] for name in ("products", "grouped", "attention", "moved", "scans", "transfers", "kernels")
+            name: [] for name in ("products", "grouped", "attention", "drawn", "moved", "scans", "transfers", "kernels")
         }
         self.touches = np.zeros((len(works), len(constants)), bool)
         rates: dict[str, list[int]] = {}
@@ -78,6 +78,8 @@ class Table:
                 for run, backward, flops, blocks, width, sms, count in ledger.attention:
                     rates = (factor[f"attention.{backward}"], factor[f"spread.{backward}"])
                     self._flat["attention"].append((at + run, times * count, flops, blocks, width, sms, machine.peaks["bf16"], *rates))
+                for run, drawn, speed in ledger.drawn:
+                    self._flat["drawn"].append((at + run, times, drawn, machine.num_sms, speed))
                 for run, kind_moved, moved in ledger.moved:
                     self._flat["moved"].append((at + run, times, moved, machine.memory, factor["memory"], factor[kind_moved]))
                 for run, flops, moved in ledger.scans:
@@ -114,6 +116,8 @@ class Table:
             _, _, flops, blocks, width, sms, peak, *rates = flat["attention"]
             share, spread = map(rate, rates)
             work += summed("attention", attention_seconds(flops, blocks, width, sms, peak * share, spread))
+        if "drawn" in flat:
+            work += summed("drawn", drawn_seconds(*flat["drawn"][2:]))
         if "moved" in flat:
             _, _, moved, memory, *rates = flat["moved"]
             streamed, factor = map(rate, rates)

@@ -35,7 +35,7 @@ OF_ITS_HOST = frozenset({"host.name", "host.compile_model", "host.compile_loss",
 """Keys that are written for a spec whose host is torchtitan, or that affect only estimates."""
 UNSAID = (
     "device", "serving", "host.checkpoint_every", "host.checkpoints", "host.repeat_kv", "host.fsdp_ends", "host.keep_pipeline_outputs",
-    "host.reserved_percent",
+    "host.eager_combine", "host.reserved_percent",
 )  # fmt: skip
 """Keys that change an estimate and that no key of torchtitan says, besides the model; the file's own section carries them."""
 NO_CLIP = 1e30

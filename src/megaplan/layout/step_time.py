@@ -197,13 +197,13 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
     if isinstance(work, str):
         return work
     from megaplan.cost.model import model_costs  # noqa: PLC0415
-    from megaplan.cost.step.constants import intervals  # noqa: PLC0415
     from megaplan.cost.step.data import data_traffic  # noqa: PLC0415
+    from megaplan.cost.step.fitted import OTHERS  # noqa: PLC0415
     from megaplan.cost.step.predict import peak_of, predict_step  # noqa: PLC0415
 
     step = predict_step(work)
     name, missing = interval_of(work)
-    low, high = intervals()[name]
+    low, high = _bounds(name, OTHERS if missing else name)
     tokens = step.tokens_per_second_per_device
     mfu = model_costs(spec, work.inventory).model_flops * tokens / peak_of(work.machine, work.software.dtype)
     return PlannedTime(
@@ -213,6 +213,14 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
         missing=missing,
         traffic=data_traffic(work),
     )
+
+
+def _bounds(*names: str) -> tuple[float, float]:
+    """The lowest and the highest bound of some intervals, relative to the predicted time."""
+    from megaplan.cost.step.constants import intervals  # noqa: PLC0415
+
+    ends = [intervals()[name] for name in names]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _replayed(spec: Spec, spans: Spans, inventory: Inventory | None) -> PlannedTime | str:

@@ -174,7 +174,7 @@ class Host(Section):
         wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy gradient per weight shape.
         attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
         hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.
-        attention_dropout: Above 0, unfused attention keeps a mask and the dropped probabilities; Megatron's default is 0.1.
+        attention_dropout: Above 0, unfused attention keeps a mask and dropped probabilities, fused takes longer; Megatron's default is 0.1.
         cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG, KiB of each of two handles; null for torch's default (Hopper: 32,768).
         distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
         precision_aware_optimizer: Adam with the dtypes of precision.moments; where its kernel holds fp32 masters, their lower 16 bits only.
@@ -200,7 +200,7 @@ class Host(Section):
         flash_version: Generation of FlashAttention in Megatron's own modules; null for the first.
         rope_fusion: One kernel rotates in Megatron's own modules; null for the framework's: all but gpt-neox.
         distribute_saved_activations: Tensor ranks share what full recompute keeps, where sequence_parallel is off.
-        all_reduce_gradients: Megatron's own modules all-reduce gradients for a sharded optimizer, as DeepSpeed's pipelines do in bf16.
+        all_reduce_gradients: Own modules in DeepSpeed's bf16 pipelines: 16-bit gradients stay as well as the sums, which are all-reduced.
         sequence_parallel: Norms and the residual stream are sharded over tokens if mesh.tp > 1; off, every rank has all tokens.
         moe_router_dtype: Dtype of routing probabilities; null for that of the residual stream.
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
@@ -226,6 +226,7 @@ class Host(Section):
         dp_comm_overlap: Gradient reduction and parameter gathering overlap computation; null for the framework's default.
         compile_model: torch.compile of every transformer block.
         compile_loss: torch.compile of the loss, which then keeps only the logits.
+        eager_combine: Outputs of routed experts are scaled outside torch.compile, as from November 2025 to torchtitan's files in Python.
         checkpoint_every: Every n-th transformer block follows the recompute policy.
         checkpoints: halves makes attention, and MLP or experts, a selective checkpoint each; eager attention then runs again as a whole.
         repeat_kv: Keys and values are repeated for every query head before attention, as in torchtitan until 2025.
@@ -304,6 +305,7 @@ class Host(Section):
     dp_comm_overlap: StrictBool | None = None
     compile_model: StrictBool = False
     compile_loss: StrictBool = False
+    eager_combine: StrictBool = False
     checkpoint_every: PositiveInt = 1
     checkpoints: Literal["blocks", "halves"] = "blocks"
     repeat_kv: StrictBool = False
@@ -394,5 +396,5 @@ _LATER = frozenset({
     "exp_avg_sq_dtype", "optimizer_recipe", "optimizer_offload", "activation_offload", "moe_shared_overlap", "optimizer",
     "layer_wise_layout", "remat_policy", "remat_tensors", "layers_per_block", "num_vocab_tiling", "int8", "fsdp_transpose", "checkpoints",
     "flash_version", "rope_fusion", "distribute_saved_activations", "all_reduce_gradients", "fsdp_max_pool", "fsdp_persistent_buffers",
-    "fsdp_keeps_transposes",
+    "fsdp_keeps_transposes", "eager_combine",
 })  # fmt: skip

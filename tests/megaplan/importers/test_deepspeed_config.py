@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import megaplan
 from megaplan.errors import MegaplanError, Severity
 from megaplan.importers.imported import Imported
 from megaplan.importers.megatron.spec import import_megatron
@@ -31,12 +32,54 @@ def zero(stage: int, **more: Any) -> dict[str, Any]:
     return {**BF16, "zero_optimization": {"stage": stage, **more}}
 
 
-@pytest.mark.parametrize(("stage", "sharded"), [(0, False), (1, True), (2, True)])
+@pytest.mark.parametrize(("stage", "sharded"), [(0, True), (1, True), (2, True)])
 def test_a_stage_of_the_json_is_that_of_the_argument(stage: int, sharded: bool) -> None:
     found = imported(zero(stage), "--bf16")
     assert found.loaded.spec.host.distributed_optimizer is sharded
     assert found.loaded.spec == import_megatron(f"{RUN} --bf16 --zero-stage {stage}", "launch.sh").loaded.spec
     assert ("gradients are sharded there" in warned(found)) is (stage == 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "more", "sharded", "whole"),
+    [
+        ("bf16", 0, "", True, True),
+        ("bf16", 0, "--no-pipeline-parallel", False, False),
+        ("bf16", 1, "", True, False),
+        ("fp16", 0, "", False, False),
+        ("fp16", 1, "", True, False),
+    ],
+)
+def test_pipelines_in_bf16_shard_the_optimizer_without_zero(dtype: str, stage: int, more: str, sharded: bool, whole: bool) -> None:
+    host = import_megatron(f"{RUN} --{dtype} --zero-stage {stage} {more}", "launch.sh").loaded.spec.host
+    assert (host.distributed_optimizer, host.all_reduce_gradients) == (sharded, whole)
+    assert not import_megatron(f"{RUN.replace(' --deepspeed', '')} --bf16", "launch.sh").loaded.spec.host.distributed_optimizer
+
+
+def test_gradients_of_backward_stay_beside_those_that_bf16_pipelines_sum() -> None:
+    launch = f"{RUN} --bf16 --zero-stage 0"
+    found = megaplan.estimate(import_megatron(launch, "launch.sh").document)
+    alone = megaplan.estimate(import_megatron(launch, "launch.sh", ["host.all_reduce_gradients=false"]).document)
+    assert found.columns["gradients"] - alone.columns["gradients"] == 2 * found.budget.parameters
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("", ("unfused", None)), ("--use-flash-attn", ("flash", None)), ("--use-flash-attn-v1 --use-flash-attn-v2", ("flash", 2))],
+)
+def test_modules_are_the_forks_own_until_the_launch_says_otherwise(given: str, read: tuple[str, int | None]) -> None:
+    host = import_megatron(f"{RUN} --bf16 {given}", "launch.sh").loaded.spec.host
+    assert (host.transformer_impl, host.wgrad_fusion) == ("local", False)
+    assert (host.attention_backend, host.flash_version) == read
+    engine = import_megatron(f"{RUN} --bf16 {given} --transformer-impl transformer_engine", "launch.sh").loaded.spec.host
+    assert (engine.transformer_impl, engine.all_reduce_gradients) == ("transformer_engine", False)
+    assert engine.attention_backend == ("flash" if given else "auto")
+
+
+@pytest.mark.parametrize(("given", "read"), [("", "unfused"), ("--use-legacy-models", "flash")])
+def test_flash_attention_is_of_models_before_megatron_core_without_transformer_engine(given: str, read: str) -> None:
+    launch = f"torchrun --nproc_per_node 4 pretrain_gpt.py {SIZES} --bf16 --transformer-impl local --use-flash-attn {given}"
+    assert import_megatron(launch, "launch.sh").loaded.spec.host.attention_backend == read
 
 
 def test_stage_3_is_planned_as_wholly_sharded() -> None:
@@ -48,7 +91,7 @@ def test_stage_3_is_planned_as_wholly_sharded() -> None:
 
 
 def test_the_json_decides_where_the_argument_differs() -> None:
-    found = imported(zero(0), "--zero-stage 1")
+    found = imported(zero(0), "--zero-stage 1 --no-pipeline-parallel")
     assert not found.loaded.spec.host.distributed_optimizer
     assert "ZeRO's stage is 0" in warned(found)
 
@@ -111,7 +154,7 @@ def test_without_deepspeed_the_json_is_not_read() -> None:
 
 def test_files_of_loops_are_those_of_their_launch() -> None:
     config = '{"zero_optimization": {"stage": \'$STAGE\'}}'
-    text = f"for STAGE in 0 1; do\necho '{config}' > ds.json\n{RUN} --bf16 --deepspeed_config ds.json --seed $STAGE\ndone"
+    text = f"for STAGE in 0 1; do\necho '{config}' > ds.json\n{RUN} --fp16 --deepspeed_config ds.json --seed $STAGE\ndone"
     sharded = [import_megatron(text, "launch.sh", number=number).loaded.spec.host.distributed_optimizer for number in (1, 2)]
     assert sharded == [False, True]
 
@@ -130,7 +173,7 @@ def test_a_template_that_sed_fills_is_read(tmp_path: Path) -> None:
     text = f"STAGE=1\n{filled}{RUN} --deepspeed_config ds.json"
     spec = import_megatron(text, str(script)).loaded.spec
     assert (spec.host.distributed_optimizer, spec.precision.params.value) == (True, "bf16")
-    again = text.replace(RUN, f"sed -i 's/: 1/: 0/' ds.json; {RUN}")
+    again = text.replace(RUN, f"sed -i 's/: 1/: 0/' ds.json; {RUN} --no-pipeline-parallel")
     assert not import_megatron(again, str(script)).loaded.spec.host.distributed_optimizer
     unknown = text.replace(RUN, f"sed -i 's/: [01]/: 0/' ds.json; {RUN}")
     assert "is not here, or no JSON" in warned(import_megatron(unknown, str(script)))

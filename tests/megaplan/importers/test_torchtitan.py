@@ -68,6 +68,16 @@ def test_a_file_of_2026_and_one_note_of_defaults():
 
 
 @pytest.mark.parametrize(
+    ("model", "compiled", "eager"), [("deepseek_v3/16B", True, True), ("deepseek_v3/16B", False, False), ("llama3/8B", True, False)]
+)
+def test_files_before_those_in_python_scale_outputs_of_experts_outside_the_compiler(model, compiled, eager):
+    name, flavor = model.split("/")
+    text = f'[model]\nname = "{name}"\nflavor = "{flavor}"\n[training]\nlocal_batch_size = 1\n[compile]\nenable = {str(compiled).lower()}\n'
+    spec = import_torchtitan(text, "job.toml", (), 8).loaded.spec
+    assert (spec.host.compile_model, spec.host.eager_combine) == (compiled, eager)
+
+
+@pytest.mark.parametrize(
     ("model", "parameters"),
     [
         ("qwen3/30B-A3B", 30_532_122_624),

@@ -5,10 +5,12 @@ import re
 from itertools import count
 from pathlib import Path
 
+import numpy
 import pytest
 from step_times import hosts, replay, rows, specs
+from step_times.table import Table
 
-from megaplan.cost.step.constants import intervals
+from megaplan.cost.step.constants import intervals, values
 from megaplan.cost.step.from_spec import unpriced
 from megaplan.cost.step.predict import predict_step
 from megaplan.layout.step_time import PlannedTime, planned_time
@@ -105,6 +107,7 @@ CASES = {
     "adapters": row(task="lora", tp=2, pp=2, vp=4, dp=2, precision="fp8"),
     "adapters on every linear": row(task="lora", framework="automodel", release=None, fsdp={"kind": "fsdp2", "regather": True, "red": 4}),
     "rows filled up": row(HYBRID, model="nemotron3-super", precision="mxfp8", device="GB200", ep=8, dispatcher="hybridep"),
+    "dropped probabilities": row(framework="nemo", release="25.02", model="gpt3-175b", recompute={"full": 1.0}),
     "Megatron-FSDP": row(fsdp={"kind": "mfsdp", "regather": True, "red": 2}),
 }
 OTHER_HOSTS = {"sharded", "cluster's adapters", "adapters", "adapters on every linear", "rows filled up"}
@@ -124,6 +127,13 @@ def test_a_row_is_timed_by_its_spec(name):
     held = sum(stage.count * sum(stage.blocks.values()) for stage in work.stages)
     assert held == work.spec.model.num_layers
     assert predict_step(work).seconds > 0
+
+
+def test_the_table_of_the_fit_has_the_times_of_the_model():
+    """Every term of a step is among the columns that the constants are fitted by."""
+    works, known = [rows.step_of_row(case) for case in CASES.values()], values()
+    seconds = Table(works, tuple(known)).seconds(numpy.log([*known.values()]))
+    assert list(seconds) == pytest.approx([predict_step(work).seconds for work in works])
 
 
 def test_layers_that_do_not_divide_are_cut_all_the_same():

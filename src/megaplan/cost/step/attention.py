@@ -25,6 +25,10 @@ NARROW, WIDE_BACKWARD = 0.88, 0.83
 DRAWN = 9.8e9, 4.1e9
 """Random numbers that a multiprocessor draws in a second in forward and backward of FlashAttention: the time that dropout adds on an A100
 with sequences of 4,096 to 65,536 (arXiv:2205.14135, tables 15, 16, 18 and 19; 9.6 to 10.1 and 3.9 to 4.3)."""
+DRAWN_LATER = 2.0
+"""Ratio to those rates since FlashAttention-2, and in cuDNN: a number has 8 of the 128 bits of a Philox call (p_dropout_in_uint8_t),
+where it had 16 (apply_dropout_16bits). NVIDIA/TransformerEngine issues 3312 and 3313 measured 0.020 to 0.045 ms more with dropout on H200,
+GB200 and B300, where this has 0.036 to 0.044."""
 
 
 def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: Any, spread: Any) -> Any:
@@ -81,7 +85,9 @@ def core(ledger: Ledger, work: TimedStep, op: OpWork, sizes: AttentionSizes, aga
     ledger.attention.append(AttentionCore(BACKWARD, 1, flops, blocks, width, work.machine.num_sms, 1.0))
     if work.software.attention_dropout:
         numbers = forward.flops / (2 * (sizes.width + sizes.value_width)) / (padded(work, sizes.width) / sizes.width)
-        ledger.drawn += [Drawn(FORWARD, numbers, DRAWN[0]), Drawn(BACKWARD, numbers, DRAWN[1]), Drawn(BACKWARD, again * numbers, DRAWN[0])]
+        first = work.software.modules is not None and (work.software.flash or 1) == 1
+        ahead, back = (rate * (1.0 if first else DRAWN_LATER) for rate in DRAWN)
+        ledger.drawn += [Drawn(FORWARD, numbers, ahead), Drawn(BACKWARD, numbers, back), Drawn(BACKWARD, again * numbers, ahead)]
 
 
 def padded(work: TimedStep, width: int) -> int:

@@ -12,6 +12,8 @@ from megaplan.inventory.tensors import Inventory
 
 NEAR, FAR = "near", "far"
 """Steps outside the fitted combinations: each part was fitted, or device with dtype or the framework never was."""
+OTHERS = "others"
+"""Interval of runs of other people outside the fitted combinations, which took no part in any constant (benchmarks/unseen)."""
 
 
 class FittedTuple(NamedTuple):

@@ -47,9 +47,9 @@ FORMULAS: dict[str, Formula] = {
     "step_drops": Formula(
         "probabilities that a fused attention kernel drops: a random number for each visible score",
         "t = n / (r · multiprocessors); n = batch · heads · pairs, r random numbers a second of one multiprocessor, 9.8e9 forward and "
-        "4.1e9 backward",
+        "4.1e9 backward in the first FlashAttention, twice as many later, where a number has 8 bits and not 16",
         "seconds",
-        "arXiv:2205.14135, tables 15, 16, 18 and 19: times with dropout less those without, on an A100",
+        "arXiv:2205.14135, tables 15, 16, 18 and 19: times with dropout less those without, on an A100; the kernels of both generations",
         "12 · 8192^2 / 2 / (9.8e9 · 108) = 0.00038044",
     ),
     "step_copies_of_heads": Formula(

@@ -48,7 +48,7 @@ def _software(spec: Spec) -> Software:
         fused_accumulation=host.wgrad_fusion,
         sum_bytes=SUM_BYTES if host.wgrad_fusion else spec.precision.grads.bytes,
         unfused_attention=unfused,
-        attention_dropout=(unfused or local) and host.attention_dropout > 0,
+        attention_dropout=host.attention_dropout > 0,
         flash=host.flash_version,
         modules=("gpt-neox" if host.framework == "gpt-neox" else "megatron") if local and not host.deterministic_mode else None,
         fused_rotation=host.rope_fusion,

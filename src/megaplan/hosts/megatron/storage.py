@@ -85,9 +85,10 @@ def storage_bytes(stage: MegatronStage, found: Parameters) -> dict[str, int]:
         if precision.recipe
         else run.at.element_bytes * kept
     )
-    parts = {"parameters": stored, "gradients": precision.grads.bytes * kept}
+    gradient = _gradient_bytes(stage)
+    parts = {"parameters": stored, "gradients": gradient * kept}
     if padding := sum(padding_elements(stage, found)):
-        parts |= {PARAMETER_PADDING: run.at.element_bytes * padding, GRADIENT_PADDING: precision.grads.bytes * padding}
+        parts |= {PARAMETER_PADDING: run.at.element_bytes * padding, GRADIENT_PADDING: gradient * padding}
     parts["optimizer"] = optimizer_state(stage, found).total
     recipe, given = run.at.recipe, precision.recipe
     if recipe is not None and given is not None:
@@ -97,6 +98,16 @@ def storage_bytes(stage: MegatronStage, found: Parameters) -> dict[str, int]:
         if recipe.name == "fp8_delayed":
             parts[HISTORIES] = history_bytes(given.amax_history) * len(shapes)
     return parts
+
+
+def _gradient_bytes(stage: MegatronStage) -> int:
+    """Bytes of a parameter's gradient between steps.
+
+    DeepSpeed's optimizer of bf16 pipelines sums in fp32 and sets the 16-bit gradients of backward to zero in place, so that both stay
+    (`clear_lp_grads` of deepspeed/runtime/bf16_optimizer.py).
+    """
+    summed, made = stage.spec.precision.grads.bytes, stage.run.at.element_bytes
+    return summed + (made if stage.spec.host.all_reduce_gradients and summed > made else 0)
 
 
 def _stored_bytes(run: MegatronRun, found: Parameters, *, experts: bool) -> int:

@@ -21,7 +21,7 @@ HOST = HostKind(
     name="torchtitan",
     keys=frozenset({
         "compile_model", "compile_loss", "checkpoint_every", "checkpoints", "repeat_kv", "fsdp_ends", "async_tensor_parallel",
-        "keep_pipeline_outputs", "foreach_optimizer", "reserved_percent",
+        "keep_pipeline_outputs", "foreach_optimizer", "eager_combine", "reserved_percent",
     }),
     holds={
         Column.REPLICATED_PARAMS: "the only copy, sharded over dp_shard · cp, in precision.master",

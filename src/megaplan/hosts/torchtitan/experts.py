@@ -1,6 +1,8 @@
 """The routed and shared experts of a transformer block, as torchtitan runs them, with the all-to-all dispatcher or on one rank.
 
 The router multiplies in fp32, and the experts' outputs are scaled by their scores in fp32: eager code keeps both fp32 copies for backward.
+From #1895 (29 October 2025) until blocks were compiled whole again, torch.compile ran the router, the products and the shared expert one by
+one, and the scaling eagerly: `apply_compile` of torchtitan/models/llama4/infra/parallelize.py at bb308da6b.
 Rows are sorted by expert into a copy; with expert parallelism they travel first, are sorted again by local expert, and return. Nothing
 bounds how many rows a rank receives: `moe.routing_skew` times the even share.
 
@@ -29,10 +31,12 @@ class ExpertKey(NamedTuple):
     Attributes:
         shared: There is a shared expert.
         travels: Expert parallelism is above 1.
+        eager: Outputs are scaled outside torch.compile.
     """
 
     shared: bool
     travels: bool
+    eager: bool = False
 
 
 def expert_ops(key: ExpertKey, middle: str, *, compiled: bool) -> tuple[Op, ...]:
@@ -56,7 +60,7 @@ def expert_ops(key: ExpertKey, middle: str, *, compiled: bool) -> tuple[Op, ...]
     if key.travels:
         ops += [Op("mlp.restore", ("experts.o",), ("rows.restored",)), Op("mlp.return exchange", ("rows.restored",), ("rows.returned",))]
         output = "rows.returned"
-    if compiled:
+    if compiled and not key.eager:
         ops.append(Op("mlp.scale", (output, "rows.scores"), ("rows.scaled",), keeps=(output, "rows.scores")))
     else:
         ops += [

@@ -40,7 +40,7 @@ def block_key(spec: Spec, block: Block, *, rotates: bool) -> BlockKey:
     elif attention is not None:
         normed, repeats = attention.qk_norm, spec.host.repeat_kv and attention.num_heads > attention.num_kv_heads
     routed = moe is not None and any(tensor.owner is Owner.EXPERT_PARALLEL for tensor in block.tensors)
-    experts = ExpertKey(moe.shared_ffn_hidden_size > 0, mesh.ep > 1) if moe is not None and routed else None
+    experts = ExpertKey(moe.shared_ffn_hidden_size > 0, mesh.ep > 1, spec.host.eager_combine) if moe is not None and routed else None
     sharded, context, compiled = mesh.tp > 1, mesh.cp > 1, spec.host.compile_model
     eight, halves = recipe is not None, spec.host.checkpoints == "halves"
     return BlockKey(normed, rotates, repeats, sharded, context, compiled, eight, not gathers_low, latent, experts, halves)

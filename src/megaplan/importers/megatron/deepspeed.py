@@ -1,7 +1,8 @@
 """Arguments of Megatron-DeepSpeed, and the JSON of `--deepspeed_config`, read as arguments of Megatron-LM.
 
-Sources: `megatron/arguments.py`, `megatron/training.py` and `megatron/model` of deepspeedai/Megatron-DeepSpeed; `runtime/config.py` and
-`runtime/zero/config.py` of deepspeedai/DeepSpeed. The engine takes ZeRO's stage, its offload and the dtypes from the JSON.
+Sources: `megatron/arguments.py`, `megatron/training.py`, `megatron/model` and `megatron/core/tensor_parallel/layers.py` of
+deepspeedai/Megatron-DeepSpeed; `runtime/config.py`, `runtime/zero/config.py`, `runtime/engine.py`, `runtime/pipe/engine.py` and
+`runtime/bf16_optimizer.py` of deepspeedai/DeepSpeed. The engine takes ZeRO's stage, its offload and the dtypes from the JSON.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from megaplan.errors import MegaplanError
@@ -17,9 +19,13 @@ from megaplan.importers.megatron.unset import readable, unset_names
 from megaplan.spec.read import folders_above, read_text
 
 CONFIG = "deepspeed_config"
+OWN_MODULES = "own_modules"
+"""Key of a launch's values with what modules of a fork or of Megatron-LM before Megatron-Core do, as keys of `host`; no argument's name."""
 _HOST_DEVICES = ("cpu", "nvme")
 _OFFLOADS = ("cpu_optimizer", "cpu_torch_adam")
 _SHARDS = "whose buffers are not DeepSpeed's"
+_FLASH = MappingProxyType({"use_flash_attn": None, "use_flash_attn_v1": None, "use_flash_attn_triton": None, "use_flash_attn_v2": 2})
+"""Switches of FlashAttention in a fork's own modules, and its generation where they say it."""
 _SIZES = {"train_micro_batch_size_per_gpu": "micro_batch_size", "train_batch_size": "global_batch_size", "gradient_clipping": "clip_grad"}
 
 
@@ -68,7 +74,7 @@ def _places(path: str, name: str) -> list[Path]:
 
 def translate_deepspeed(values: dict[str, Any]) -> list[Translated]:
     """Arguments of Megatron-DeepSpeed, which leave `values`; those that they are read as take their place."""
-    found = list(_configured(values)) if values.get("deepspeed") else []
+    found = [*_configured(values), *_own_modules(values)] if values.get("deepspeed") else []
     found += _sharded(values)
     steps = [values.pop(key, None) for key in _OFFLOADS]
     if any(steps) and not values.get("optimizer_cpu_offload"):
@@ -90,6 +96,25 @@ def translate_deepspeed(values: dict[str, Any]) -> list[Translated]:
 
 
 _PARAMETERS = "parameters are in host memory there, and are counted on the device"
+
+
+def flash_of_own_modules(values: dict[str, Any]) -> None:
+    """FlashAttention in modules that are not Megatron-Core's, which takes it there without Transformer Engine."""
+    given = [version for key, version in _FLASH.items() if values.pop(key, None)]
+    if given and values["transformer_impl"] == "local":
+        values[OWN_MODULES] = {"attention_backend": "flash"} | ({"flash_version": 2} if 2 in given else {})
+    elif given:
+        values["use_flash_attn"] = True
+
+
+def _own_modules(values: dict[str, Any]) -> Iterator[Translated]:
+    """Modules of Megatron-DeepSpeed: not Transformer Engine's by default, with weight gradients that no product adds up."""
+    if values.get("transformer_impl") is None:
+        values["transformer_impl"] = "local"
+        yield Translated("transformer_impl", "--transformer-impl local is the default of Megatron-DeepSpeed")
+    if values["transformer_impl"] == "local":
+        values |= {"gradient_accumulation_fusion": None, "no_gradient_accumulation_fusion": True}
+    flash_of_own_modules(values)
 
 
 def _configured(values: dict[str, Any]) -> Iterator[Translated]:
@@ -159,9 +184,15 @@ def _sharded(values: dict[str, Any]) -> list[Translated]:
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3) or (stage == 3 and values.get("pipeline_model_parallel_size") not in (None, 1)):
         return []
     del values["zero_stage"]
-    if not stage:
+    engine = values.get("deepspeed") and not values.get("no_pipeline_parallel")
+    if not stage and not (engine and values.get("bf16")):
         return []
     values["use_distributed_optimizer"] = True
+    if not stage:
+        if values.get("transformer_impl") == "local":
+            values[OWN_MODULES] = {**values.get(OWN_MODULES, {}), "all_reduce_gradients": True}
+        said = "bf16 without ZeRO: DeepSpeed's optimizer of bf16 pipelines shards its state, and is read as --use-distributed-optimizer"
+        return [Translated("use_distributed_optimizer", f"{said}, {_SHARDS}", uncertain=True)]
     if stage == 3:
         values |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
         values |= {"gradient_accumulation_fusion": None, "no_gradient_accumulation_fusion": True}

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from megaplan.hosts.megatron.argument import flag
-from megaplan.importers.megatron.deepspeed import Translated, translate_deepspeed
+from megaplan.importers.megatron.deepspeed import OWN_MODULES, Translated, flash_of_own_modules, translate_deepspeed
 from megaplan.importers.structure import names_a_tensor
 from megaplan.spec.models import MAX_LAYERS
 
@@ -103,7 +103,7 @@ OLDER_IGNORED = frozenset({
     "no_delay_grad_reduce", "use_ring_exchange_p2p", "no_fused_kernels", "no_gradient_reduce_fusion", "timing_log_level",
     "no_save_rng", "no_load_rng", "num_distributed_workers", "moe_token_dropping", "max_tokens_to_oom", "use_unpadded_batch",
     "enable_one_logger", "onelogger_entity", "transformer_timers", "use_tokenizer_from_hf", "attention_softmax_in_fp32",
-    "recompute_in_first_chunk", "no_check_for_nan_in_loss", "local_rank",
+    "recompute_in_first_chunk", "no_check_for_nan_in_loss", "local_rank", OWN_MODULES,
 })  # fmt: skip
 """Arguments of earlier releases that change no tensor of the ledger."""
 
@@ -161,6 +161,8 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
     if values.get("glu_activation") == "swiglu":
         values["swiglu"] = bool(values.pop("glu_activation"))
         found.append(Translated("swiglu", "--glu-activation swiglu is read as --swiglu"))
+    if values.get("use_legacy_models") and values.get("transformer_impl") == "local":
+        flash_of_own_modules(values)
     found += translate_deepspeed(values)
     if values.get("num_experts") is not None:
         found += _mindspeed_experts(values)

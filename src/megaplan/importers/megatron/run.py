@@ -12,6 +12,7 @@ from megaplan.hosts.megatron.state import MEGATRON_RECIPES, NO_RECIPE
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, FEATURES, other_fsdp
 from megaplan.hosts.megatron.workspaces import setting_bytes
 from megaplan.importers.megatron.arguments import Arguments
+from megaplan.importers.megatron.deepspeed import OWN_MODULES
 from megaplan.importers.megatron.model import load_balancing
 from megaplan.importers.megatron.stack import LaunchLayers
 from megaplan.importers.megatron.unset import unset_names
@@ -265,15 +266,13 @@ def read_host(launch: Arguments, stack: LaunchLayers, muon: bool) -> tuple[dict[
 
 def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
     """Attention and sequence parallelism, which follow from several arguments."""
-    found: dict[str, Any] = {}
-    split = launch.given("sequence_parallel")
-    if launch.whole("tensor_model_parallel_size") > 1 and not split:
-        found["sequence_parallel"] = False
-    elif split and launch.whole("tensor_model_parallel_size") == 1:
+    split, several = launch.given("sequence_parallel"), launch.whole("tensor_model_parallel_size") > 1
+    found: dict[str, Any] = {"sequence_parallel": False} if several and not split else {}
+    if split and not several:
         launch.overruled("sequence_parallel", "--tensor-model-parallel-size is 1")
     flash = launch.given("use_flash_attn") and launch.values.get("attention_backend") is None
     if host["transformer_impl"] == "local":
-        found["attention_backend"] = "unfused"
+        found |= {"attention_backend": "unfused", **launch.values.get(OWN_MODULES, {})}
         why = "--transformer-impl local has attention of its own, which is not fused and keeps its probabilities"
         launch.overruled("use_flash_attn", why)
         if launch.values.get("attention_backend") not in ("unfused", "local", "auto"):

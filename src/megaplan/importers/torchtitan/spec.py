@@ -144,6 +144,8 @@ def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, 
     if config.beyond and (config.age is Age.TOML_2024 or mesh["tp"] * mesh["pp"] > 1):
         plain["precision"]["params"] = "fp32"  # later versions cast products of one GPU automatically
     plain["host"] = _host(config) | plain.pop("host")
+    if plain["host"].get("compile_model") and "moe" in plain["model"] and config.age is Age.CURRENT and not config.always_shards:
+        plain["host"]["eager_combine"] = True  # files in Python came after the versions that compile the parts of experts one by one
     if mesh["pp"] > 1:
         plain["split"] = {"mode": "manual", "spans": spans_of_blocks(starts, blocks), "reason": REASON}
     return plain, stated

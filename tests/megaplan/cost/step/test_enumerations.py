@@ -90,7 +90,7 @@ OF_VALUES = {
 NOT_MEASURED = {
     "host.compile_loss", "host.cross_entropy", "host.delayed_wgrad", "host.foreach_optimizer",
     "host.fused_squared_relu", "host.moe_grouped_gemm", "host.moe_permute_fusion", "host.moe_router_dtype", "host.moe_shared_overlap",
-    "host.moe_flex_backend", "host.repeat_kv",
+    "host.moe_flex_backend", "host.repeat_kv", "host.eager_combine",
     "precision.recipe.head",
 }  # fmt: skip
 """Choices of kernels that no published pair of steps tells one from the other: the step is that of the fused ones."""

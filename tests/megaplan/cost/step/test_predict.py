@@ -11,6 +11,7 @@ from megaplan.cost.step.blocks import kinds_in, ledger_of
 from megaplan.cost.step.compose import PassTerms, pass_seconds
 from megaplan.cost.step.constants import constants, intervals, values
 from megaplan.cost.step.data import once_of
+from megaplan.cost.step.fitted import OTHERS
 from megaplan.cost.step.frameworks import framework, frameworks, known_release
 from megaplan.cost.step.grouped import BIAS_BYTES, padding
 from megaplan.cost.step.launch import EXPERT_KERNELS
@@ -194,8 +195,9 @@ def test_no_rate_is_above_the_ceiling(name, dtype):
 
 
 def test_intervals_hold_one():
-    assert set(intervals()) == {f"{kind}{family}" for kind in ("", "near ", "far ") for family in ("dense", "moe", "hybrid")} | {"replayed"}
-    assert all(low < 1 < high for low, high in intervals().values())
+    classes = {f"{kind}{family}" for kind in ("", "near ", "far ") for family in ("dense", "moe", "hybrid")} | {"replayed"}
+    assert set(intervals()) == {*classes, OTHERS}
+    assert all(intervals()[name][0] < 1 < intervals()[name][1] for name in classes)
 
 
 @pytest.mark.parametrize("name", sorted(frameworks()))

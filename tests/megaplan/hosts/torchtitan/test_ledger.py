@@ -285,6 +285,18 @@ def test_experts_keep_what_the_router_and_their_products_read():
     }
 
 
+@pytest.mark.parametrize("ep", [(), ("mesh.ep=4",)])
+def test_outputs_of_experts_that_are_scaled_outside_the_compiler_stay_in_fp32(ep):
+    compiled = (*EXPERTS, *ep, "host.compile_model=true")
+    whole, parts = saved(*compiled), saved(*compiled, "host.eager_combine=true")
+    output = "rows.returned" if ep else "experts.o"
+    assert {name: whole.get(name, 0) - parts.get(name, 0) for name in whole.keys() | parts if whole.get(name) != parts.get(name)} == {
+        output: OUTER,
+        "rows.wide": -2 * OUTER,
+    }
+    assert saved(*EXPERTS, *ep, "host.eager_combine=true") == saved(*EXPERTS, *ep)
+
+
 def test_rows_that_travel_are_sorted_again_and_selective_keeps_both_exchanges():
     whole, selective = saved(*EXPERTS, "mesh.ep=4"), saved(*EXPERTS, "mesh.ep=4", "recompute.default=selective")
     assert set(whole) - set(saved(*EXPERTS)) == {"rows.places"}
