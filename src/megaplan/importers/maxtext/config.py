@@ -84,9 +84,10 @@ class MaxTextConfig(ProgramConfig):
         if isinstance(found, dict) and any(key in DEFAULTS for key in found):
             self.settings += settings_of_section(found.pop(SECTION, None) or {})
             return {str(key): number_of(value) for key, value in found.items()}
-        found, said = training_words(text)
+        found, said = training_words(text, display_name(name))
         if not any(key in DEFAULTS for key in found):
-            raise MegaplanError([diagnostic("MP916", "no key of MaxText, in YAML or as key=value", Location(display_name(name)))])
+            at, hint = Location(display_name(name)), "megaplan import maxtext base.yml model_name=…   # with the run's own key=value"
+            raise MegaplanError([diagnostic("MP916", "no key of MaxText, in YAML or as key=value", at, (hint,))])
         options = {key: match[1] for key, pattern in XPK.items() if (match := pattern.search(text))}
         if said:
             self.say(f"{display_name(name)}: {said}")
