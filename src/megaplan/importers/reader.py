@@ -148,7 +148,7 @@ class ConfigReader:
     def wrong(self, key: str, value: Any, wanted: str) -> None:
         """Reports a value of another type, or outside its bounds."""
         if value is None and key not in self._names:  # a default that builds nothing
-            self._missing(key, "1" if "number" in wanted or "integer" in wanted else '"…"')
+            self._missing(key, "[]" if "list" in wanted else '"…"' if "text" in wanted else "1")
         elif value is not _MISSING:
             name = self._names.get(key, key)
             self._errors.append(diagnostic("MP804", f"{name} = {_shown(value)}, and it is {wanted}", self._source.locate(name)))

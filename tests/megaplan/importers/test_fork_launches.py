@@ -240,7 +240,11 @@ def test_arguments_of_images_say_that_encoders_are_not_counted() -> None:
 def test_widths_of_latent_attention_have_other_names_in_forks() -> None:
     latent = f"{RUN} --vocab-size 512 --multi-latent-attention --kv-lora-rank 16 --v-head-dim 16"
     theirs = import_megatron(f"{latent} --qk-nope-head-dim 16 --qk-rope-head-dim 8", "launch.sh").loaded.spec
-    assert theirs == import_megatron(f"{latent} --qk-head-dim 16 --qk-pos-emb-head-dim 8", "launch.sh").loaded.spec
+    ours = f"{latent} --qk-head-dim 16 --qk-pos-emb-head-dim 8"
+    assert theirs == import_megatron(ours, "launch.sh").loaded.spec
+    biased = import_megatron(f"{ours} --disable-bias-linear --add-qkv-bias", "launch.sh").loaded
+    assert biased.spec == import_megatron(f"{ours} --disable-bias-linear", "launch.sh").loaded.spec
+    assert any(each.detail.startswith("--add-qkv-bias has no effect") for each in biased.diagnostics)
 
 
 def test_a_file_that_is_not_here_is_guessed_by_the_script_then_by_the_type() -> None:

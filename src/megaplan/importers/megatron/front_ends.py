@@ -13,6 +13,7 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.meant import foreign_modules
+from megaplan.importers.variables import replaced, variables
 
 
 class _FrontEnd(NamedTuple):
@@ -115,8 +116,11 @@ _OURS = {
 }
 _TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter", "tuner_backend")
 """Arguments by which front ends choose between all parameters and low-rank adapters."""
+_OF_ROLLOUTS = ("max_prompt_length", "max_response_length")
+"""Lengths of verl whose sum is that of a sequence."""
 _SIZES = {
     "global_batch_size": "--global-batch",
+    "ppo_mini_batch_size": "--global-batch",
     "train_batch_size": "--global-batch",
     "max_length": "--seq",
     "cutoff_len": "--seq",
@@ -318,8 +322,12 @@ def _is_python(text: str, name: str) -> bool:
 
 def _command(text: str) -> str:
     """The estimate of the text's model on the degrees that it states."""
-    given = {key.replace("-", "_"): value for key, value in re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?([\w./-]+)", text)}
-    given |= {key.rpartition(".")[2]: value for key, value in re.findall(r"([\w.]+)=([\w./-]+)", text) if "." in key}
+    plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+    plain = replaced(plain, variables(plain))
+    found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?([\w./-]+)", plain)
+    dotted = [(key.rpartition(".")[2], value) for key, value in re.findall(r"([\w.]+)=[\"']?([\w./-]+)", plain) if "." in key]
+    given = {key.replace("-", "_"): value for key, value in reversed(found)}  # of several commands the first
+    given |= dict(reversed(dotted))
     model = next(
         (
             given[key]
@@ -345,6 +353,9 @@ def _command(text: str) -> str:
     if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes
         gpus = int(given["num_processes"])
     words = ["megaplan", "estimate", model, "--gpus", str(gpus)]
+    lengths = [given.get(key, "") for key in _OF_ROLLOUTS]
+    if all(length.isdigit() for length in lengths):
+        words += ["--seq", str(sum(map(int, lengths)))]
     for key, option in _SIZES.items():
         if given.get(key, "").isdigit() and option not in words:
             words += [option, given[key]]
