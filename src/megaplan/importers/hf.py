@@ -70,7 +70,8 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     if parts:
         reader.warn("model_type", config["model_type"], f"{', '.join(parts)}: not imported, and not counted")
     elif whole["model_type"] != given:
-        reader.warn("model_type", given, f"read as {whole['model_type']}, whose class is in architectures")
+        why = "its class is in architectures" if whole["model_type"] in MULTIMODAL else "no encoder is stated"
+        reader.warn("model_type", given, f"read as {whole['model_type']}: {why}")
     if NESTED in config:
         reader.skip(NESTED)
         reader.warn(NESTED, NESTED, "only the text model is imported; other models of the config are not counted")
@@ -176,8 +177,8 @@ def _unknown(code: str, detail: str, at: Location, text: str) -> MegaplanError:
 def _inner_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap, tuple[str, ...]]:
     """The model of text and encoders in a config of several models, with the positions of its fields and the others' keys.
 
-    A config whose `architectures` names the class of the text model alone, and that states no encoder, has none; one whose text model is
-    nested, and whose `architectures` names a class with encoders, has that class's type.
+    A config that states no encoder has none if `architectures` names the class of the text model alone, or if it names no class and nests
+    no text model; one whose text model is nested, and whose `architectures` names a class with encoders, has that class's type.
     """
     family = config["model_type"]
     key, kind = WITHIN.get(family, ("", ""))
@@ -186,7 +187,8 @@ def _inner_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, A
         named, facts = _named_class(config), class_facts(family)
         if family in MULTIMODAL and named != facts.model_class and not any(config.get(one) for one in set(facts.parts) - {NESTED}):
             text, at = split_text(config, source)
-            config, source = (text, at) if named and named == class_facts(text["model_type"]).model_class else (config, source)
+            alone = named == class_facts(text["model_type"]).model_class if named else "num_hidden_layers" in config
+            config, source = (text, at) if alone else (config, source)
         elif family in IMPORTS and isinstance(config.get(NESTED), dict):
             kind = next((one for one in MULTIMODAL if class_facts(one).model_class == named), family)
             config = {**config, "model_type": kind}
@@ -279,8 +281,10 @@ def _check_architectures(reader: ConfigReader) -> None:
 
 
 def _predicts(reader: ConfigReader, name: object) -> bool:
-    """True if a class has a head over the vocabulary."""
-    return isinstance(name, str) and (name.endswith("ForCausalLM") or name == reader.facts.model_class)
+    """True if a class has a head over the vocabulary, by its name or by `auto_map`."""
+    code = reader.value("auto_map")
+    mapped = str(code.get("AutoModelForCausalLM", "")) if isinstance(code, dict) else ""
+    return isinstance(name, str) and (name.endswith("ForCausalLM") or name in (reader.facts.model_class, mapped.rpartition(".")[2]))
 
 
 def _name(config: dict[str, Any], source: str) -> str:

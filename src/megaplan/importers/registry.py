@@ -23,6 +23,7 @@ from megaplan.importers import (
     older,
     own_latents,
     repository,
+    repository_dense,
     short_convolution,
 )
 from megaplan.importers.reader import ConfigReader
@@ -162,9 +163,16 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 """Import function of each `model_type` of transformers, from a config to `model` of a spec."""
 
 OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
+    "baichuan": repository_dense.baichuan,
     "bailing_moe": repository.bailing_moe,
     "bailing_moe_v2": repository.bailing_moe_v2,
+    "chatglm": repository_dense.chatglm,
+    "deepseek": repository.deepseek,
+    "internlm": repository_dense.internlm,
+    "internlm2": repository_dense.internlm,
+    "minicpm": repository_dense.minicpm,
     "nemotron-nas": repository.nemotron_nas,
+    "qwen": repository_dense.qwen,
 }
 """Those of model types whose class comes with the published weights."""
 

@@ -57,6 +57,9 @@ def test_the_class_of_the_text_model_alone_has_no_encoder(kind: str, *, nested: 
     assert "towers" not in found.document["model"]
     assert model(fields) == model(text)
     assert any(each.detail.startswith(f'model_type = "{kind}": read as') for each in found.loaded.diagnostics)
+    if not nested:
+        del fields["architectures"]
+        assert model(fields) == model(text)
 
 
 @pytest.mark.parametrize("kind", [name for name in NESTING if isinstance(TOWERS[name][0][0].get(TEXT), dict)])
