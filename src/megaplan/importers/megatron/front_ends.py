@@ -320,14 +320,18 @@ def _is_python(text: str, name: str) -> bool:
     return _PYTHON.match(first) is not None
 
 
-def _command(text: str) -> str:
-    """The estimate of the text's model on the degrees that it states."""
+def _stated(text: str) -> dict[str, str]:
+    """Values by name of a launch or configuration, with its variables replaced; of several commands those of the first."""
     plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     plain = replaced(plain, variables(plain))
     found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?([\w./-]+)", plain)
     dotted = [(key.rpartition(".")[2], value) for key, value in re.findall(r"([\w.]+)=[\"']?([\w./-]+)", plain) if "." in key]
-    given = {key.replace("-", "_"): value for key, value in reversed(found)}  # of several commands the first
-    given |= dict(reversed(dotted))
+    return {key.replace("-", "_"): value for key, value in reversed(found)} | dict(reversed(dotted))
+
+
+def _command(text: str) -> str:
+    """The estimate of the text's model on the degrees that it states."""
+    given = _stated(text)
     model = next(
         (
             given[key]
