@@ -93,7 +93,10 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": min(SEQ_LENGTH, model.get("learned_positions", SEQ_LENGTH))},
     }
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
-    imported = Imported.of(document, (*reader.warnings, *notes, *_batch_note(document, name)))
+    try:
+        imported = Imported.of(document, (*reader.warnings, *notes, *_batch_note(document, name)))
+    except MegaplanError as error:  # which a default may be the cause of
+        raise MegaplanError((*error.diagnostics, *(note for note in reader.warnings if note.code == "MP822"))) from None
     return ImportedConfig(imported.loaded, imported.document, family)
 
 

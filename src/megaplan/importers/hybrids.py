@@ -299,5 +299,5 @@ def _check_inner(reader: ConfigReader, key: str, width: int, unit: int, heads: t
         fix = f'add "{heads[0]}": {width // counts[1]}'
     elif not reader.has(key) and product % unit == 0:
         fix = f'add "{key}": {product // unit}'
-    absent = "".join(f"; {name} is the class's default" for name in (key, *heads) if not reader.has(name))
+    absent = "".join(f"; {name} is the class's default" for name in heads if not reader.has(name))
     reader.contradicts(key, f"{key} gives an inner width of {width}, and {' · '.join(heads)} = {product}{absent}", fix)

@@ -165,6 +165,8 @@ class ConfigReader:
 
     def contradicts(self, key: str, detail: str, fix: str) -> None:
         """Reports two fields that contradict each other."""
+        if key not in self._names and key in self.facts.fields:
+            detail = f"{detail}; {key} is the class's default"
         key = self._names.get(key, key)
         self._errors.append(diagnostic("MP807", detail, self._source.locate(key), (fix,)))
 

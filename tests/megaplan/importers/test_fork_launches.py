@@ -345,3 +345,11 @@ def test_words_that_cannot_be_read_are_refused(words: str) -> None:
     with pytest.raises(MegaplanError) as caught:
         import_megatron(f"{RUN} --vocab-size 512 --num-experts 2 {words}", "launch.sh")
     assert {found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR} <= {"MP913", "MP914", "MP916"}
+
+
+@pytest.mark.parametrize(("more", "width"), [("", 768), (" --hidden-dim-multiplier 1.3", 1024), (" --ffn-hidden-size 96", 96)])
+def test_flagscale_derives_the_width_of_a_gated_mlp(more: str, width: int) -> None:
+    """int(4 · 256 · 2 / 3) = 682, and int(682 · 1.3) = 886, up to a multiple of 256."""
+    text = f"{RUN} --vocab-size 512 --swiglu --multiple-of 256{more}".replace("--hidden-size 64", "--hidden-size 256")
+    assert "--hidden-size 256" in text
+    assert import_megatron(text, "launch.sh").loaded.spec.model.mlp.ffn_hidden_size == width

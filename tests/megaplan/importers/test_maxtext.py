@@ -268,3 +268,16 @@ def test_a_script_that_also_converts_is_read_by_its_training(tmp_path: Path, tra
     train = f"python3 {trainer} base.yml model_name=llama2-7b max_target_length=128 compile_topology=v5p-8"
     script.write_text("\n".join([*rows, train, *rows]), encoding="utf-8")
     assert spec_of(str(script)).batch.seq_length == 128
+
+
+@pytest.mark.parametrize("key", ["kd_teacher_parameters_path", "teacher_overrides"])
+def test_a_teacher_is_not_passed_over(tmp_path: Path, key: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m MaxText.train base.yml model_name=llama2-7b {key}=gs://x/items my_own=3\n", encoding="utf-8")
+    with pytest.raises(MegaplanError) as caught:
+        spec_of(str(script))
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.hints[0].split("   ")[0]) == ("MP914", f"--ignore {key}")
+    script.write_text("python3 -m MaxText.train base.yml model_name=llama2-7b my_own=3\n", encoding="utf-8")
+    notes = "\n".join(each.detail for each in import_maxtext([str(script)]).loaded.diagnostics)
+    assert "not read, for it changes no tensor that is priced: my_own" in notes

@@ -84,7 +84,7 @@ class MaxTextConfig(ProgramConfig):
         if isinstance(found, dict) and any(key in DEFAULTS for key in found):
             self.settings += settings_of_section(found.pop(SECTION, None) or {})
             return {str(key): number_of(value) for key, value in found.items()}
-        found, said = training_words(text, display_name(name))
+        found, whole, said = training_words(text, display_name(name))
         if not any(key in DEFAULTS for key in found):
             at, hint = Location(display_name(name)), "megaplan import maxtext base.yml model_name=…   # with the run's own key=value"
             raise MegaplanError([diagnostic("MP916", "no key of MaxText, in YAML or as key=value", at, (hint,))])
@@ -93,7 +93,8 @@ class MaxTextConfig(ProgramConfig):
             self.say(f"{display_name(name)}: {said}")
         self._bases += _folders_of_models(text, name)
         self._others += [other for other in OTHER_FILE.findall(text) if other != BASE]
-        return options | {key: value for key, value in found.items() if (key in DEFAULTS or key in REFUSED) and key != "run_name"}
+        known = {key: value for key, value in found.items() if whole or key in DEFAULTS or key in REFUSED}
+        return options | {key: value for key, value in known.items() if key != "run_name"}
 
     def _of_model(self) -> dict[str, Any]:
         """Keys of the file of the model that is named; none for the default model, or if base.yml has the model's own values."""
@@ -154,7 +155,9 @@ class MaxTextConfig(ProgramConfig):
     def _check_keys(self) -> None:
         unknown = []
         for key, value in self._given.items():
-            if key in REFUSED:
+            if "teacher" in key and value:
+                self.refuse(key, "the parameters and activations of a teacher are not priced", f"--ignore {key}   # to plan it without")
+            elif key in REFUSED:
                 neutral, why = REFUSED[key]
                 if value not in (neutral, None, False) and value != -1:
                     self.refuse(key, why, f"{key}={json.dumps(neutral)}")

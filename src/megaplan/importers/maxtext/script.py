@@ -45,8 +45,8 @@ def number_of(value: Any) -> Any:
     return float(value) if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE][-+]?\d+", value) else value
 
 
-def training_words(text: str, name: str) -> tuple[dict[str, Any], str]:
-    """The arguments of a script, and a sentence about which of its commands is read.
+def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
+    """The arguments of a script, whether they are a command's, and a sentence about which of its commands is read.
 
     Of several commands that train it is one whose variables are set, with most arguments, the last of those; without any all arguments of
     the text count, unless its programs do something else.
@@ -60,10 +60,10 @@ def training_words(text: str, name: str) -> tuple[dict[str, Any], str]:
     commands = [each for each in commands if each]
     if not commands:
         _refuse_other(plain, text, name)
-        return dict(words(whole)), ""
+        return dict(words(whole)), False, ""
     read = max(reversed(commands), key=lambda each: (not any("$" in str(value) for value in each.values()), len(each)))
     others = f"{len(commands)} commands train, and the last of those with most arguments is read" if len(commands) > 1 else ""
-    return read, others
+    return read, True, others
 
 
 def _refuse_other(plain: str, text: str, name: str) -> None:
