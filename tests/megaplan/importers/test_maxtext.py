@@ -281,3 +281,28 @@ def test_a_teacher_is_not_passed_over(tmp_path: Path, key: str) -> None:
     script.write_text("python3 -m MaxText.train base.yml model_name=llama2-7b my_own=3\n", encoding="utf-8")
     notes = "\n".join(each.detail for each in import_maxtext([str(script)]).loaded.diagnostics)
     assert "not read, for it changes no tensor that is priced: my_own" in notes
+
+
+@pytest.mark.parametrize(
+    ("scale", "hidden", "heads", "width", "layers", "billions"),
+    [
+        (1, 2048, 16, 7168, 16, 1),
+        (16, 4096, 64, 28672, 32, 16),
+        (32, 8192, 64, 28672, 32, 32),
+        (128, 8192, 128, 57344, 64, 128),
+        (1024, 16384, 256, 114688, 128, 1024),
+    ],
+)
+def test_sizes_by_one_scale(scale: int, hidden: int, heads: int, width: int, layers: int, billions: int) -> None:
+    """The files 16b.sh to 1024b.sh of MaxText's folders of configurations are named by their parameters."""
+    spec = spec_of(f"global_parameter_scale={scale}", "compile_topology=v5p-8")
+    model = spec.model
+    assert (model.hidden_size, model.attention.num_heads, model.attention.num_kv_heads) == (hidden, heads, heads)
+    assert (model.mlp.ffn_hidden_size, model.num_layers) == (width, 2 * layers)
+    assert abs(build_inventory(spec).parameters / 1e9 - billions) < 0.2 * billions
+
+
+@pytest.mark.parametrize("scale", ["3", "0", "true", "0.5"])
+def test_a_scale_is_a_power_of_two(scale: str) -> None:
+    with pytest.raises(MegaplanError, match="a power of two"):
+        spec_of(f"global_parameter_scale={scale}")

@@ -136,6 +136,11 @@ def test_a_run_of_nemo_is_cut_as_it_says() -> None:
     assert spec_of(reduced, 16).precision.grads == "bf16"
 
 
+def test_the_vocabulary_and_biases_of_nemo_have_names_of_their_own() -> None:
+    model = spec_of(nemo(override_vocab_size=1280, qkv_bias=True, bias=False), 16).model
+    assert (model.vocab_size, model.attention.bias, model.attention.output_bias, model.mlp.bias) == (1280, True, False, False)
+
+
 @pytest.mark.parametrize("on", [False, True])
 @pytest.mark.parametrize("kind", ["fp8_hybrid", "fp8_e4m3"])
 def test_settings_of_fp8_count_where_fp8_is_on(kind: str, *, on: bool) -> None:

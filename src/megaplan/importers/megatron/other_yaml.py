@@ -54,6 +54,8 @@ _NEMO = MappingProxyType(
         "use_flash_attention": "use_flash_attn",
         "ub_tp_comm_overlap": "tp_comm_overlap",
         "fp8_params": "fp8_param_gather",
+        "override_vocab_size": "vocab_size",
+        "qkv_bias": "add_qkv_bias",
     }
 )
 _REFERENCE = re.compile(r"\$\{(?:\.|model\.)(\w+)\}|\$\{(multiply|divide): *(\d{1,12}), *(\d{1,12})\}")
