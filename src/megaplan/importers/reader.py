@@ -145,6 +145,12 @@ class ConfigReader:
         if value is not _MISSING and not _among(value, accepted):
             self.cannot(key, value, why, accepted[0])
 
+    def published(self, key: str, built: Any, why: str) -> None:
+        """A field of published configs that the class does not read, and that says nothing new at the value that is built, or at null."""
+        self.skip(key)
+        if not _among(self.value(key), (built, None)):
+            self.cannot(key, self.value(key), why, built)
+
     def wrong(self, key: str, value: Any, wanted: str) -> None:
         """Reports a value of another type, or outside its bounds."""
         if value is None and key not in self._names:  # a default that builds nothing
