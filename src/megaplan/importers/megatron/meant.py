@@ -174,7 +174,7 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
 
 
 def _flagscale_width(values: dict[str, Any]) -> list[Translated]:
-    """The inner width of gated MLPs that FlagScale derives where none is stated; beside a stated one its arguments have no effect.
+    """The inner width of gated MLPs that FlagScale derives where none is stated; next to a stated one its arguments have no effect.
 
     Source: `flagscale/runner/auto_tuner/utils.py` of FlagOpen/FlagScale, as in `arguments.py` of its Megatron-LM.
     """
