@@ -353,3 +353,19 @@ def test_flagscale_derives_the_width_of_a_gated_mlp(more: str, width: int) -> No
     text = f"{RUN} --vocab-size 512 --swiglu --multiple-of 256{more}".replace("--hidden-size 64", "--hidden-size 256")
     assert "--hidden-size 256" in text
     assert import_megatron(text, "launch.sh").loaded.spec.model.mlp.ffn_hidden_size == width
+
+
+@pytest.mark.parametrize("stage", ["dpo", "orm", "prm", "simpo", "ray_grpo", "trl_ppo"])
+def test_a_stage_with_more_than_the_decoder_is_refused(stage: str) -> None:
+    text = f"{RUN} --vocab-size 512"
+    with pytest.raises(MegaplanError, match=f"--stage {stage}"):
+        import_megatron(f"{text} --stage {stage}", "launch.sh")
+    assert import_megatron(f"{text} --stage sft", "launch.sh").loaded.spec == import_megatron(text, "launch.sh").loaded.spec
+
+
+@pytest.mark.parametrize(
+    "program", ["analyze_data.py", "ALCF/test_blendable_dataset.py", "prepare_pile_data.py", "tools/preprocess_data.py"]
+)
+def test_a_program_that_prepares_data_is_no_training(program: str) -> None:
+    with pytest.raises(MegaplanError, match="the preparation of data"):
+        import_megatron(f"{RUN} --vocab-size 512".replace("pretrain_gpt.py", program), "launch.sh")

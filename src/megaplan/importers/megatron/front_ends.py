@@ -139,7 +139,7 @@ _OTHER_PROGRAMS = {
     r"vision_|dino|pretrain_swin": "a model of images",
     r"generat|inference|server": "inference",
     r"convert|checkpoint_util|checkpoint/": "the conversion of a checkpoint",
-    r"preprocess|merge_datasets|build_index": "the preparation of data",
+    r"preprocess|merge_datasets|build_index|analyze_data|prepare_\w*data|blend\w*_dataset": "the preparation of data",
     r"tasks/|evaluat|finetune_race|msdp|lm_eval": "a task of evaluation",
     r"quantize|export|prune": "the export of a checkpoint",
 }
@@ -163,6 +163,7 @@ _OF_OTHERS = {
 _DECODERS_TOKENS = ("decoder_seq_length", "dataloader_seq_length")
 """Arguments with the tokens of a decoder behind encoders, whose own tokens are `--seq-length`."""
 _FREEZES = re.compile(r"freeze_(?:lm|llm|language_model|model|all_layers|base_for_mtp)$")
+_BEYOND_SFT = re.compile(r"dpo|orm|prm|simpo|ppo|grpo|kto")
 _BY_CONFIG = MappingProxyType({"use_bridge": "bridge_hf_model"})
 """Switches of forks with which a config makes the model, whatever sizes a launch states, and the argument that names the config."""
 
@@ -175,6 +176,7 @@ def refuse_other_program(launch: Arguments) -> None:
     """
     _refuse_configs(launch)
     _refuse_frozen(launch)
+    _refuse_stage(launch)
     modules = foreign_modules(launch.values.get("spec"))
     if modules.startswith("mindspeed"):  # whose arguments state the model, as Megatron-LM's do
         launch.guess("spec", f"--spec {modules} builds the layers; they are planned as those of Megatron-LM")
@@ -216,6 +218,14 @@ def _refuse_frozen(launch: Arguments) -> None:
         launch.pass_over(key)
         ignored = f"--ignore {key.replace('_', '-')}   # to plan it as trained"
         launch.cannot(key, "the decoder is frozen, and host megatron trains all of it", None, ignored)
+
+
+def _refuse_stage(launch: Arguments) -> None:
+    """Refuses a stage of post-training that has more than the decoder, by MindSpeed's `--stage`."""
+    if _BEYOND_SFT.search(str(launch.values.get("stage"))):
+        launch.pass_over("stage")
+        why = "further models, pairs of answers or a head of rewards are not priced"
+        launch.cannot("stage", why, None, "--ignore stage   # to plan the decoder on sequences alone")
 
 
 def _refuse_configs(launch: Arguments) -> None:
