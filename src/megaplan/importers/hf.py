@@ -95,8 +95,10 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
     try:
         imported = Imported.of(document, (*reader.warnings, *notes, *_batch_note(document, name)))
-    except MegaplanError as error:  # which a default may be the cause of
-        raise MegaplanError((*error.diagnostics, *(note for note in reader.warnings if note.code == "MP822"))) from None
+    except MegaplanError as error:
+        values = any(each.location.key and each.location.key.startswith("model.") for each in error.diagnostics)
+        defaults = [note for note in reader.warnings if note.code == "MP822" and values]  # which may be the cause
+        raise MegaplanError((*error.diagnostics, *defaults)) from None
     return ImportedConfig(imported.loaded, imported.document, family)
 
 

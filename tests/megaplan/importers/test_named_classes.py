@@ -124,3 +124,12 @@ def test_the_hint_repairs_the_width_that_is_not_stated(kind: str, absent: str, f
     assert (found.code, found.hints[0]) == ("MP807", fix)
     assert f"{absent} is the class's default" in found.detail
     assert imported(fields | {absent: int(fix.rpartition(" ")[2])}).family == kind
+
+
+def test_defaults_stand_next_to_the_error_that_they_may_cause() -> None:
+    fields = {name: value for name, value in SMALL["qwen2"][0][0].items() if name != "num_key_value_heads"} | {"num_attention_heads": 3}
+    fields["hidden_size"] = 3 * 16
+    assert [each.code for each in refused(fields)] == ["MP701", "MP822"]
+    with pytest.raises(MegaplanError) as caught:
+        import_hf(json.dumps(SMALL["qwen2"][0][0]), "config.json", ("mesh.bogus=2",))
+    assert "MP822" not in [each.code for each in caught.value.diagnostics]
