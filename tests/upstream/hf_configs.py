@@ -157,6 +157,9 @@ def _granite_hybrid(draw: Random) -> Config:
     return config | {"shared_intermediate_size": draw.randint(8, 40), "position_embedding_type": draw.choice([None, "rope"])}
 
 
+_FALCON_FLAGS = "multi_query", "bias", "new_decoder_architecture"
+
+
 def _falcon(draw: Random) -> Config:
     config = _mixed(draw, expand=False)
     inner = config["mamba_n_heads"] * config["mamba_d_head"]
@@ -231,6 +234,34 @@ def _gpt2(draw: Random) -> Config:
         "vocab_size": 120, "n_embd": heads * 2 * draw.randint(2, 9), "n_layer": draw.randint(1, 6), "n_head": heads,
         "n_positions": draw.randint(16, 90), "n_inner": draw.choice([None, draw.randint(9, 60)]), "tie_word_embeddings": _flag(draw),
     }  # fmt: skip
+
+
+def _older(heads: str, layers: str, width: str, inner: str, *flags: str, **more: Any) -> Callable[[Random], Config]:
+    """Decoders with LayerNorm under names of their own; `inner` is empty for a class whose MLP is four times as wide."""
+
+    def make(draw: Random) -> Config:
+        count = draw.choice([1, 2, 4, 6])
+        config = {"vocab_size": 120, width: count * 8 * draw.randint(1, 3), layers: draw.randint(1, 6), heads: count}
+        config |= {inner: draw.choice([None, draw.randint(9, 60)])} if inner else {}
+        return config | {"tie_word_embeddings": _flag(draw)} | {name: _flag(draw) for name in flags} | more
+
+    return make
+
+
+def _neo_layers(draw: Random, config: Config) -> Config:
+    names = [draw.choice(("global", "local")) for _ in range(config["num_layers"])]
+    return {"attention_types": [[[name], 1] for name in names], "window_size": 16, "max_position_embeddings": draw.randint(20, 90)}
+
+
+def _falcon_decoder(draw: Random, config: Config) -> Config:
+    heads = config["num_attention_heads"]
+    newer = config["new_decoder_architecture"]
+    return {
+        "num_kv_heads": draw.choice([None, *(count for count in (1, 2, heads) if heads % count == 0)]) if newer else None,
+        "num_ln_in_parallel_attn": draw.choice([None, 1, 2]) if newer else None,
+        "parallel_attn": newer or _flag(draw),
+        "alibi": _flag(draw) and not newer,
+    }
 
 
 def _rotary(draw: Random, _config: Config) -> Config:
@@ -621,6 +652,10 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "ernie4_5": _dense(head_dim=True, use_bias=False),
     "ernie4_5_moe": _ernie_moe,
     "exaone4": _windowed(_dense(head_dim=True)),
+    "falcon": _and(
+        _older("num_attention_heads", "num_hidden_layers", "hidden_size", "ffn_hidden_size", *_FALCON_FLAGS),
+        _falcon_decoder,
+    ),
     "falcon_h1": _falcon,
     "falcon_mamba": _mamba1,
     "gemma": _dense("attention_bias", head_dim=True),
@@ -631,10 +666,16 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "glm4_moe": _and(_routed("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", "use_qk_norm"), _shared),
     "glm_moe_dsa": _shared_indexers,
     "gpt2": _gpt2,
+    "gpt_bigcode": _older("n_head", "n_layer", "n_embd", "n_inner", "multi_query", n_positions=40),
+    "gpt_neo": _and(_older("num_heads", "num_layers", "hidden_size", "intermediate_size"), _neo_layers),
+    "gpt_neox": _dense("use_parallel_residual", "attention_bias", num_key_value_heads=None),
+    "gptj": _older("n_head", "n_layer", "n_embd", "n_inner", rotary_dim=4, tie_word_embeddings=False),
     "gpt_oss": _windowed(_routed("num_local_experts", None, "num_experts_per_tok", "attention_bias", head_dim=True)),
     "granite": _dense("attention_bias", "mlp_bias"),
     "granitemoe": _routed("num_local_experts", None, "num_experts_per_tok", "attention_bias"),
     "granitemoehybrid": _granite_hybrid,
+    "bloom": _older("n_head", "n_layer", "hidden_size", ""),
+    "codegen": _older("n_head", "n_layer", "n_embd", "n_inner", rotary_dim=4, tie_word_embeddings=False),
     "cohere": _dense("attention_bias"),
     "cohere2": _windowed(_dense("attention_bias")),
     "cohere2_moe": _and(
@@ -688,6 +729,7 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "qwen3_next": _and(_and(_and(_dense(), _delta), _qwen_experts), _qwen_layers),
     "seed_oss": _dense("attention_bias", "attention_out_bias", "mlp_bias", head_dim=True),
     "smollm3": _dense("attention_bias", "mlp_bias"),
+    "stablelm": _dense("use_qkv_bias", "use_parallel_residual"),
     "starcoder2": _dense("use_bias"),
     "afmoe": _windowed(_and(_routed(*_MOE, "mup_enabled", head_dim=True), _afmoe)),
     "cwm": _windowed(_dense("mlp_bias", head_dim=True)),

@@ -7,15 +7,12 @@ from typing import Any
 from megaplan.importers.parts import (
     FULL,
     SLIDING,
-    activation,
     biases,
     common,
-    even_head_dim,
     heads,
     layer_kinds,
     mlp,
     model_of,
-    positions,
     score_scale,
     windows,
 )
@@ -349,40 +346,3 @@ def decoder(
     side = {"parallel_layers": list(range(1, 2 * layers, 2))} if parallel else {}
     feed = mlp(reader, act=act, gated=gated, bias=mlp_bias) | (dense or {})
     return model_of(reader, letters, {**keys, **(model or {}), **side}, {"A": ("attention", section), "D": ("mlp", feed)})
-
-
-def gpt2(reader: ConfigReader) -> dict[str, Any]:
-    """gpt2: LayerNorm, learned positions, biases everywhere, an MLP of two matrices, four times as wide where `n_inner` is null."""
-    hidden, layers, count = reader.whole("n_embd"), reader.layers(2, "n_layer"), reader.whole("n_head")
-    if reader.flag("add_cross_attention"):
-        reader.cannot("add_cross_attention", True, "crossattention is in every layer, and a spec is one stack", False)
-    inner = reader.whole_or_null("n_inner")
-    letters = "AD" * layers
-    model = {
-        "hidden_size": hidden,
-        "vocab_size": reader.whole("vocab_size"),
-        "tie_embeddings": reader.flag("tie_word_embeddings"),
-        "norm_eps": reader.number("layer_norm_epsilon"),
-        "norm": "layernorm",
-        "learned_positions": reader.whole("n_positions"),
-    }
-    attention = {
-        "kind": "gqa",
-        "num_heads": count,
-        "num_kv_heads": count,
-        "head_dim": even_head_dim(reader, hidden, count, None),
-        "bias": True,
-        "output_bias": True,
-        "nope_layers": positions(letters, "A"),
-    }
-    act = activation(reader, "activation_function", gated=False)
-    reader.skip(*_GPT2_OTHER)
-    dense = {"ffn_hidden_size": 4 * hidden if inner is None else inner, "activation": act, "bias": True}
-    return model_of(reader, letters, model, {"A": ("attention", attention), "D": ("mlp", dense)})
-
-
-_GPT2_OTHER = (
-    *("n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "task_specific_params"),
-    *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
-)
-"""Fields of gpt2 that only change scores, or belong to heads of other tasks."""

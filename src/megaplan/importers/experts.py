@@ -267,7 +267,8 @@ def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
     moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
     moe |= sigmoid_choice(reader, grouped=False)
     rotary = reader.value("rotary_dim")
-    reader.skip("rotary_dim", "use_qk_norm", "qk_norm_type", "use_routing_bias", "attn_type_list", "mlp_intermediate_size")
+    reader.published("use_qk_norm", True, "queries and keys always have a norm")
+    reader.skip("rotary_dim", "qk_norm_type", "use_routing_bias", "attn_type_list", "mlp_intermediate_size")
     partial = rotary / reader.whole("head_dim") if isinstance(rotary, int) and not isinstance(rotary, bool) and rotary > 0 else 1.0
     return decoder(reader, {"qk_norm": True, "qk_norm_width": "all_heads"}, moe, partial=partial)
 

@@ -32,6 +32,8 @@ WITHIN = {
     "qwen3_omni_moe": ("thinker_config", "qwen3_omni_moe_thinker"),
 }
 """Types of several models: the key of the one that reads and writes text, and its type."""
+_DRAFT = re.compile(r"Draft|Eagle\d?|Medusa|Speculator")
+"""Parts of the names of classes that draft tokens for another model."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -60,13 +62,16 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     """
     whole, marks = _fields(text, name)
     _check_refused(whole, marks, text)
-    whole, marks, parts = _inner_model(whole, marks)
+    given, (whole, marks, parts) = whole["model_type"], _inner_model(whole, marks)
     config, source = _text_model(whole, marks)
     _check_type(config, source, text)
     family = _family_of(config)
     reader = ConfigReader(config, source, family, class_facts(family), strict=strict)
     if parts:
         reader.warn("model_type", config["model_type"], f"{', '.join(parts)}: not imported, and not counted")
+    elif whole["model_type"] != given:
+        why = "its class is in architectures" if whole["model_type"] in MULTIMODAL else "no encoder is stated"
+        reader.warn("model_type", given, f"read as {whole['model_type']}: {why}")
     if NESTED in config:
         reader.skip(NESTED)
         reader.warn(NESTED, NESTED, "only the text model is imported; other models of the config are not counted")
@@ -88,7 +93,12 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": min(SEQ_LENGTH, model.get("learned_positions", SEQ_LENGTH))},
     }
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
-    imported = Imported.of(document, (*reader.warnings, *notes, *_batch_note(document, name)))
+    try:
+        imported = Imported.of(document, (*reader.warnings, *notes, *_batch_note(document, name)))
+    except MegaplanError as error:
+        values = any(each.location.key and each.location.key.startswith("model.") for each in error.diagnostics)
+        defaults = [note for note in reader.warnings if note.code == "MP822" and values]  # which may be the cause
+        raise MegaplanError((*error.diagnostics, *defaults)) from None
     return ImportedConfig(imported.loaded, imported.document, family)
 
 
@@ -124,8 +134,7 @@ def _family_of(config: Mapping[str, Any]) -> str:
 
     `architectures` names the class.
     """
-    family, classes = _family(config["model_type"]), config.get("architectures")
-    name = classes[0] if isinstance(classes, list) and len(classes) == 1 else ""
+    family, name = _family(config["model_type"]), _named_class(config)
     if name and family in OF_REPOSITORIES:
         return next((one for one in OF_REPOSITORIES if class_facts(one).model_class == name), family)
     if family in {*IMPORTS, *REFUSED} or "auto_map" in config:  # a class of the repository may have the name of another
@@ -133,6 +142,12 @@ def _family_of(config: Mapping[str, Any]) -> str:
     if not name or config["model_type"] in MULTIMODAL:
         return family
     return next((one for one in IMPORTS if class_facts(one).model_class == name), family)
+
+
+def _named_class(config: Mapping[str, Any]) -> str:
+    """The one class that `architectures` names; empty if it names none, or several."""
+    classes = config.get("architectures")
+    return classes[0] if isinstance(classes, list) and len(classes) == 1 and isinstance(classes[0], str) else ""
 
 
 def _check_refused(fields: dict[str, Any], source: SourceMap, text: str) -> None:
@@ -165,10 +180,23 @@ def _unknown(code: str, detail: str, at: Location, text: str) -> MegaplanError:
 
 
 def _inner_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap, tuple[str, ...]]:
-    """The model of text and encoders in a config of several models, with the positions of its fields and the others' keys."""
-    key, kind = WITHIN.get(config["model_type"], ("", ""))
+    """The model of text and encoders in a config of several models, with the positions of its fields and the others' keys.
+
+    A config that states no encoder has none if `architectures` names the class of the text model alone, or if it names no class and nests
+    no text model; one whose text model is nested, and whose `architectures` names a class with encoders, has that class's type.
+    """
+    family = config["model_type"]
+    key, kind = WITHIN.get(family, ("", ""))
     part = config.get(key)
     if not isinstance(part, dict):
+        named, facts = _named_class(config), class_facts(family)
+        if family in MULTIMODAL and named != facts.model_class and not any(config.get(one) for one in set(facts.parts) - {NESTED}):
+            text, at = split_text(config, source)
+            alone = named == class_facts(text["model_type"]).model_class if named else "num_hidden_layers" in config
+            config, source = (text, at) if alone else (config, source)
+        elif family in IMPORTS and isinstance(config.get(NESTED), dict):
+            kind = next((one for one in MULTIMODAL if class_facts(one).model_class == named), family)
+            config = {**config, "model_type": kind}
         return config, source, ()
     others = tuple(sorted(name for name, value in config.items() if isinstance(value, dict) and name != key))
     return {**part, "model_type": kind}, inside(source, key), others
@@ -245,13 +273,23 @@ def _without_modules(text: str, name: str) -> str:
 def _check_architectures(reader: ConfigReader) -> None:
     """Checks that the published class is a language model with a head over the vocabulary."""
     given = reader.value("architectures")
+    named = " ".join(map(str, given)) if isinstance(given, list) else ""
+    if _DRAFT.search(named):
+        reader.refuse("architectures", given, "a draft model of speculative decoding, whose layers read the hidden states of another model")
+        reader.stop_if_wrong()
     if given is not None and not (isinstance(given, list) and all(_predicts(reader, one) for one in given)):
         reader.cannot("architectures", given, "a spec ends in a head over the vocabulary", None)
+    owners = [one for one in IMPORTS if class_facts(one).model_class == named]
+    if named and owners and named != reader.facts.model_class and reader.family not in owners:
+        reader.other = next((one for one in owners if one.replace("_", "") in named.lower()), owners[0])
+        reader.warn("architectures", given, f"the class of {reader.other}, and model_type decides what is built, as in transformers")
 
 
 def _predicts(reader: ConfigReader, name: object) -> bool:
-    """True if a class has a head over the vocabulary."""
-    return isinstance(name, str) and (name.endswith("ForCausalLM") or name == reader.facts.model_class)
+    """True if a class has a head over the vocabulary, by its name or by `auto_map`."""
+    code = reader.value("auto_map")
+    mapped = str(code.get("AutoModelForCausalLM", "")) if isinstance(code, dict) else ""
+    return isinstance(name, str) and (name.endswith("ForCausalLM") or name in (reader.facts.model_class, mapped.rpartition(".")[2]))
 
 
 def _name(config: dict[str, Any], source: str) -> str:

@@ -63,8 +63,8 @@ def mamba2(reader: ConfigReader) -> dict[str, Any]:
     }
     inner = reader.whole("intermediate_size") if reader.has("intermediate_size") else num_heads * head_dim
     layers = reader.layers(1)
-    _check_inner(reader, "expand", expand * model["hidden_size"], "num_heads · head_dim", num_heads * head_dim)
-    _check_inner(reader, "intermediate_size", inner, "num_heads · head_dim", num_heads * head_dim)
+    _check_inner(reader, "expand", expand * model["hidden_size"], model["hidden_size"], ("num_heads", "head_dim"), (num_heads, head_dim))
+    _check_inner(reader, "intermediate_size", inner, 1, ("num_heads", "head_dim"), (num_heads, head_dim))
     return model_of(reader, "M" * layers, model, {"M": ("mamba", mamba)})
 
 
@@ -205,7 +205,8 @@ def _mixer(reader: ConfigReader, hidden_size: int, *, inner: int | None = None, 
     head_dim = max(1, width // num_heads) if stated in ("auto", None) else reader.whole("mamba_d_head")
     reader.skip("mamba_d_head")
     key = "mamba_expand" if inner is None else "mamba_d_ssm"
-    _check_inner(reader, key, width, "mamba_n_heads · mamba_d_head", num_heads * head_dim)
+    unit = hidden_size if inner is None else 1
+    _check_inner(reader, key, width, unit, ("mamba_n_heads", "mamba_d_head"), (num_heads, head_dim))
     bias, output = reader.flag("mamba_proj_bias"), reader.flag(output_bias)
     if bias != output:
         why = f"in_proj.bias and out_proj.bias are given by mamba_proj_bias = {str(bias).lower()} only, and mamba.bias is both"
@@ -288,6 +289,15 @@ def _nemotron_moe(reader: ConfigReader, *, bias: bool, used: bool) -> dict[str, 
     return moe | ({"latent_size": latent} if latent is not None else {})
 
 
-def _check_inner(reader: ConfigReader, key: str, one: int, name: str, other: int) -> None:
-    if one != other:
-        reader.contradicts(key, f"{key} gives an inner width of {one}, and {name} = {other}", "correct the one that is wrong")
+def _check_inner(reader: ConfigReader, key: str, width: int, unit: int, heads: tuple[str, str], counts: tuple[int, int]) -> None:
+    """Checks that a field, in multiples of `unit`, and the heads give one inner width; the hint repairs what the config does not state."""
+    product = counts[0] * counts[1]
+    if width == product or reader.failed:
+        return
+    fix = "correct the one that is wrong"
+    if not reader.has(heads[0]) and reader.has(key) and width % counts[1] == 0:
+        fix = f'add "{heads[0]}": {width // counts[1]}'
+    elif not reader.has(key) and product % unit == 0:
+        fix = f'add "{key}": {product // unit}'
+    absent = "".join(f"; {name} is the class's default" for name in heads if not reader.has(name))
+    reader.contradicts(key, f"{key} gives an inner width of {width}, and {' · '.join(heads)} = {product}{absent}", fix)

@@ -6,7 +6,7 @@ from typing import Any
 
 from megaplan.importers.experts import first_dense, grouped_choice, sigmoid_choice
 from megaplan.importers.layer_heads import listed_dense
-from megaplan.importers.parts import common, connections, experts, mlp, model_of, positions
+from megaplan.importers.parts import common, connections, experts, minicpm_factors, mlp, model_of, positions
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import latent_score_scale, rope
 
@@ -91,10 +91,8 @@ def minicpm3(reader: ConfigReader) -> dict[str, Any]:
     """minicpm3: latent attention and dense MLPs; embeddings, what a block adds, and what the head reads have a factor each."""
     model, layers = common(reader), reader.layers(2)
     attention = latent_attention(reader)
-    depth, base = reader.factor("scale_depth"), reader.factor("dim_model_base")
-    added = {} if depth is None else {"output_multiplier": depth / layers**0.5}
-    model |= {"embedding_multiplier": reader.number("scale_emb")}
-    model |= {} if base is None else {"logits_multiplier": base / model["hidden_size"]}
+    factors, added = minicpm_factors(reader, model["hidden_size"], layers)
+    model |= factors
     sections = {"A": ("attention", attention | added), "D": ("mlp", mlp(reader, bias=reader.flag("mlp_bias")) | added)}
     return model_of(reader, "AD" * layers, model, sections)
 

@@ -22,18 +22,19 @@ def mimo_v2_flash(reader: ConfigReader) -> dict[str, Any]:
     section |= by_window(reader, section["head_dim"], (5_000_000.0, 0.334), (10_000.0, 0.334), "swa_rope_theta")
     section["layer_heads"] = _of_windows(kinds, {"num_kv_heads": groups, "sinks": True})
     moe = routed(reader, count="n_routed_experts", width="moe_intermediate_size") | experts.sigmoid_choice(reader)
-    reader.skip(
-        *(
-            "swa_num_key_value_heads",
-            "swa_num_attention_heads",
-            "swa_head_dim",
-            "swa_v_head_dim",
-            "sliding_window_size",
-            "n_shared_experts",
-        ),
-        *("layernorm_epsilon", "attention_chunk_size", "add_swa_attention_sink_bias", "add_full_attention_sink_bias"),
-    )
-    return experts.decoder(reader, section, moe, windowed=kinds, dense=listed_dense(reader, {0}), rotates=False)
+    for key in ("num_attention_heads", "head_dim", "v_head_dim"):
+        reader.published(f"swa_{key}", reader.value(key), f"layers with a window have another {key}")
+    reader.published("n_shared_experts", 0, "shared experts are no part of the class")
+    reader.published("add_swa_attention_sink_bias", True, "layers with a window have sinks")
+    reader.published("add_full_attention_sink_bias", False, "layers without a window have none")
+    reader.skip("swa_num_key_value_heads", "attention_chunk_size", "sliding_window_size")
+    eps = "layernorm_epsilon" if reader.has("layernorm_epsilon") and not reader.has("rms_norm_eps") else "rms_norm_eps"
+    reader.skip("layernorm_epsilon")
+    model = experts.decoder(reader, section, moe, windowed=kinds, dense=listed_dense(reader, {0}), rotates=False, eps=eps)
+    before = reader.value("sliding_window_size")
+    if isinstance(before, int) and "window_size" in model["attention"]:
+        model["attention"]["window_size"] = before + 1  # the query itself is one more
+    return model
 
 
 def laguna(reader: ConfigReader) -> dict[str, Any]:

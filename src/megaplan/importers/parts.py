@@ -38,6 +38,13 @@ def connections(reader: ConfigReader, mixing: str) -> dict[str, Any]:
     return {"count": reader.whole("hc_mult", least=2), "mixing": mixing, "eps": reader.number("hc_eps"), **given}
 
 
+def minicpm_factors(reader: ConfigReader, hidden_size: int, layers: int) -> tuple[dict[str, float], dict[str, float]]:
+    """MiniCPM's factors: keys of `model` for the embeddings and for what the head reads, and of a block for what it adds."""
+    depth, base = reader.factor("scale_depth"), reader.factor("dim_model_base")
+    model = {"embedding_multiplier": reader.number("scale_emb")} | ({} if base is None else {"logits_multiplier": base / hidden_size})
+    return model, {} if depth is None else {"output_multiplier": depth / layers**0.5}
+
+
 def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
     """Keys of a class that never ties the head, whatever the config says."""
     if model["tie_embeddings"]:

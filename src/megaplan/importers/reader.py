@@ -11,7 +11,7 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
-from megaplan.importers.defaults import ClassFacts
+from megaplan.importers.defaults import ClassFacts, class_facts
 from megaplan.importers.structure import names_a_tensor
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
 from megaplan.scalars import MAX_INT, MAX_LAYERS
@@ -32,12 +32,16 @@ class ConfigReader:
         family: `model_type`.
         facts: Facts of the class that loads the config.
         strict: True if absent and unknown fields are errors.
+
+    Attributes:
+        other: The model type of the class that `architectures` names, if `model_type` is another one.
     """
 
     def __init__(self, config: Mapping[str, Any], source: SourceMap, family: str, facts: ClassFacts, *, strict: bool = False) -> None:
         self.family, self.facts, self.strict = family, facts, strict
         self._config = {name: value for name, value in config.items() if facts.renamed.get(name) not in config}
         self._names = {facts.renamed.get(name, name): name for name in self._config}
+        self.other = ""
         self._source = source
         self._read = {"model_type", *(set(config) - set(self._config))}
         self._errors: list[Diagnostic] = []
@@ -141,20 +145,34 @@ class ConfigReader:
         if value is not _MISSING and not _among(value, accepted):
             self.cannot(key, value, why, accepted[0])
 
+    def published(self, key: str, built: Any, why: str) -> None:
+        """A field of published configs that the class does not read, and that says nothing new at the value that is built, or at null."""
+        self.skip(key)
+        if not _among(self.value(key), (built, None)):
+            self.cannot(key, self.value(key), why, built)
+
     def wrong(self, key: str, value: Any, wanted: str) -> None:
         """Reports a value of another type, or outside its bounds."""
-        if value is not _MISSING:
+        if value is None and key not in self._names:  # a default that builds nothing
+            self._missing(key, "[]" if "list" in wanted else '"…"' if "text" in wanted else "1")
+        elif value is not _MISSING:
             name = self._names.get(key, key)
             self._errors.append(diagnostic("MP804", f"{name} = {_shown(value)}, and it is {wanted}", self._source.locate(name)))
 
     def cannot(self, key: str, value: Any, why: str, instead: Any) -> None:
-        """Reports a value that has no counterpart in a spec."""
+        """Reports a value that has no counterpart in a spec, and one to plan the model without it."""
         name = self._names.get(key, key)
-        hint = f'to plan the model without it, write "{name}": {_shown(instead)} in a copy of the config'
-        self._errors.append(diagnostic("MP805", f"{name} = {_shown(value)}: {why}", self._source.locate(name), (hint,)))
+        self.refuse(key, value, why, f'to plan the model without it, write "{name}": {_shown(instead)} in a copy of the config')
+
+    def refuse(self, key: str, value: Any, why: str, *hints: str) -> None:
+        """Reports a value that has no counterpart in a spec, and that no other value replaces."""
+        name = self._names.get(key, key)
+        self._errors.append(diagnostic("MP805", f"{name} = {_shown(value)}: {why}", self._source.locate(name), hints))
 
     def contradicts(self, key: str, detail: str, fix: str) -> None:
         """Reports two fields that contradict each other."""
+        if key not in self._names and key in self.facts.fields:
+            detail = f"{detail}; {key} is the class's default"
         key = self._names.get(key, key)
         self._errors.append(diagnostic("MP807", detail, self._source.locate(key), (fix,)))
 
@@ -255,6 +273,8 @@ class ConfigReader:
     def _refuse_unknown(self, name: str, value: Any) -> None:
         detail = f"{name} = {_shown(value)}: no field of {self.family} that the import knows, so what it changes is not known"
         hint = f'remove "{name}" from a copy of the config if it changes no tensor'
+        if name in class_facts(self.other).fields:
+            hint = f'write "model_type": "{self.other}" in a copy of the config: its class is in architectures, and reads {name}'
         self._errors.append(diagnostic("MP806", detail, self._source.locate(name), (hint,)))
 
     def _decides(self, key: str, value: Any) -> bool:
@@ -281,12 +301,15 @@ class ConfigReader:
     def _required(self, key: str, like: str) -> Any:
         if key in self._names or (key in self.facts.fields and not self.strict):
             return self._value_of(key)
+        self._missing(key, like)
+        return _MISSING
+
+    def _missing(self, key: str, like: str) -> None:
         detail = f"{self.family} has no field {key}, which decides what is built"
         if self.facts.fields.get(key) is not None:
             like = _shown(self.facts.fields[key])
         hint = f'add "{key}", as in "{key}": {like}, with the released model\'s value'
         self._errors.append(diagnostic("MP803", detail, Location(file=self._source.file, key=key), (hint,)))
-        return _MISSING
 
     def _is_whole(self, key: str, value: Any, least: int) -> bool:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MAX_INT:

@@ -20,8 +20,10 @@ from megaplan.importers import (
     linear_attention,
     mamba1,
     minimax,
+    older,
     own_latents,
     repository,
+    repository_dense,
     short_convolution,
 )
 from megaplan.importers.reader import ConfigReader
@@ -37,6 +39,8 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "bamba": hybrids.bamba,
     "beam": gated_heads.beam,
     "bitnet": inner.bitnet,
+    "bloom": older.bloom,
+    "codegen": older.gptj,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
     "cohere2_moe": cohere.cohere2_moe,
@@ -55,6 +59,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "exaone": decoders.llama,
     "exaone4": decoders.exaone4,
     "exaone_moe": experts.exaone_moe,
+    "falcon": older.falcon,
     "falcon_h1": hybrids.falcon_h1,
     "falcon_mamba": mamba1.falcon_mamba,
     "flex_olmo": experts.flex_olmo,
@@ -72,8 +77,12 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "glm4v_text": decoders.glm4v,
     "glm_moe_dsa": latent.sparse,
     "glm_ocr_text": decoders.glm_ocr,
-    "gpt2": decoders.gpt2,
+    "gpt2": older.gpt2,
+    "gpt_bigcode": older.gpt_bigcode,
+    "gpt_neo": older.gpt_neo,
+    "gpt_neox": older.gpt_neox,
     "gpt_oss": experts.gpt_oss,
+    "gptj": older.gptj,
     "granite": decoders.llama,
     "granite_docling_text": decoders.llama,
     "granite_swa": decoders.granite_swa,
@@ -144,6 +153,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "seed_oss": decoders.seed_oss,
     "smollm3": decoders.smollm3,
     "solar_open": experts.solar_open,
+    "stablelm": older.stablelm,
     "starcoder2": decoders.starcoder2,
     "step3p5": layer_heads.step3p5,
     "vaultgemma": decoders.vaultgemma,
@@ -153,9 +163,16 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 """Import function of each `model_type` of transformers, from a config to `model` of a spec."""
 
 OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
+    "baichuan": repository_dense.baichuan,
     "bailing_moe": repository.bailing_moe,
     "bailing_moe_v2": repository.bailing_moe_v2,
+    "chatglm": repository_dense.chatglm,
+    "deepseek": repository.deepseek,
+    "internlm": repository_dense.internlm,
+    "internlm2": repository_dense.internlm,
+    "minicpm": repository_dense.minicpm,
     "nemotron-nas": repository.nemotron_nas,
+    "qwen": repository_dense.qwen,
 }
 """Those of model types whose class comes with the published weights."""
 
@@ -181,5 +198,5 @@ REFUSED: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 """Model types whose blocks have no letter: the field that says so, and the tensors that are missing."""
 
-RENAMED = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "minimax_m3": "minimax_m3_vl_text"}
+RENAMED = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "minimax_m3": "minimax_m3_vl_text", "youtu_llm": "youtu"}
 """Model types that are the class of another one under a new name: fields, blocks and names of tensors are the same."""

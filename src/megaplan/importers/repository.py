@@ -1,4 +1,4 @@
-"""Decoders whose class comes with the published weights: Ling and Ring (bailing_moe, bailing_moe_v2), and Llama-Nemotron (nemotron-nas)."""
+"""Decoders whose class comes with the published weights: bailing_moe and bailing_moe_v2 (Ling and Ring), deepseek, nemotron-nas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megaplan.importers.decoders import decoder as dense_decoder
 from megaplan.importers.experts import decoder, sigmoid_choice
 from megaplan.importers.parts import biases, common, experts, heads, mlp, model_of
 from megaplan.importers.reader import ConfigReader
@@ -50,6 +51,18 @@ def _ling(reader: ConfigReader, attention: dict[str, Any], moe: dict[str, Any]) 
     first = reader.whole("first_k_dense_replace", least=0)
     reader.skip("output_dropout", "multi_gate", "intermediate_size" if not first else "first_k_dense_replace")
     return decoder(reader, attention, moe, dense=set(range(min(first, reader.layers(2)))) if first else None)
+
+
+def deepseek(reader: ConfigReader) -> dict[str, Any]:
+    """deepseek: heads as in llama; after the first dense layers experts in every `moe_layer_freq`-th layer, by softmax scores."""
+    layers, first, step = reader.layers(2), reader.whole("first_k_dense_replace", least=0), reader.whole("moe_layer_freq")
+    if reader.value("n_routed_experts") is None:
+        reader.skip("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+        return dense_decoder(reader, biases(reader))
+    moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size")
+    moe["shared_ffn_hidden_size"] = (reader.whole_or_null("n_shared_experts", least=0) or 0) * moe["ffn_hidden_size"]
+    dense = {layer for layer in range(layers) if layer < first or layer % step}
+    return decoder(reader, biases(reader), moe, dense=dense)
 
 
 def nemotron_nas(reader: ConfigReader) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Defaults of classes that come with published weights and that transformers does not have.
 
 Sources: `configuration_bailing_moe.py` of inclusionAI/Ling, `configuration_bailing_moe_v2.py` of inclusionAI/Ling-V2, and
-`configuration_decilm.py` of the Llama-Nemotron models, which extends Llama's class.
+`configuration_decilm.py` of the Llama-Nemotron models, which extends Llama's class; `configuration_*.py` next to the weights of
+internlm/internlm2-7b, internlm/internlm-7b, baichuan-inc/Baichuan2-7B-Base, openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B, THUDM/chatglm3-6b
+and deepseek-ai/deepseek-moe-16b-base.
 """
 
 from __future__ import annotations
@@ -41,6 +43,18 @@ _LING: dict[str, Any] = {
     "use_bias": False,
     "use_qkv_bias": False,
 }
+_LLAMA: dict[str, Any] = {
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+"""Defaults of classes that are made of Llama's."""
 REPOSITORY_CLASSES: MappingProxyType[str, RepositoryClass] = MappingProxyType(
     {
         "bailing_moe": RepositoryClass(
@@ -93,6 +107,93 @@ REPOSITORY_CLASSES: MappingProxyType[str, RepositoryClass] = MappingProxyType(
                     "topk_group": 4,
                     "use_qk_norm": True,
                     "vocab_size": 157184,
+                }
+            ),
+        ),
+        "baichuan": RepositoryClass("BaichuanForCausalLM", MappingProxyType(_LLAMA | {"vocab_size": 125696, "z_loss_weight": 0})),
+        "chatglm": RepositoryClass(
+            "ChatGLMModel",  # as published configs name it
+            MappingProxyType(
+                {
+                    "add_bias_linear": False,
+                    "add_qkv_bias": False,
+                    "apply_residual_connection_post_layernorm": False,
+                    "attention_dropout": 0.0,
+                    "ffn_hidden_size": 13696,
+                    "hidden_dropout": 0.0,
+                    "hidden_size": 4096,
+                    "kv_channels": 128,
+                    "layernorm_epsilon": 1e-05,
+                    "multi_query_attention": False,
+                    "multi_query_group_num": 1,
+                    "num_attention_heads": 32,
+                    "num_layers": 28,
+                    "padded_vocab_size": 65024,
+                    "post_layer_norm": True,
+                    "rmsnorm": True,
+                    "tie_word_embeddings": False,
+                }
+            ),
+        ),
+        "deepseek": RepositoryClass(
+            "DeepseekForCausalLM",
+            MappingProxyType(
+                _LLAMA
+                | {
+                    "attention_bias": False,
+                    "attention_dropout": 0.0,
+                    "first_k_dense_replace": 0,
+                    "moe_intermediate_size": 1407,
+                    "moe_layer_freq": 1,
+                    "n_routed_experts": None,
+                    "n_shared_experts": None,
+                    "norm_topk_prob": False,
+                    "num_experts_per_tok": None,
+                    "num_hidden_layers": 30,
+                    "num_key_value_heads": 32,
+                    "scoring_func": "softmax",
+                    "vocab_size": 102400,
+                }
+            ),
+        ),
+        "internlm": RepositoryClass("InternLMForCausalLM", MappingProxyType(_LLAMA | {"bias": True, "vocab_size": 103168})),
+        "internlm2": RepositoryClass(
+            "InternLM2ForCausalLM", MappingProxyType(_LLAMA | {"bias": True, "num_key_value_heads": None, "vocab_size": 103168})
+        ),
+        "minicpm": RepositoryClass(
+            "MiniCPMForCausalLM",
+            MappingProxyType(
+                _LLAMA
+                | {
+                    "attention_bias": False,
+                    "attention_dropout": 0.0,
+                    "dim_model_base": 1,
+                    "num_key_value_heads": None,
+                    "scale_depth": 1,
+                    "scale_emb": 1,
+                    "tie_word_embeddings": True,
+                    "vocab_size": 32000,
+                }
+            ),
+        ),
+        "qwen": RepositoryClass(
+            "QWenLMHeadModel",
+            MappingProxyType(
+                {
+                    "attn_dropout_prob": 0.0,
+                    "emb_dropout_prob": 0.0,
+                    "hidden_size": 4096,
+                    "intermediate_size": 22016,
+                    "kv_channels": 128,
+                    "layer_norm_epsilon": 1e-06,
+                    "no_bias": True,
+                    "num_attention_heads": 32,
+                    "num_hidden_layers": 32,
+                    "rope_scaling": None,
+                    "rotary_emb_base": 10000,
+                    "rotary_pct": 1.0,
+                    "tie_word_embeddings": False,
+                    "vocab_size": 151936,
                 }
             ),
         ),

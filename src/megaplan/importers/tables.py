@@ -67,7 +67,9 @@ NOT_CARRIED: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(
         ("attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "residual_dropout"), ((0.0, 0, None), _DROPOUT)
     ),
-    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "embedding_dropout"), ((0.0, 0, None), _DROPOUT)),
+    **dict.fromkeys(
+        ("resid_pdrop", "embd_pdrop", "attn_pdrop", "embedding_dropout", "resid_dropout", "embed_dropout"), ((0.0, 0, None), _DROPOUT)
+    ),
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "num_mtp_layers"), ((0, None), _PREDICTION)),
     **dict.fromkeys(
         ("use_bidirectional_attention",), ((False, None, "vision"), "tokens see those after them, and the core is counted causal")

@@ -240,7 +240,11 @@ def test_arguments_of_images_say_that_encoders_are_not_counted() -> None:
 def test_widths_of_latent_attention_have_other_names_in_forks() -> None:
     latent = f"{RUN} --vocab-size 512 --multi-latent-attention --kv-lora-rank 16 --v-head-dim 16"
     theirs = import_megatron(f"{latent} --qk-nope-head-dim 16 --qk-rope-head-dim 8", "launch.sh").loaded.spec
-    assert theirs == import_megatron(f"{latent} --qk-head-dim 16 --qk-pos-emb-head-dim 8", "launch.sh").loaded.spec
+    ours = f"{latent} --qk-head-dim 16 --qk-pos-emb-head-dim 8"
+    assert theirs == import_megatron(ours, "launch.sh").loaded.spec
+    biased = import_megatron(f"{ours} --disable-bias-linear --add-qkv-bias", "launch.sh").loaded
+    assert biased.spec == import_megatron(f"{ours} --disable-bias-linear", "launch.sh").loaded.spec
+    assert any(each.detail.startswith("--add-qkv-bias has no effect") for each in biased.diagnostics)
 
 
 def test_a_file_that_is_not_here_is_guessed_by_the_script_then_by_the_type() -> None:
@@ -342,3 +346,27 @@ def test_words_that_cannot_be_read_are_refused(words: str) -> None:
     with pytest.raises(MegaplanError) as caught:
         import_megatron(f"{RUN} --vocab-size 512 --num-experts 2 {words}", "launch.sh")
     assert {found.code for found in caught.value.diagnostics if found.severity is Severity.ERROR} <= {"MP913", "MP914", "MP916"}
+
+
+@pytest.mark.parametrize(("more", "width"), [("", 768), (" --hidden-dim-multiplier 1.3", 1024), (" --ffn-hidden-size 96", 96)])
+def test_flagscale_derives_the_width_of_a_gated_mlp(more: str, width: int) -> None:
+    """int(4 · 256 · 2 / 3) = 682, and int(682 · 1.3) = 886, up to a multiple of 256."""
+    text = f"{RUN} --vocab-size 512 --swiglu --multiple-of 256{more}".replace("--hidden-size 64", "--hidden-size 256")
+    assert "--hidden-size 256" in text
+    assert import_megatron(text, "launch.sh").loaded.spec.model.mlp.ffn_hidden_size == width
+
+
+@pytest.mark.parametrize("stage", ["dpo", "orm", "prm", "simpo", "ray_grpo", "trl_ppo"])
+def test_a_stage_with_more_than_the_decoder_is_refused(stage: str) -> None:
+    text = f"{RUN} --vocab-size 512"
+    with pytest.raises(MegaplanError, match=f"--stage {stage}"):
+        import_megatron(f"{text} --stage {stage}", "launch.sh")
+    assert import_megatron(f"{text} --stage sft", "launch.sh").loaded.spec == import_megatron(text, "launch.sh").loaded.spec
+
+
+@pytest.mark.parametrize(
+    "program", ["analyze_data.py", "ALCF/test_blendable_dataset.py", "prepare_pile_data.py", "tools/preprocess_data.py"]
+)
+def test_a_program_that_prepares_data_is_no_training(program: str) -> None:
+    with pytest.raises(MegaplanError, match="the preparation of data"):
+        import_megatron(f"{RUN} --vocab-size 512".replace("pretrain_gpt.py", program), "launch.sh")

@@ -106,6 +106,15 @@ def test_arguments_of_earlier_releases() -> None:
     assert spec.precision.recipe is not None
 
 
+_AFTER = "and the launch's own arguments, after --"
+
+
+@pytest.mark.parametrize("text", ["python3 -m MaxText.train base.yml\n", "python3 src/maxtext/train.py x=1\n", "base_emb_dim: 64\n"])
+def test_a_run_of_maxtext_has_its_own_command(text: str) -> None:
+    (found,) = errors(text)
+    assert (found.code, found.hints[0]) == ("MP926", "megaplan import maxtext launch.sh")
+
+
 @pytest.mark.parametrize(
     ("text", "name", "command"),
     [
@@ -125,6 +134,22 @@ def test_arguments_of_earlier_releases() -> None:
             "NeMo 1",
             "megaplan estimate MODEL --gpus 16 --set mesh.tp=2",
         ),
+        (
+            "MODEL=ORG/M\nN=${N:-2}\npython3 -m verl.trainer.main_ppo data.max_prompt_length=1024 data.max_response_length=3072 "
+            'data.train_batch_size=512 actor_rollout_ref.actor.ppo_mini_batch_size=128 actor_rollout_ref.model.path="${MODEL}" '
+            "actor.megatron.tensor_model_parallel_size=4 rollout.tensor_model_parallel_size=1 trainer.n_gpus_per_node=8 trainer.nnodes=$N",
+            "verl",
+            "megaplan estimate ORG/M --gpus 16 --seq 4096 --global-batch 128 --set mesh.tp=4",
+        ),
+        (
+            ': "${MODEL:=ORG/M}"\nmegatron sft --model "${MODEL}" --global_batch_size 16\n# megatron export --model x/y\n'
+            "swift infer --model out/z",
+            "ms-swift",
+            "megaplan estimate ORG/M --gpus 8 --global-batch 16",
+        ),
+        ("export EXP=a/b.yaml\nbash run_pretrain.sh", "Primus", f"megaplan import megatron a/b.yaml   # {_AFTER}"),
+        ("./primus-cli direct -- train pretrain --config c.yaml --lr 1", "Primus", f"megaplan import megatron c.yaml   # {_AFTER}"),
+        ("torchrun scripts/training/run_recipe.py --recipe llama3_8b", "a Megatron-Bridge recipe", "megaplan estimate MODEL --gpus 8"),
         ("import mindspeed_llm", "MindSpeed", "megaplan estimate MODEL --gpus 8"),
         (
             "base_model: ORG/M\nsequence_len: 4096\nmicro_batch_size: 2\n",

@@ -166,6 +166,18 @@ def test_a_launch_that_sources_the_model_s_arguments_is_read_where_the_file_is(t
     assert any("rollouts" in each.detail for each in imported.loaded.diagnostics)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("cp", [1, 2])
+def test_slime_states_its_gpus_and_the_tokens_of_a_packed_microbatch(tmp_path: Path, cp: int, *, packed: bool) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/small.sh").write_text(SOURCED, encoding="utf-8")
+    more = f" --context-parallel-size {cp}" + (" --use-dynamic-batch-size" if packed else "")
+    launch = SLIME.replace("--max-tokens-per-gpu 4096", f"--max-tokens-per-gpu 512{more}").replace("num-nodes 1", "num-nodes 2")
+    spec = import_megatron(launch, str(tmp_path / "run.sh")).loaded.spec
+    assert spec.mesh.world_size == 16
+    assert spec.batch.seq_length == (512 * cp if packed else 4096)
+
+
 def test_a_length_may_be_stated_where_a_launch_has_none() -> None:
     short = BARE.replace("--seq-length 128", "")
     with pytest.raises(MegaplanError) as caught:
@@ -237,9 +249,12 @@ def test_a_place_that_a_template_leaves_is_a_variable_that_is_set_nowhere() -> N
         import_megatron(text, "x.yaml")
 
 
-def test_sizes_of_a_model_of_diffusion_are_refused() -> None:
-    with pytest.raises(MegaplanError, match="a model of diffusion"):
-        import_megatron(yaml.safe_dump({"model": SIZES | {"vocab_size": 99, "crossattn_emb_size": 64}}), "x.yaml")
+@pytest.mark.parametrize(
+    ("key", "value", "kind"), [("crossattn_emb_size", 64, "a model of diffusion"), ("bert_no_binary_head", True, "BERT")]
+)
+def test_sizes_of_a_model_that_is_no_decoder_are_refused(key: str, value: object, kind: str) -> None:
+    with pytest.raises(MegaplanError, match=kind):
+        import_megatron(yaml.safe_dump({"model": SIZES | {"vocab_size": 99, key: value}}), "x.yaml")
 
 
 def test_a_layout_may_have_escaped_bars() -> None:

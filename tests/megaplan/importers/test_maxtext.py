@@ -232,3 +232,77 @@ def test_a_script_s_model_lies_next_to_the_base_that_it_names(tmp_path: Path) ->
     script.parent.mkdir(parents=True)
     script.write_text("python3 -m MaxText.train MaxText/configs/base.yml model_name=own per_device_batch_size=1\n")
     assert import_maxtext([str(script)]).loaded.spec.model.num_layers == 6
+
+
+OTHERS = {
+    "python3 MaxText/decode.py": "inference",
+    "python -m maxtext.inference.vllm_decode": "inference",
+    "python3 ../inference_microbenchmark.py": "inference",
+    "python3 -m MaxText.llama_or_mistral_ckpt": "the conversion of a checkpoint",
+    "python3 -m maxtext.checkpoint_conversion.to_maxtext": "the conversion of a checkpoint",
+    "python MaxText/generate_param_only_checkpoint.py": "the conversion of a checkpoint",
+    "python3 -m maxtext.trainers.post_train.rl.train_rl": "further models",
+    "python3 -m maxtext.trainers.post_train.distillation.train_distill": "further models",
+    "python3 -m tests.utils.forward_pass_logit_checker": "a check",
+}
+TRAINERS = ("-m MaxText.train", "MaxText/train.py", "-m maxtext.trainers.pre_train.train", "-m maxtext.trainers.post_train.sft.train_sft")
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_a_script_that_trains_no_one_model_is_refused_by_its_program(tmp_path: Path, command: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"# python3 MaxText/train.py\n\n{command} base.yml \\\n  model_name=llama2-7b per_device_batch_size=1\n", encoding="utf-8"
+    )
+    with pytest.raises(MegaplanError) as caught:
+        spec_of(str(script))
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.location.line) == ("MP926", 3)
+    assert OTHERS[command] in found.detail
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_script_that_also_converts_is_read_by_its_training(tmp_path: Path, trainer: str) -> None:
+    script = tmp_path / "run.sh"
+    rows = [f"{command} base.yml model_name=llama2-7b max_target_length=64" for command in OTHERS]
+    train = f"python3 {trainer} base.yml model_name=llama2-7b max_target_length=128 compile_topology=v5p-8"
+    script.write_text("\n".join([*rows, train, *rows]), encoding="utf-8")
+    assert spec_of(str(script)).batch.seq_length == 128
+
+
+@pytest.mark.parametrize("key", ["kd_teacher_parameters_path", "teacher_overrides"])
+def test_a_teacher_is_not_passed_over(tmp_path: Path, key: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m MaxText.train base.yml model_name=llama2-7b {key}=gs://x/items my_own=3\n", encoding="utf-8")
+    with pytest.raises(MegaplanError) as caught:
+        spec_of(str(script))
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.hints[0].split("   ")[0]) == ("MP914", f"--ignore {key}")
+    script.write_text("python3 -m MaxText.train base.yml model_name=llama2-7b my_own=3\n", encoding="utf-8")
+    notes = "\n".join(each.detail for each in import_maxtext([str(script)]).loaded.diagnostics)
+    assert "not read, for it changes no tensor that is priced: my_own" in notes
+
+
+@pytest.mark.parametrize(
+    ("scale", "hidden", "heads", "width", "layers", "billions"),
+    [
+        (1, 2048, 16, 7168, 16, 1),
+        (16, 4096, 64, 28672, 32, 16),
+        (32, 8192, 64, 28672, 32, 32),
+        (128, 8192, 128, 57344, 64, 128),
+        (1024, 16384, 256, 114688, 128, 1024),
+    ],
+)
+def test_sizes_by_one_scale(scale: int, hidden: int, heads: int, width: int, layers: int, billions: int) -> None:
+    """The files 16b.sh to 1024b.sh of MaxText's folders of configurations are named by their parameters."""
+    spec = spec_of(f"global_parameter_scale={scale}", "compile_topology=v5p-8")
+    model = spec.model
+    assert (model.hidden_size, model.attention.num_heads, model.attention.num_kv_heads) == (hidden, heads, heads)
+    assert (model.mlp.ffn_hidden_size, model.num_layers) == (width, 2 * layers)
+    assert abs(build_inventory(spec).parameters / 1e9 - billions) < 0.2 * billions
+
+
+@pytest.mark.parametrize("scale", ["3", "0", "true", "0.5"])
+def test_a_scale_is_a_power_of_two(scale: str) -> None:
+    with pytest.raises(MegaplanError, match="a power of two"):
+        spec_of(f"global_parameter_scale={scale}")

@@ -136,6 +136,21 @@ def test_a_run_of_nemo_is_cut_as_it_says() -> None:
     assert spec_of(reduced, 16).precision.grads == "bf16"
 
 
+def test_the_vocabulary_and_biases_of_nemo_have_names_of_their_own() -> None:
+    model = spec_of(nemo(override_vocab_size=1280, qkv_bias=True, bias=False), 16).model
+    assert (model.vocab_size, model.attention.bias, model.attention.output_bias, model.mlp.bias) == (1280, True, False, False)
+
+
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("kind", ["fp8_hybrid", "fp8_e4m3"])
+def test_settings_of_fp8_count_where_fp8_is_on(kind: str, *, on: bool) -> None:
+    """NeMo's published files hold the settings of FP8 next to `fp8: False`."""
+    idle = {kind: True, "fp8_margin": 0, "fp8_amax_history_len": 64, "fp8_amax_compute_algo": "max", "fp8_params": True}
+    spec = spec_of(nemo(**idle, fp8=on, transformer_engine=True), 16)
+    assert (spec.precision.recipe is not None) == on
+    assert spec == spec_of(nemo(), 16) or on
+
+
 @pytest.mark.parametrize("more", [{"peft": {"peft_scheme": "lora"}}, {"bert_binary_head": True}])
 def test_nemo_beyond_a_whole_decoder_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(MegaplanError, match="MP926"):

@@ -17,7 +17,7 @@ import yaml
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.maxtext.policies import TENSORS
-from megaplan.importers.maxtext.keys import DEFAULTS, IGNORED, OF_TRAINING, REFUSED, SLICE, SLICES
+from megaplan.importers.maxtext.keys import DEFAULTS, IGNORED, OF_TRAINING, REFUSED, SCALE, SLICE, SLICES
 from megaplan.importers.maxtext.model import DEFAULTS as OF_MODEL
 from megaplan.importers.maxtext.model import models
 from megaplan.importers.maxtext.script import number_of, training_words, words
@@ -31,6 +31,7 @@ XPK = {SLICE: re.compile(r"--(?:device|tpu)[-_]type[= ]([\w-]+)"), SLICES: re.co
 OTHER_FILE = re.compile(r"[\w./${}-]*?([\w.-]+\.ya?ml)\b")
 BASE = "base.yml"
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
+_MOST_SCALE = 2**20
 WHOLE = 300
 """Keys from which on a file is base.yml as a whole, so that most of its keys are none of this import's."""
 
@@ -71,6 +72,7 @@ class MaxTextConfig(ProgramConfig):
         self._whole = len(self._given) > WHOLE
         self._check_variables()
         self.values = {**self._of_model(), **self._given}
+        self._scale_sizes()
         self._check_keys()
         self._check_types()
 
@@ -84,20 +86,22 @@ class MaxTextConfig(ProgramConfig):
         if isinstance(found, dict) and any(key in DEFAULTS for key in found):
             self.settings += settings_of_section(found.pop(SECTION, None) or {})
             return {str(key): number_of(value) for key, value in found.items()}
-        found, said = training_words(text)
+        found, whole, said = training_words(text, display_name(name))
         if not any(key in DEFAULTS for key in found):
-            raise MegaplanError([diagnostic("MP916", "no key of MaxText, in YAML or as key=value", Location(display_name(name)))])
+            at, hint = Location(display_name(name)), "megaplan import maxtext base.yml model_name=…   # with the run's own key=value"
+            raise MegaplanError([diagnostic("MP916", "no key of MaxText, in YAML or as key=value", at, (hint,))])
         options = {key: match[1] for key, pattern in XPK.items() if (match := pattern.search(text))}
         if said:
             self.say(f"{display_name(name)}: {said}")
         self._bases += _folders_of_models(text, name)
         self._others += [other for other in OTHER_FILE.findall(text) if other != BASE]
-        return options | {key: value for key, value in found.items() if (key in DEFAULTS or key in REFUSED) and key != "run_name"}
+        known = {key: value for key, value in found.items() if whole or key in DEFAULTS or key in REFUSED}
+        return options | {key: value for key, value in known.items() if key != "run_name"}
 
     def _of_model(self) -> dict[str, Any]:
         """Keys of the file of the model that is named; none for the default model, or if base.yml has the model's own values."""
         name = self._given.get("model_name", "default")
-        if name == "default" and not self._whole and not self._given.keys() & OF_MODEL.keys():
+        if name == "default" and not self._whole and not self._given.keys() & {SCALE, *OF_MODEL}:
             detail = f"neither model_name nor a size of a model; {len(models())} models are known by name"
             if self._others:
                 detail = f"the script gives MaxText {self._others[0]}, which has the model: give that file, too"
@@ -116,6 +120,24 @@ class MaxTextConfig(ProgramConfig):
         if self._whole:  # base.yml has defaults of the model's keys, which its file replaces
             self._given = {key: value for key, value in self._given.items() if key not in found or value != DEFAULTS.get(key)}
         return dict(found)
+
+    def _scale_sizes(self) -> None:
+        """Multiplies the model's sizes by powers of two, in turn heads and inner width, the stream's width, and the number of layers.
+
+        Source: `get_individual_scales` of `src/maxtext/configs/types.py`, AI-Hypercomputer/maxtext.
+        """
+        scale = self.values.get(SCALE, 1)
+        if not isinstance(scale, int) or isinstance(scale, bool) or not 0 < scale <= _MOST_SCALE or scale & (scale - 1):
+            self.wrong(SCALE, f"a power of two up to {_MOST_SCALE:,}")
+            self.stop()
+        turns, left = divmod(scale.bit_length() - 1, 3)
+        inner = turns + (left > 0)
+        by = {"base_num_decoder_layers": turns, "base_emb_dim": turns + (left > 1)}
+        by |= dict.fromkeys(("base_num_query_heads", "base_num_kv_heads", "base_mlp_dim", "base_moe_mlp_dim"), inner)
+        for key, power in by.items():
+            size = self.values.get(key, OF_MODEL[key])
+            if scale > 1 and isinstance(size, int) and size > 0:
+                self.values[key] = size << power
 
     def _of_own_file(self, name: str) -> dict[str, Any]:
         """Keys of the model's own file in MaxText's folder of models next to a file that is read; empty if there is none."""
@@ -153,7 +175,9 @@ class MaxTextConfig(ProgramConfig):
     def _check_keys(self) -> None:
         unknown = []
         for key, value in self._given.items():
-            if key in REFUSED:
+            if "teacher" in key and value:
+                self.refuse(key, "the parameters and activations of a teacher are not priced", f"--ignore {key}   # to plan it without")
+            elif key in REFUSED:
                 neutral, why = REFUSED[key]
                 if value not in (neutral, None, False) and value != -1:
                     self.refuse(key, why, f"{key}={json.dumps(neutral)}")

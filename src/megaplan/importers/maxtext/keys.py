@@ -15,6 +15,7 @@ AXES = ("data", "fsdp", "fsdp_transpose", "context", "tensor", "expert", "pipeli
 OTHER_AXES = (
     "diloco", "sequence", "tensor_transpose", "tensor_sequence", "context_autoregressive", "context_usp_ulysses", "autoregressive",
 )  # fmt: skip
+SCALE = "global_parameter_scale"
 SLICE, SLICES = "compile_topology", "compile_topology_num_slices"
 DEFAULTS: dict[str, Any] = {
     **OF_MODEL, **{f"ici_{axis}_parallelism": 1 for axis in AXES}, **{f"dcn_{axis}_parallelism": 1 for axis in AXES},
@@ -25,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "scan_layers": True, "attention": "autoselected", "num_vocab_tiling": 1, "optimizer_memory_host_offload": False, "hardware": "tpu",
     SLICE: "", SLICES: -1, "steps": 150001, "learning_rate": 3e-5, "adam_weight_decay": 0.1, "gradient_clipping_threshold": 1.0,
     "lr_schedule_type": "cosine", "learning_rate_schedule_steps": -1, "warmup_steps_fraction": 0.1, "learning_rate_final_fraction": 0.1,
-    "wsd_decay_steps_fraction": 0.1, "init_weights_seed": 0,
+    "wsd_decay_steps_fraction": 0.1, "init_weights_seed": 0, SCALE: 1,
 }  # fmt: skip
 """Keys that are read, with MaxText's defaults."""
 OF_TRAINING = frozenset({
@@ -41,7 +42,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parameter_memory_host_offload": (False, "parameters in host memory are not priced"),
     "shard_optimizer_over_data": (False, "state that is sharded over copies is not priced"),
     "pipeline_parallel_layers": (-1, "stages of some of the layers are not priced"),
-    "global_parameter_scale": (1, "dimensions are those of the base_ keys"),
     "use_multimodal": (False, "encoders are not priced"),
     "use_audio": (False, "encoders are not priced"),
     "engram_layers": ([], "tables of engrams are not priced"),

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Location, MegaplanError
+from megaplan.importers.variables import replaced, variables
+
 WORD = re.compile(r"""(?<![\w.$-])([a-z][a-z0-9_]*)=("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\]*)""")
 """An argument of MaxText in a script; names of environment variables have capital letters."""
-_ASSIGNED = re.compile(
-    r"""^[ \t]*(?:(?:export|readonly|local|declare)[ \t]+)*([A-Za-z_]\w*)="""
-    r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s;&|"'$]*(?:\$\{[^}]*\}[^\s;&|"']*)*)""",
-    re.MULTILINE | re.DOTALL,
+_TRAINS = re.compile(
+    r"""(?:\bmaxtext|\bMaxText)[\w.]*\.["']?(?:train|train_compile|train_sft(?:_native)?|sft_trainer)\b"""
+    r"""|\b(?:train(?:_compile|_sft(?:_native)?)?|sft_trainer)\.py\b"""
 )
-MOST_NESTED = 8
-"""Most defaults of variables inside each other."""
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}$]*))?\}|\$([A-Za-z_]\w*)")
-_TRAINS = re.compile(r"""(?:\bmaxtext|\bMaxText)[\w.]*\.["']?(?:train|train_compile)\b|\btrain(?:_compile)?\.py\b""")
-"""A program of MaxText that trains, or that compiles a training step."""
+"""A program of MaxText that trains one model, or that compiles a training step."""
+_PROGRAM = re.compile(r"""\bpython3? +(?:-[mu] +)*["']?([\w./-]*(?:[Mm]ax[Tt]ext|_)[\w./-]*)""")
+_OTHER_PROGRAMS = {
+    r"decode|inference|maxengine": "inference",
+    r"ckpt|chkpt|checkpoint|convert|orbax|to_maxtext|to_huggingface": "the conversion of a checkpoint",
+    r"(?:\b|_)rl(?:\b|_)|grpo|distill|dpo": "training with further models next to the one that learns",
+    r"logit|eval|estimator": "a check of a model",
+}
+"""Parts of the names of MaxText's programs that do not train one model."""
 
 
 def words(text: str) -> Iterator[tuple[str, Any]]:
@@ -38,44 +45,32 @@ def number_of(value: Any) -> Any:
     return float(value) if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE][-+]?\d+", value) else value
 
 
-def training_words(text: str) -> tuple[dict[str, Any], str]:
-    """The arguments of a script, and a sentence about which of its commands is read.
+def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
+    """The arguments of a script, whether they are a command's, and a sentence about which of its commands is read.
 
     Of several commands that train it is one whose variables are set, with most arguments, the last of those; without any all arguments of
-    the text count.
+    the text count, unless its programs do something else.
+
+    Raises:
+        MegaplanError: MP926, no command trains one model.
     """
     plain = "\n".join(line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
-    whole = _replaced(plain, _variables(plain))
+    whole = replaced(plain, variables(plain))
     commands = [dict(words(line)) for line in whole.splitlines() if _TRAINS.search(line)]
     commands = [each for each in commands if each]
     if not commands:
-        return dict(words(whole)), ""
+        _refuse_other(plain, text, name)
+        return dict(words(whole)), False, ""
     read = max(reversed(commands), key=lambda each: (not any("$" in str(value) for value in each.values()), len(each)))
     others = f"{len(commands)} commands train, and the last of those with most arguments is read" if len(commands) > 1 else ""
-    return read, others
+    return read, True, others
 
 
-def _variables(text: str) -> dict[str, str]:
-    """Values of the variables that a text assigns, each with those above it; the first of several values of one is kept."""
-    found: dict[str, str] = {}
-    for match in _ASSIGNED.finditer(text):
-        value = match[2]
-        quoted = value[1:-1] if value[:1] in ("'", '"') else value
-        if "$(" in value or "`" in value or (match[1] in found and match[1].islower()):
-            continue
-        found.setdefault(match[1], quoted if value.startswith("'") else _replaced(quoted, found))
-    return found
-
-
-def _replaced(text: str, variables: Mapping[str, str]) -> str:
-    """A text with variables replaced by their values or defaults; unset ones stay."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        return variables.get(name, match[2] if match[2] is not None else match[0])
-
-    for _ in range(MOST_NESTED):
-        before, text = text, _VARIABLE.sub(value, text)
-        if text == before:
-            break
-    return text
+def _refuse_other(plain: str, text: str, name: str) -> None:
+    """Refuses a script whose programs of MaxText, in its text without comments, do not train one model."""
+    for program in (match[1] for match in _PROGRAM.finditer(plain)):
+        what = next((what for part, what in _OTHER_PROGRAMS.items() if re.search(part, program, re.IGNORECASE)), None)
+        if what is not None:
+            detail = f"{name} starts {program}, {what}, and a spec is of the training of a decoder of text"
+            at = Location(name, text.count("\n", 0, text.index(program)) + 1)
+            raise MegaplanError([diagnostic("MP926", detail, at, ("megaplan import maxtext TRAINING.sh",))])

@@ -13,6 +13,7 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.meant import foreign_modules
+from megaplan.importers.variables import replaced, variables
 
 
 class _FrontEnd(NamedTuple):
@@ -24,7 +25,11 @@ class _FrontEnd(NamedTuple):
 
 
 _WHOLE = re.MULTILINE | re.DOTALL
-_OWN_COMMANDS = {"torchtitan": "megaplan import torchtitan {}", "transformers": "megaplan import hf {}"}
+_OWN_COMMANDS = {
+    "torchtitan": "megaplan import torchtitan {}",
+    "MaxText": "megaplan import maxtext {}",
+    "transformers": "megaplan import hf {}",
+}
 """Commands that read the files of a front end as they are."""
 _ARGUMENTS = "its arguments"
 """Source of a model that Megatron's own arguments state, which are read where a text has them."""
@@ -62,7 +67,12 @@ _FRONT_ENDS = (
         re.compile(r"^[^#\n]*(?:_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|\bnemo llm\b)", re.MULTILINE),
         "its recipe",
     ),
-    _FrontEnd("a Megatron-Bridge recipe", re.compile(r"\bmegatron\.bridge\.recipes\b"), "the recipe, whose run writes run_config.yaml"),
+    _FrontEnd(
+        "a Megatron-Bridge recipe",
+        re.compile(r"\bmegatron\.bridge\.recipes\b|^[^#\n]*\brun_recipe\.py\b", re.MULTILINE),
+        "the recipe, whose run writes run_config.yaml",
+    ),
+    _FrontEnd("Primus", re.compile(r"^[^#\n]*(?:\bprimus-cli\b|\bEXP=\S+\.ya?ml)", re.MULTILINE), "the YAML of --config"),
     _FrontEnd("LLaMA-Factory", re.compile(r"\A(?=.*^model_name_or_path:)(?=.*^(?:finetuning_type|stage):)", _WHOLE), "model_name_or_path"),
     _FrontEnd(
         "axolotl", re.compile(r"\A(?=.*^base_model:)(?=.*^sequence_len:)|^[^#\n]*\baxolotl (?:train|preprocess)\b", _WHOLE), "base_model"
@@ -75,6 +85,9 @@ _FRONT_ENDS = (
         "the program that reads it",
     ),
     _FrontEnd("torchtitan", re.compile(r"\A(?=.*^\[model\])(?=.*^\[(?:training|parallelism)\])", _WHOLE), "torchtitan's registry"),
+    _FrontEnd(
+        "MaxText", re.compile(r"^[^#\n]*(?:\bpython3? +(?:-m +)?\S*\b(?:maxtext|MaxText)[./]|^base_emb_dim:)", re.MULTILINE), "model_name"
+    ),
     _FrontEnd("transformers", re.compile(r"\A\s*\{(?=.*\"model_type\")(?!.*\"MODEL_ARGS\")", _WHOLE), "the file itself"),
 )
 _WITH_TABLE = ("ms-swift", "slime", "MindSpeed")
@@ -103,8 +116,11 @@ _OURS = {
 }
 _TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter", "tuner_backend")
 """Arguments by which front ends choose between all parameters and low-rank adapters."""
+_OF_ROLLOUTS = ("max_prompt_length", "max_response_length")
+"""Lengths of verl whose sum is that of a sequence."""
 _SIZES = {
     "global_batch_size": "--global-batch",
+    "ppo_mini_batch_size": "--global-batch",
     "train_batch_size": "--global-batch",
     "max_length": "--seq",
     "cutoff_len": "--seq",
@@ -123,7 +139,7 @@ _OTHER_PROGRAMS = {
     r"vision_|dino|pretrain_swin": "a model of images",
     r"generat|inference|server": "inference",
     r"convert|checkpoint_util|checkpoint/": "the conversion of a checkpoint",
-    r"preprocess|merge_datasets|build_index": "the preparation of data",
+    r"preprocess|merge_datasets|build_index|analyze_data|prepare_\w*data|blend\w*_dataset": "the preparation of data",
     r"tasks/|evaluat|finetune_race|msdp|lm_eval": "a task of evaluation",
     r"quantize|export|prune": "the export of a checkpoint",
 }
@@ -139,11 +155,15 @@ _STARTS_MEGATRON = re.compile(r"^[^#\n]*\bpretrain_(?:gpt|mamba|hybrid)\.py\b", 
 _WITH_ENCODERS = re.compile(r"vlm|multimodal|mimo|flamingo|llava|omni|vl\.py")
 _OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "vision_pretraining", "use_tiling", "max_num_tiles")
 """Arguments that only a model with images has, whatever its program is called."""
-_OF_DIFFUSION = ("crossattn_emb_size", "patch_spatial", "patch_temporal", "num_joint_layers", "num_single_layers")
-"""Arguments that only a model of diffusion has."""
+_OF_OTHERS = {
+    "a model of diffusion": ("crossattn_emb_size", "patch_spatial", "patch_temporal", "num_joint_layers", "num_single_layers"),
+    "BERT": ("bert_no_binary_head",),
+}
+"""Arguments that only models have that are no decoders of text."""
 _DECODERS_TOKENS = ("decoder_seq_length", "dataloader_seq_length")
 """Arguments with the tokens of a decoder behind encoders, whose own tokens are `--seq-length`."""
 _FREEZES = re.compile(r"freeze_(?:lm|llm|language_model|model|all_layers|base_for_mtp)$")
+_BEYOND_SFT = re.compile(r"dpo|orm|prm|simpo|ppo|grpo|kto")
 _BY_CONFIG = MappingProxyType({"use_bridge": "bridge_hf_model"})
 """Switches of forks with which a config makes the model, whatever sizes a launch states, and the argument that names the config."""
 
@@ -156,6 +176,7 @@ def refuse_other_program(launch: Arguments) -> None:
     """
     _refuse_configs(launch)
     _refuse_frozen(launch)
+    _refuse_stage(launch)
     modules = foreign_modules(launch.values.get("spec"))
     if modules.startswith("mindspeed"):  # whose arguments state the model, as Megatron-LM's do
         launch.guess("spec", f"--spec {modules} builds the layers; they are planned as those of Megatron-LM")
@@ -165,9 +186,11 @@ def refuse_other_program(launch: Arguments) -> None:
     if re.search(r"(?:pretrain|train)_(?:gpt|mamba|hybrid)\w*\.py$", program):
         return
     what = next((what for part, what in _OTHER_PROGRAMS.items() if re.search(part, program)), None)
-    foreign = next((key for key in _OF_DIFFUSION if launch.values.get(key) not in (None, False)), "")
+    foreign = next(
+        (f"has {flag(key)}, {kind}" for kind, keys in _OF_OTHERS.items() for key in keys if launch.values.get(key) not in (None, False)), ""
+    )
     if foreign or what is not None:
-        starts = f"has {flag(foreign)}, a model of diffusion" if foreign else f"starts {launch.program.rpartition('/')[2]}, {what}"
+        starts = foreign or f"starts {launch.program.rpartition('/')[2]}, {what}"
         detail = f"{launch.name} {starts}, and a spec is of the training of a decoder of text"
         raise MegaplanError([diagnostic("MP926", detail, Location(launch.name), ("megaplan import megatron TRAINING.sh",))])
     of_images = next((key for key in _OF_IMAGES if launch.values.get(key)), "")
@@ -195,6 +218,14 @@ def _refuse_frozen(launch: Arguments) -> None:
         launch.pass_over(key)
         ignored = f"--ignore {key.replace('_', '-')}   # to plan it as trained"
         launch.cannot(key, "the decoder is frozen, and host megatron trains all of it", None, ignored)
+
+
+def _refuse_stage(launch: Arguments) -> None:
+    """Refuses a stage of post-training that has more than the decoder, by MindSpeed's `--stage`."""
+    if _BEYOND_SFT.search(str(launch.values.get("stage"))):
+        launch.pass_over("stage")
+        why = "further models, pairs of answers or a head of rewards are not priced"
+        launch.cannot("stage", why, None, "--ignore stage   # to plan the decoder on sequences alone")
 
 
 def _refuse_configs(launch: Arguments) -> None:
@@ -237,11 +268,13 @@ _OF_SLIME = {"use_distributed_optimizer": True, "bf16": True, "seq_length": 4096
 
 def with_own_defaults(launch: Arguments) -> Arguments:
     """The launch of a front end that sources the model's arguments, with the values that it sets itself."""
-    absent = {
-        key: value
-        for key, value in _OF_SLIME.items()
-        if launch.values.get(key) is None and not (key == "bf16" and launch.values.get("fp16"))
-    }
+    own, given = dict(_OF_SLIME), launch.values
+    nodes, gpus, tokens = (given.get(key) for key in ("actor_num_nodes", "actor_num_gpus_per_node", "max_tokens_per_gpu"))
+    if isinstance(nodes, int) and isinstance(gpus, int):
+        own["world_size"] = nodes * gpus
+    if given.get("use_dynamic_batch_size") and isinstance(tokens, int):  # rows of a microbatch are packed up to this
+        own["seq_length"] = own["max_position_embeddings"] = tokens * (launch.optional("context_parallel_size") or 1)
+    absent = {key: value for key, value in own.items() if given.get(key) is None and not (key == "bf16" and given.get("fp16"))}
     launch.values |= absent
     launch.say("as slime sets them where a launch does not: " + ", ".join(f"{key} = {value}" for key, value in absent.items()))
     return launch
@@ -276,11 +309,17 @@ def refuse_front_end(text: str, name: str) -> None:
         )
     detail = f"{name} is of {front.name}, whose model comes from {front.model}"
     hints = (
-        _command(text),
-        *(_OF_A_RUN if python else ()),
+        *(_of_primus(text) or (_command(text),)),
+        *(_OF_A_RUN if python else _OF_A_RUN[1:] if "run_config" in front.model else ()),
         *(("megaplan import megatron TRAINING.log   # where it has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
     )
     raise MegaplanError([diagnostic("MP926", detail, Location(name, line), hints)])
+
+
+def _of_primus(text: str) -> tuple[str, ...]:
+    """The import of the configuration that a launch of Primus names; empty for other texts."""
+    named = re.search(r"^[^#\n]*(?:\bEXP=[\"']?|\bprimus-cli\b[^#\n]*--config[= ]+)([\w./${}-]+\.ya?ml)", text, re.MULTILINE)
+    return (f"megaplan import megatron {named[1]}   # and the launch's own arguments, after --",) if named else ()
 
 
 def _is_python(text: str, name: str) -> bool:
@@ -291,10 +330,18 @@ def _is_python(text: str, name: str) -> bool:
     return _PYTHON.match(first) is not None
 
 
+def _stated(text: str) -> dict[str, str]:
+    """Values by name of a launch or configuration, with its variables replaced; of several commands those of the first."""
+    plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
+    plain = replaced(plain, variables(plain))
+    found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?([\w./-]+)", plain)
+    dotted = [(key.rpartition(".")[2], value) for key, value in re.findall(r"([\w.]+)=[\"']?([\w./-]+)", plain) if "." in key]
+    return {key.replace("-", "_"): value for key, value in reversed(found)} | dict(reversed(dotted))
+
+
 def _command(text: str) -> str:
     """The estimate of the text's model on the degrees that it states."""
-    given = {key.replace("-", "_"): value for key, value in re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?([\w./-]+)", text)}
-    given |= {key.rpartition(".")[2]: value for key, value in re.findall(r"([\w.]+)=([\w./-]+)", text) if "." in key}
+    given = _stated(text)
     model = next(
         (
             given[key]
@@ -320,6 +367,9 @@ def _command(text: str) -> str:
     if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes
         gpus = int(given["num_processes"])
     words = ["megaplan", "estimate", model, "--gpus", str(gpus)]
+    lengths = [given.get(key, "") for key in _OF_ROLLOUTS]
+    if all(length.isdigit() for length in lengths):
+        words += ["--seq", str(sum(map(int, lengths)))]
     for key, option in _SIZES.items():
         if given.get(key, "").isdigit() and option not in words:
             words += [option, given[key]]

@@ -163,7 +163,7 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
         found.append(Translated("swiglu", "--glu-activation swiglu is read as --swiglu"))
     if values.get("use_legacy_models") and values.get("transformer_impl") == "local":
         flash_of_own_modules(values)
-    found += translate_deepspeed(values)
+    found += [*translate_deepspeed(values), *_flagscale_width(values)]
     if values.get("num_experts") is not None:
         found += _mindspeed_experts(values)
     recomputes = values.get("checkpoint_activations") or values.get("recompute_granularity") == "full"
@@ -173,6 +173,23 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
     given = [key for key in NOT_PLANNED if values.pop(key, None)]
     found += [Translated(key, f"{flag(key)}: {NOT_PLANNED[key]}", uncertain=True) for key in given]
     return found
+
+
+def _flagscale_width(values: dict[str, Any]) -> list[Translated]:
+    """The inner width of gated MLPs that FlagScale derives where none is stated; next to a stated one its arguments have no effect.
+
+    Source: `flagscale/runner/auto_tuner/utils.py` of FlagOpen/FlagScale, as in `arguments.py` of its Megatron-LM.
+    """
+    multiple, factor, hidden = (values.get(key) for key in ("multiple_of", "hidden_dim_multiplier", "hidden_size"))
+    if not (isinstance(multiple, int) and isinstance(hidden, int) and multiple > 0):
+        return []
+    for key in ("multiple_of", "hidden_dim_multiplier"):
+        values.pop(key, None)
+    if values.get("ffn_hidden_size") is not None or not values.get("swiglu"):
+        return []
+    width = int(int(4 * hidden * 2 / 3) * (factor if isinstance(factor, int | float) else 1))
+    values["ffn_hidden_size"] = -(-width // multiple) * multiple
+    return [Translated("ffn_hidden_size", f"--multiple-of {multiple} gives --ffn-hidden-size {values['ffn_hidden_size']}, as in FlagScale")]
 
 
 def _mindspeed_experts(values: dict[str, Any]) -> list[Translated]:

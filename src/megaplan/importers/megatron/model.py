@@ -186,7 +186,7 @@ def _attention(launch: Arguments, stack: LaunchLayers, hidden: int, *, bias: boo
                 launch.warn(name, ANGLES)
         launch.pass_over(*SCALING)
         if queried and not bias:
-            launch.cannot("add_qkv_bias", "projections of a spec's latent attention have no bias", "")
+            launch.overruled("add_qkv_bias", "projections into latent attention have no bias")
         return {**found, **_given(output_bias=bias), **({} if normed else {"latent_norm": False}), **_indexer(launch, stack, places)}
     groups = launch.whole("num_query_groups")
     if not launch.given("group_query_attention") and groups != heads:

@@ -54,16 +54,22 @@ _NEMO = MappingProxyType(
         "use_flash_attention": "use_flash_attn",
         "ub_tp_comm_overlap": "tp_comm_overlap",
         "fp8_params": "fp8_param_gather",
+        "override_vocab_size": "vocab_size",
+        "qkv_bias": "add_qkv_bias",
     }
 )
 _REFERENCE = re.compile(r"\$\{(?:\.|model\.)(\w+)\}|\$\{(multiply|divide): *(\d{1,12}), *(\d{1,12})\}")
 _MOST_NESTED = 4
+_OF_FP8 = ("fp8_format", "fp8_param_gather", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_compute_algo")
+"""Arguments that NeMo 1 reads where `fp8` is true alone."""
 _LEFT_TO_DEFAULTS = (
     "activation",
     "bias",
     "normalization",
     "share_embeddings_and_output_weights",
     "fp8",
+    "fp8_e4m3",
+    "fp8_hybrid",
     "virtual_pipeline_model_parallel_size",
 )
 
@@ -217,7 +223,7 @@ def _of_run(model: Mapping[str, Any], trainer: Mapping[str, Any], optim: Mapping
         "bf16": precision.startswith("bf16"),
         "fp16": precision.startswith("16"),
         "no_gradient_accumulation_fusion": not model.get("gradient_accumulation_fusion"),
-        "fp8_format": ("hybrid" if model.get("fp8_hybrid") else "e4m3") if model.get("fp8") else None,
+        **({"fp8_format": "hybrid" if model.get("fp8_hybrid") else "e4m3"} if model.get("fp8") else dict.fromkeys(_OF_FP8)),
         "num_virtual_stages_per_pipeline_rank": None if virtual == 1 else virtual,
         "optimizer": "adam",
         **{key: optim.get(key) for key in ("lr", "weight_decay")},

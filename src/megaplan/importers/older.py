@@ -1,0 +1,182 @@
+"""Decoders of 2019 to 2024 with LayerNorm: gpt2, gpt_bigcode, gpt_neo, gptj and codegen, gpt_neox, bloom, falcon, stablelm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megaplan.importers.decoders import decoder
+from megaplan.importers.parts import FULL, SLIDING, activation, biases, even_head_dim, model_of, positions, windows
+from megaplan.importers.reader import ConfigReader
+from megaplan.importers.rotary import rope
+
+_SIDE_BY_SIDE = "attention and MLP of a layer have a norm each and read one stream; planned one after the other, with the same parameters"
+_SLOPES = "scores fall with distance by fixed slopes (ALiBi), which have no parameter; no position is rotated"
+_OF_SCORES = (
+    *("n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "task_specific_params"),
+    *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "runner_max_sequence_length"),
+    *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
+)
+"""Fields that only change scores, or belong to heads of other tasks."""
+
+
+def gpt2(reader: ConfigReader) -> dict[str, Any]:
+    """gpt2: LayerNorm, learned positions, biases everywhere, an MLP of two matrices, four times as wide where `n_inner` is null."""
+    return _learned(reader, reader.whole("n_head"))
+
+
+def gpt_bigcode(reader: ConfigReader) -> dict[str, Any]:
+    """gpt_bigcode: gpt2 whose heads share one key and one value, unless `multi_query` is false."""
+    reader.skip("num_key_value_heads")  # which the class writes
+    return _learned(reader, 1 if reader.flag("multi_query") else reader.whole("n_head"))
+
+
+def _learned(reader: ConfigReader, kv_heads: int) -> dict[str, Any]:
+    if reader.flag("add_cross_attention"):
+        reader.cannot("add_cross_attention", True, "crossattention is in every layer, and a spec is one stack", False)
+    attention = {"num_kv_heads": kv_heads, "bias": True, "output_bias": True, **_straight(reader.layers(2, "n_layer"))}
+    model = {"learned_positions": reader.whole("n_positions")}
+    return _stack(reader, attention, model, ("n_embd", "n_layer", "n_head", "n_inner"))
+
+
+def gpt_neo(reader: ConfigReader) -> dict[str, Any]:
+    """gpt_neo: gpt2 without biases of queries, keys and values, scores without a factor, and windows of the layers called local."""
+    layers, given = reader.layers(2, "num_layers"), reader.value("attention_types") or [[["global", "local"], 12]]
+    reader.skip("attention_types", "attention_layers")
+    groups = given if isinstance(given, list) else []
+    if all(isinstance(group, list) and len(group) == 2 and isinstance(group[1], int) and isinstance(group[0], list) for group in groups):
+        names = [name for kinds, times in groups for name in list(kinds) * min(times, layers)]
+    else:
+        names = []
+    if len(names) != layers or set(names) - {"global", "local"}:
+        reader.wrong("attention_types", given, f"lists of global and local with how often each comes, {layers} layers together")
+    kinds = [SLIDING if name == "local" else FULL for name in names]
+    attention = {"output_bias": True, "softmax_scale": 1.0, **_straight(layers), **windows(reader, kinds, "AD" * layers, "window_size")}
+    model = {"learned_positions": reader.whole("max_position_embeddings")}
+    return _stack(reader, attention, model, ("hidden_size", "num_layers", "num_heads", "intermediate_size"))
+
+
+def gptj(reader: ConfigReader) -> dict[str, Any]:
+    """gptj, codegen: attention without biases and an MLP with them read one LayerNorm; the head has a bias; part of a head rotates."""
+    rotated = reader.whole_or_null("rotary_dim")
+    attention = {"rope_theta": 10_000.0, **({} if rotated is None else {"rotary_dim": rotated})}
+    return _stack(reader, attention, {"head_bias": True}, ("n_embd", "n_layer", "n_head", "n_inner"), parallel=True)
+
+
+def gpt_neox(reader: ConfigReader) -> dict[str, Any]:
+    """gpt_neox: two LayerNorms a layer, biases, an MLP of two matrices, a quarter of each head rotated."""
+    share, base = reader.value("rotary_pct"), reader.value("rotary_emb_base")
+    reader.skip("classifier_dropout", "is_decoder", "rotary_pct", "rotary_emb_base")
+    if reader.flag("use_parallel_residual"):
+        reader.warn("use_parallel_residual", True, _SIDE_BY_SIDE)
+    head_dim = even_head_dim(reader, reader.whole("hidden_size"), reader.whole("num_attention_heads"), None)
+    turned = rope(reader, head_dim, partial=share if isinstance(share, float | int) else 0.25)
+    turned |= {"rope_theta": float(base)} if isinstance(base, float | int) else {}
+    return decoder(
+        reader,
+        {**biases(reader), **turned},
+        mlp_bias=True,
+        model={"norm": "layernorm"},
+        eps="layer_norm_eps",
+        gated=False,
+        head_dim=None,
+        rotates=False,
+    )
+
+
+def stablelm(reader: ConfigReader) -> dict[str, Any]:
+    """stablelm: LayerNorm, an MLP of three matrices, a quarter of each head rotated; attention and MLP may read one norm."""
+    if reader.flag("qk_layernorm"):
+        reader.cannot("qk_layernorm", True, "every head has a LayerNorm of its own (q_layernorm.norms), and qk_norm is one for all", False)
+    return decoder(
+        reader,
+        {"bias": True} if reader.flag("use_qkv_bias") else {},
+        model={"norm": "layernorm"},
+        eps="layer_norm_eps",
+        partial=0.25,
+        parallel=reader.flag("use_parallel_residual"),
+        head_dim=None,
+    )
+
+
+def bloom(reader: ConfigReader) -> dict[str, Any]:
+    """bloom: gpt2 with a norm on the embedding, and slopes in the place of positions."""
+    if reader.flag("apply_residual_connection_post_layernorm"):
+        reader.cannot("apply_residual_connection_post_layernorm", True, "the stream is added after the norm", False)
+    reader.skip(
+        "slow_but_exact", "n_inner", "seq_length", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "attention_softmax_in_fp32"
+    )
+    reader.warn("model_type", reader.family, _SLOPES)
+    layers = reader.layers(2, "n_layer")
+    attention = {"bias": True, "output_bias": True, **_straight(layers)}
+    hidden = "n_embed" if reader.has("n_embed") else "hidden_size"
+    reader.skip("hidden_size")
+    return _stack(reader, attention, {"embedding_norm": True}, (hidden, "n_layer", "n_head", ""), act=None)
+
+
+def falcon(reader: ConfigReader) -> dict[str, Any]:
+    """falcon: heads share one key and value, or some; attention and MLP read one LayerNorm, or one each; slopes or angles."""
+    heads, layers, newer = reader.whole("num_attention_heads"), reader.layers(2), reader.flag("new_decoder_architecture")
+    shared = reader.whole_or_null("num_kv_heads") or heads if newer else 1 if reader.flag("multi_query") else heads
+    reader.skip("num_kv_heads", "multi_query")
+    side, norms = reader.flag("parallel_attn"), reader.whole_or_null("num_ln_in_parallel_attn") or (2 if newer else 1)
+    if side and norms == 2:
+        reader.warn("num_ln_in_parallel_attn", norms, _SIDE_BY_SIDE)
+    bias = reader.flag("bias")
+    attention: dict[str, Any] = {"num_kv_heads": shared, **({"bias": True, "output_bias": True} if bias else {})}
+    if reader.flag("alibi"):
+        reader.warn("alibi", True, _SLOPES)
+        reader.skip("rope_theta", "rope_parameters", "rope_scaling")
+        attention |= _straight(layers)
+    else:
+        attention |= rope(reader, even_head_dim(reader, reader.whole("hidden_size"), heads, None))
+    names = "hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_hidden_size"
+    return _stack(reader, attention, {}, names, act="activation", bias=bias, parallel=side and norms == 1)
+
+
+def _straight(layers: int) -> dict[str, Any]:
+    """Layers whose queries and keys do not rotate: all."""
+    return {"nope_layers": positions("AD" * layers, "A")}
+
+
+def _stack(
+    reader: ConfigReader,
+    attention: dict[str, Any],
+    model: dict[str, Any],
+    names: Sequence[str],
+    *,
+    act: str | None = "activation_function",
+    bias: bool = True,
+    parallel: bool = False,
+) -> dict[str, Any]:
+    """The section `model` of a decoder with LayerNorm and an MLP of two matrices.
+
+    Args:
+        reader: Reader of the config.
+        attention: Keys of attention in addition to counts and widths.
+        model: Keys of `model` in addition to the common ones.
+        names: Fields of the stream's width, layers, heads, and the MLP's inner width, which is four times the stream's if it is null.
+        act: Field of the activation; None for a class that has GELU.
+        bias: Biases of the MLP.
+        parallel: Attention and MLP read one norm.
+    """
+    hidden, layers, heads = (reader.whole(name) for name in names[:3])
+    inner = reader.whole_or_null(names[3]) if names[3] else None
+    reader.layers(2, names[1])
+    reader.skip(*_OF_SCORES, "classifier_dropout")
+    letters = "AD" * layers
+    keys = {
+        "hidden_size": hidden,
+        "vocab_size": reader.whole("vocab_size"),
+        "tie_embeddings": reader.flag("tie_word_embeddings"),
+        "norm_eps": reader.number("layer_norm_epsilon"),
+        "norm": "layernorm",
+    }
+    side = {"parallel_layers": list(range(1, 2 * layers, 2))} if parallel else {}
+    counts = {"kind": "gqa", "num_heads": heads, "num_kv_heads": heads, "head_dim": even_head_dim(reader, hidden, heads, None)}
+    dense: dict[str, Any] = {
+        "ffn_hidden_size": 4 * hidden if inner is None else inner,
+        "activation": "gelu" if act is None else activation(reader, act, gated=False),
+        **({"bias": True} if bias else {}),
+    }
+    return model_of(reader, letters, keys | model | side, {"A": ("attention", counts | attention), "D": ("mlp", dense)})

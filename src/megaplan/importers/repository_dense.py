@@ -1,0 +1,96 @@
+"""Dense decoders whose class comes with the published weights: internlm, internlm2, baichuan, minicpm, qwen, chatglm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaplan.importers.decoders import decoder
+from megaplan.importers.parts import biases, even_head_dim, minicpm_factors, model_of
+from megaplan.importers.reader import ConfigReader
+from megaplan.importers.rotary import rotary_width
+
+
+def internlm(reader: ConfigReader) -> dict[str, Any]:
+    """internlm, internlm2: llama with a field of another name for the biases of attention, and none of the MLP."""
+    reader.skip("rotary")
+    return decoder(reader, biases(reader, "bias"))
+
+
+def baichuan(reader: ConfigReader) -> dict[str, Any]:
+    """baichuan: llama; the larger models have slopes in the place of angles."""
+    if not reader.has("max_position_embeddings"):
+        reader.warn(
+            "model_type", "baichuan", "scores fall with distance by fixed slopes (ALiBi), which have no parameter; angles are planned"
+        )
+    return decoder(reader, {})
+
+
+def minicpm(reader: ConfigReader) -> dict[str, Any]:
+    """minicpm: llama whose embeddings, what a block adds, and what the head reads have a factor each."""
+    if reader.value("num_experts"):
+        reader.cannot("num_experts", reader.value("num_experts"), "MiniCPM's mixture of experts has a class of its own", 0)
+    if reader.value("sparse_config"):
+        reader.warn("sparse_config", "given", "blocks of keys are chosen in the original; every key is counted")
+    reader.skip("sparse_config", "num_experts", "mup_denominator")
+    model, added = minicpm_factors(reader, reader.whole("hidden_size"), reader.layers(2))
+    return decoder(reader, biases(reader) | added, model=model, dense=added)
+
+
+def qwen(reader: ConfigReader) -> dict[str, Any]:
+    """qwen: biases on queries, keys and values; the two halves of `intermediate_size` are the gate and the inner values."""
+    hidden, layers, heads = reader.whole("hidden_size"), reader.layers(2), reader.whole("num_attention_heads")
+    bare = reader.flag("no_bias")
+    section: dict[str, Any] = {
+        "kind": "gqa", "num_heads": heads, "num_kv_heads": heads, "head_dim": reader.whole("kv_channels"), "bias": True,
+        **({} if bare else {"output_bias": True}),
+    }  # fmt: skip
+    rotated = rotary_width(section["head_dim"], reader.number("rotary_pct"))
+    section |= {"rope_theta": reader.number("rotary_emb_base"), **({"rotary_dim": rotated} if rotated != section["head_dim"] else {})}
+    reader.skip("seq_length", "rope_scaling", "use_dynamic_ntk", "use_logn_attn", "scale_attn_weights", "softmax_in_fp32", "onnx_safe")
+    reader.skip("use_flash_attn", "use_cache_quantization", "use_cache_kernel", "fp32", "bf16", "fp16", "visual")
+    if reader.value("visual"):
+        reader.cannot("visual", "given", "the tensors of this encoder are not known", None)
+    dense = {"ffn_hidden_size": reader.whole("intermediate_size") // 2, "activation": "swiglu", **({} if bare else {"bias": True})}
+    keys = _keys(reader, hidden, "vocab_size", "layer_norm_epsilon")
+    return model_of(reader, "AD" * layers, keys, {"A": ("attention", section), "D": ("mlp", dense)})
+
+
+def chatglm(reader: ConfigReader) -> dict[str, Any]:
+    """chatglm, from its second version on: keys and values of groups, biases on queries, keys and values, half of each head rotated."""
+    if reader.value("position_encoding_2d") is not None or reader.value("inner_hidden_size") is not None:
+        reader.refuse("model_type", "chatglm", "the first ChatGLM rotates by two positions and normalizes what blocks read of the stream")
+    if reader.flag("apply_residual_connection_post_layernorm") or not reader.flag("post_layer_norm"):
+        reader.refuse("post_layer_norm", reader.value("post_layer_norm"), "the last norm, and norms before blocks, are always there")
+    hidden, layers, heads = reader.whole("hidden_size"), reader.layers(2, "num_layers"), reader.whole("num_attention_heads")
+    everywhere, joint = reader.flag("add_bias_linear"), reader.flag("add_qkv_bias")
+    shared = reader.whole("multi_query_group_num") if reader.flag("multi_query_attention") else heads
+    reader.skip(
+        "multi_query_group_num", "num_hidden_layers", "position_encoding_2d", "inner_hidden_size", "classifier_dropout", "pre_seq_len"
+    )
+    reader.skip(
+        "apply_query_key_layer_scaling", "attention_softmax_in_fp32", "bias_dropout_fusion", "fp32_residual_connection", "seq_length"
+    )
+    reader.skip("prefix_projection", "quantization_bit", "original_rope", "interleaved_qkv", "rope_ratio", "vocab_size")
+    section: dict[str, Any] = {
+        "kind": "gqa", "num_heads": heads, "num_kv_heads": shared, "head_dim": reader.whole("kv_channels"),
+        **({"bias": True} if everywhere or joint else {}), **({"output_bias": True} if everywhere else {}),
+    }  # fmt: skip
+    ratio = reader.value("rope_ratio")
+    section |= {"rotary_dim": section["head_dim"] // 2, "rope_theta": 10_000.0 * (ratio if isinstance(ratio, int | float) else 1)}
+    dense = {"ffn_hidden_size": reader.whole("ffn_hidden_size"), "activation": "swiglu", **({"bias": True} if everywhere else {})}
+    keys = _keys(reader, hidden, "padded_vocab_size", "layernorm_epsilon")
+    keys |= {} if reader.flag("rmsnorm") else {"norm": "layernorm"}
+    if reader.value("vision_config"):
+        reader.cannot("vision_config", "given", "the tensors of this encoder are not known", None)
+    return model_of(reader, "AD" * layers, keys, {"A": ("attention", section), "D": ("mlp", dense)})
+
+
+def _keys(reader: ConfigReader, hidden: int, vocabulary: str, eps: str) -> dict[str, Any]:
+    """Keys of `model` of classes with names of their own."""
+    even_head_dim(reader, hidden, reader.whole("num_attention_heads"), None)
+    return {
+        "hidden_size": hidden,
+        "vocab_size": reader.whole(vocabulary),
+        "tie_embeddings": reader.flag("tie_word_embeddings"),
+        "norm_eps": reader.number(eps),
+    }

@@ -1,0 +1,42 @@
+"""Variables of a script that is not run: values that its text assigns, and the text with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_ASSIGNED = re.compile(
+    r"""^[ \t]*(?:(?:export|readonly|local|declare)[ \t]+)*([A-Za-z_]\w*)="""
+    r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s;&|"'$]*(?:\$\{[^}]*\}[^\s;&|"']*)*)""",
+    re.MULTILINE | re.DOTALL,
+)
+MOST_NESTED = 8
+"""Most defaults of variables inside each other."""
+_DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?=([^}$]*)\}")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}$]*))?\}|\$([A-Za-z_]\w*)")
+
+
+def variables(text: str) -> dict[str, str]:
+    """Values of the variables that a text assigns, each with those above it; the first of several values of one is kept."""
+    found = {match[1]: match[2] for match in reversed(list(_DEFAULTED.finditer(text)))}
+    for match in _ASSIGNED.finditer(text):
+        value = match[2]
+        quoted = value[1:-1] if value[:1] in ("'", '"') else value
+        if "$(" in value or "`" in value or (match[1] in found and match[1].islower()):
+            continue
+        found.setdefault(match[1], quoted if value.startswith("'") else replaced(quoted, found))
+    return found
+
+
+def replaced(text: str, values: Mapping[str, str]) -> str:
+    """A text with variables replaced by their values or defaults; unset ones stay."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        return values.get(name, match[2] if match[2] is not None else match[0])
+
+    for _ in range(MOST_NESTED):
+        before, text = text, _VARIABLE.sub(value, text)
+        if text == before:
+            break
+    return text
