@@ -104,12 +104,16 @@ def test_mamba3() -> None:
     assert saved_bytes(ledger_of(spec_of("M", {"mamba": section}))) == NORM + 3200 + 64 + 2 * 384 + 2 * 256 + 1152 + 192 + 1024
 
 
-def test_a_norm_behind_the_experts_makes_an_activation() -> None:
-    """It reads combined rows, which are routing, and its gradient of them is not: no operation of routing makes it."""
+@pytest.mark.parametrize(("kernels", "moved"), [("reference", {"received", "leaving"}), ("triton", {"arrived", "leaving", "returned"})])
+def test_combined_rows_are_an_activation_and_rows_on_their_way_are_not(kernels: str, moved: set[str]) -> None:
+    """What a block makes of its experts' rows is its result; rows before that, and their gradients, are routing."""
     moe = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 8}
-    ledger = ledger_of(spec_of("E", {"moe": moe, "norm_placement": "both"}, host={"kernels": "triton"}))
-    found = {tensor.name: tensor.column for tensor in (*ledger.saved, *ledger.backward_live)}
-    assert (found["combined"], found["d.combined"]) == (Column.ROUTING, Column.ACTIVATIONS)
+    ledger = ledger_of(spec_of("E", {"moe": moe, "norm_placement": "both"}, mesh={"dp_shard": 2, "ep": 2}, host={"kernels": kernels}))
+    found = {tensor.name: tensor.column for tensor in (*ledger.saved, *ledger.forward_live, *ledger.backward_live)}
+    assert found["combined"] is Column.ACTIVATIONS
+    gradients = {name for name in found if name.removeprefix("d.") in {*moved, "processed"} and name.startswith("d.")}
+    assert gradients
+    assert {found[name] for name in moved | gradients} == {Column.ROUTING}
 
 
 def test_moe_by_column() -> None:

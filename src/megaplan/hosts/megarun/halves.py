@@ -10,8 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from megaplan.blocks.ops import AGAIN_SUFFIX, INPUT, OUTPUT, Dims
-from megaplan.blocks.storages import storages
-from megaplan.columns import Column
+from megaplan.blocks.storages import Shapes, storages
 from megaplan.hosts.megarun.live_sets import LiveSet
 from megaplan.hosts.megarun.parts import BlockBytes, BlockReplay, weigh
 from megaplan.hosts.megarun.program import Pending, Replay, size_name, with_backward
@@ -61,11 +60,11 @@ def splittable_part(part: BlockReplay, dims: Dims) -> BlockReplay:
     An output with the width of the stream has all its tokens, before its reduction; any other is as large as the first time.
     """
     run = splittable(part.replay)
-    found = {}
+    found: Shapes = {}
     for name in _made_again(run):
-        shape = part.tensors[name.removesuffix(AGAIN_SUFFIX)][2]
-        found[name] = dims.gathered if shape == dims.residual else shape
-    return BlockReplay(run, part.tensors | storages(dims.dtype, Column.ACTIVATIONS, found))
+        _, column, shape, *_ = part.tensors[name.removesuffix(AGAIN_SUFFIX)]
+        found |= storages(dims.dtype, column, {name: dims.gathered if shape == dims.residual else shape})
+    return BlockReplay(run, part.tensors | found)
 
 
 @cache
