@@ -198,12 +198,12 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
         return work
     from megaplan.cost.model import model_costs  # noqa: PLC0415
     from megaplan.cost.step.data import data_traffic  # noqa: PLC0415
-    from megaplan.cost.step.fitted import OTHERS  # noqa: PLC0415
+    from megaplan.cost.step.fitted import FAR, OTHERS  # noqa: PLC0415
     from megaplan.cost.step.predict import peak_of, predict_step  # noqa: PLC0415
 
     step = predict_step(work)
     name, missing = interval_of(work)
-    low, high = _bounds(name, OTHERS if missing else name)
+    low, high = _bounds(name, OTHERS if name.startswith(FAR) else name)
     tokens = step.tokens_per_second_per_device
     mfu = model_costs(spec, work.inventory).model_flops * tokens / peak_of(work.machine, work.software.dtype)
     return PlannedTime(

@@ -106,7 +106,7 @@ def test_mamba3() -> None:
 
 @pytest.mark.parametrize(("kernels", "moved"), [("reference", {"received", "leaving"}), ("triton", {"arrived", "leaving", "returned"})])
 def test_combined_rows_are_an_activation_and_rows_on_their_way_are_not(kernels: str, moved: set[str]) -> None:
-    """What a block makes of its experts' rows is its result; rows before that, and their gradients, are routing."""
+    """The sum of its experts' rows is a block's result; rows before that, and their gradients, are routing."""
     moe = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 8}
     ledger = ledger_of(spec_of("E", {"moe": moe, "norm_placement": "both"}, mesh={"dp_shard": 2, "ep": 2}, host={"kernels": kernels}))
     found = {tensor.name: tensor.column for tensor in (*ledger.saved, *ledger.forward_live, *ledger.backward_live)}
