@@ -73,12 +73,12 @@ def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool
     """Points of a forward; of equal ones a unit's own last counts."""
     settings, gathered = _before_forward(chunk, state, fresh=fresh)
     first_layer, flat = chunk.first_layer, chunk.root.flat_bytes if fresh else 0
-    later, issued = [NOTHING_LATER] * len(chunk.units), 0
+    later, by_stage = [NOTHING_LATER] * len(chunk.units), 0
     if settings.gathers and settings.ahead:
-        later, issued = chunk.later_again if settings.again else chunk.later
+        later, by_stage = chunk.later_again if settings.again else chunk.later
     missing = absent if first_layer >= 0 else 0
-    if issued:
-        yield 0, GATHERS_AHEAD, gathered + flat + issued, 0, missing, False
+    if by_stage:
+        yield 0, GATHERS_AHEAD, gathered + flat + by_stage, 0, missing, False
     for index, unit in enumerate(chunk.units):
         key = settings._replace(found_bytes=flat) if unit.joins else settings
         gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from megaplan.schedules import Course, Leg, Legs, SlotTimes
 from megaplan.schedules.turns import exchanged, joined
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +126,13 @@ class ModelTimes:
 
 def of_own_slots(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]]) -> tuple[LayerTime, ...]:
     """Time of each slot by the times of its own device; one model's times for each slot."""
-    of_device = {key: each.of_slots(spans) for key, each in {id(each): each for each in times}.items()}
-    return tuple(of_device[id(each)][slot] for slot, each in enumerate(times))
+    return tuple(of_slots[slot] for slot, of_slots in enumerate(once_a_device(times, lambda each: each.of_slots(spans))))
+
+
+def once_a_device(times: Sequence[ModelTimes], make: Callable[[ModelTimes], Made]) -> list[Made]:
+    """The result of a function for the times of each slot; slots on one device share their times, and it is called once for these."""
+    made = {key: make(each) for key, each in {id(each): each for each in times}.items()}
+    return [made[id(each)] for each in times]
 
 
 def fastest(times: Sequence[ModelTimes]) -> ModelTimes:

@@ -14,6 +14,7 @@ from megaplan.importers.parts import (
     mlp,
     model_of,
     score_scale,
+    side_by_side,
     windows,
 )
 from megaplan.importers.reader import ConfigReader
@@ -343,6 +344,6 @@ def decoder(
     section |= windows(reader, kinds, letters)
     if score is not None:
         section |= score_scale(reader, score, section["head_dim"], width=True)
-    side = {"parallel_layers": list(range(1, 2 * layers, 2))} if parallel else {}
+    side = side_by_side(layers) if parallel else {}
     feed = mlp(reader, act=act, gated=gated, bias=mlp_bias) | (dense or {})
     return model_of(reader, letters, {**keys, **(model or {}), **side}, {"A": ("attention", section), "D": ("mlp", feed)})

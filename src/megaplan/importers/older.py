@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaplan.importers.decoders import decoder
-from megaplan.importers.parts import FULL, SLIDING, activation, biases, even_head_dim, model_of, positions, windows
+from megaplan.importers.parts import FULL, SLIDING, SLOPES, activation, biases, even_head_dim, model_of, positions, side_by_side, windows
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rope
 
 _SIDE_BY_SIDE = "attention and MLP of a layer have a norm each and read one stream; planned one after the other, with the same parameters"
-_SLOPES = "scores fall with distance by fixed slopes (ALiBi), which have no parameter; no position is rotated"
+_SLOPES = f"{SLOPES}; no position is rotated"
 _OF_SCORES = (
     *("n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "task_specific_params"),
     *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "runner_max_sequence_length"),
@@ -172,7 +172,7 @@ def _stack(
         "norm_eps": reader.number("layer_norm_epsilon"),
         "norm": "layernorm",
     }
-    side = {"parallel_layers": list(range(1, 2 * layers, 2))} if parallel else {}
+    side = side_by_side(layers) if parallel else {}
     counts = {"kind": "gqa", "num_heads": heads, "num_kv_heads": heads, "head_dim": even_head_dim(reader, hidden, heads, None)}
     dense: dict[str, Any] = {
         "ffn_hidden_size": 4 * hidden if inner is None else inner,

@@ -7,6 +7,7 @@ from typing import Any
 
 from megaplan.importers.reader import ConfigReader
 
+SLOPES = "scores fall with distance by fixed slopes (ALiBi), which have no parameter"
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 LAYER_NAMES = {"mamba": LINEAR, "attention": FULL, "global": FULL, "local": SLIDING, "deepseek_sparse_attention": "indexed_attention"}
 """Names of layers before transformers 5, each with its current name."""
@@ -36,6 +37,11 @@ def connections(reader: ConfigReader, mixing: str) -> dict[str, Any]:
     optional = {"sinkhorn_steps": ("hc_sinkhorn_iters", reader.whole), "post_scale": ("hc_magnitude", reader.number)}
     given = {name: read(key) for name, (key, read) in optional.items() if reader.value(key) is not None}
     return {"count": reader.whole("hc_mult", least=2), "mixing": mixing, "eps": reader.number("hc_eps"), **given}
+
+
+def side_by_side(layers: int) -> dict[str, Any]:
+    """Keys of `model` for pairs of attention and MLP of which both read one norm."""
+    return {"parallel_layers": list(range(1, 2 * layers, 2))}
 
 
 def minicpm_factors(reader: ConfigReader, hidden_size: int, layers: int) -> tuple[dict[str, float], dict[str, float]]:

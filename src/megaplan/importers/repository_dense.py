@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.importers.decoders import decoder
-from megaplan.importers.parts import biases, even_head_dim, minicpm_factors, model_of
+from megaplan.importers.parts import SLOPES, biases, even_head_dim, minicpm_factors, model_of
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rotary_width
 
@@ -19,9 +19,7 @@ def internlm(reader: ConfigReader) -> dict[str, Any]:
 def baichuan(reader: ConfigReader) -> dict[str, Any]:
     """baichuan: llama; the larger models have slopes in the place of angles."""
     if not reader.has("max_position_embeddings"):
-        reader.warn(
-            "model_type", "baichuan", "scores fall with distance by fixed slopes (ALiBi), which have no parameter; angles are planned"
-        )
+        reader.warn("model_type", "baichuan", f"{SLOPES}; angles are planned")
     return decoder(reader, {})
 
 

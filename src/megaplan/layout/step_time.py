@@ -203,7 +203,7 @@ def planned_time(spec: Spec, spans: Spans, inventory: Inventory | None = None) -
 
     step = predict_step(work)
     name, missing = interval_of(work)
-    low, high = _bounds(name, OTHERS if name.startswith(FAR) else name)
+    low, high = _bounds(name, OTHERS) if name.startswith(FAR) else _bounds(name)
     tokens = step.tokens_per_second_per_device
     mfu = model_costs(spec, work.inventory).model_flops * tokens / peak_of(work.machine, work.software.dtype)
     return PlannedTime(

@@ -21,7 +21,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import mul
 
-from megaplan.cost.values import LayerTime, ModelTimes
+from megaplan.cost.values import LayerTime, ModelTimes, once_a_device
 from megaplan.schedules import SPLIT_BACKWARD, actions, cut_pipeline, placement
 from megaplan.schedules.actions import ActionKind, Orders, ScheduleStep, computations
 from megaplan.schedules.placement import Placement, slot_owner
@@ -161,5 +161,4 @@ def before(times: ModelTimes, part: str) -> list[int]:
 
 def before_slots(times: Sequence[ModelTimes], part: str) -> list[list[int]]:
     """`before` for each slot, by the times of its own device."""
-    of_device = {key: before(each, part) for key, each in {id(each): each for each in times}.items()}
-    return [of_device[id(each)] for each in times]
+    return once_a_device(times, lambda each: before(each, part))

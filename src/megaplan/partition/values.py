@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from megaplan.cost.model import model_costs
+from megaplan.cost.values import once_a_device
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, Severity
 from megaplan.inventory.tensors import Inventory
@@ -143,13 +144,12 @@ def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]
 
 def time_costs(times: Sequence[ModelTimes]) -> StackCosts:
     """Nanoseconds of F + I + W without what turns may hide, from the times of the model on each slot's device, or on that of all."""
-    different = {id(each): each for each in times}
-    costs = {
-        key: StackCosts(tuple([layer.compute_ns for layer in each.layers]), each.first.compute_ns, each.last.compute_ns, "ns")
-        for key, each in different.items()
-    }
-    found = [costs[id(each)] for each in times]
-    return found[0] if len(set(costs.values())) == 1 else found[0]._replace(own=tuple(found))
+    found = once_a_device(times, _compute_costs)
+    return found[0] if len(set(found)) == 1 else found[0]._replace(own=tuple(found))
+
+
+def _compute_costs(times: ModelTimes) -> StackCosts:
+    return StackCosts(tuple([layer.compute_ns for layer in times.layers]), times.first.compute_ns, times.last.compute_ns, "ns")
 
 
 def least_busiest(parts: Mapping[StackCosts, int]) -> int:

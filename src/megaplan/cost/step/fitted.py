@@ -13,7 +13,7 @@ from megaplan.inventory.tensors import Inventory
 NEAR, FAR = "near", "far"
 """Steps outside the fitted combinations: each part was fitted, or device with dtype or the framework never was."""
 OTHERS = "others"
-"""Interval of runs of other people outside the fitted combinations, which took no part in any constant (benchmarks/unseen)."""
+"""Interval of runs of other people, which took no part in any constant (benchmarks/unseen); that of a `far` step reaches to it."""
 
 
 class FittedTuple(NamedTuple):
