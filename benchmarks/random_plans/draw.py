@@ -205,9 +205,8 @@ def _add_whole_sections(seed: int, stream: Callable[[str], Draw], sections: dict
 
 
 def _add_copies(draw: Draw, sections: dict[str, Any]) -> None:
-    """`sharding.mode`, of plans that reduce gradients in the dtype in which they accumulate."""
-    precision = sections["precision"]
-    if draw.chance(0.3) and precision.get("reduce", "fp32") == precision.get("grads", "fp32"):
+    """`sharding.mode`."""
+    if draw.chance(0.3):
         sections["sharding"] = {"mode": "ddp", **sections.get("sharding", {})}
 
 

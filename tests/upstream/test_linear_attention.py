@@ -76,8 +76,8 @@ def as_minimax(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_xlstm(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    (q, k), (of_input, of_forget) = own["qk_proj.weight"].chunk(2), own["state_gates.weight"].chunk(2)
-    biases = own["state_gates.bias"].chunk(2)
+    (q, k), (of_input, of_forget) = own["qk_proj.weight"].chunk(2), own["gates_proj.weight"].chunk(2)
+    biases = own["gates_proj.bias"].chunk(2)
     return {
         "q.weight": q, "k.weight": k, "v.weight": own["v_proj.weight"], "ogate_preact.weight": own["gate_proj.weight"],
         "igate_preact.weight": of_input, "igate_preact.bias": biases[0], "fgate_preact.weight": of_forget, "fgate_preact.bias": biases[1],

@@ -14,6 +14,7 @@ from megaplan.budget.chunk import Chunk, ChunkPolicy
 from megaplan.budget.forwards import ForwardSegment, Gathers, forward_segment, loss_points
 from megaplan.budget.gathers import NOTHING_LATER
 from megaplan.budget.tape import (
+    BUCKET,
     CAST,
     GATHERS_AHEAD,
     NOTHING_AHEAD,
@@ -26,7 +27,6 @@ from megaplan.budget.tape import (
     casting,
     casting_experts,
     in_group,
-    largest,
     listed_last,
     made_bytes,
     reducing,
@@ -141,65 +141,85 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     cast, summed = backward_settings(policy, state, in_place=False), backward_settings(policy, state, in_place=True)
     settings = summed if policy.in_place else cast
     units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
-    lasting, received = chunk.summed_later if settings.accumulates else chunk.lasting, chunk.input_bytes
-    gradients, made, taken = 0 if settings.first else chunk.unsharded_bytes, 0, 0
-    gathered = chunk.root.gathered_bytes + (chunk.parts_bytes if settings.fetches else chunk.layers_gathered_bytes)
-    ahead = NOTHING_AHEAD
-    best = -1
-    found: tuple[int, Point, int, int, int] | None = None
+    lasting = chunk.summed_later if settings.accumulates else chunk.lasting
+    (gradients, gathered), made, taken = _before_backward(chunk, settings), 0, 0
+    ahead, buckets, bucket = NOTHING_AHEAD, policy.has_buckets(first=settings.first), 0  # of one group at a time
+    reached: list[tuple[int, Point, int, int, int]] = []
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
         if settings.fetches:
             ahead = chunk.ahead[index]
             gathered += unit.closes.gathered_bytes - unit.closes.part_bytes + unit.bank.gathered_bytes - unit.bank.part_bytes
         key = summed if unit.block.in_place else cast, ahead
-        running, of_cast = unit.segments.get(key) or accumulating_segment(unit, chunk.names[index], key, policy)
-        level = before[index] + gradients + made + gathered
-        if level + carried[index] + running.size > best:
-            best, found = level + carried[index] + running.size, (index, running, gradients + made, gathered, carried[index])
+        points, of_cast = unit.segments.get(key) or accumulating_segment(unit, chunk.names[index], key, policy)
+        for point in points:
+            reached.append((index, point, gradients + made, gathered + bucket, carried[index]))
+            bucket = unit.bank.reduce_bytes * buckets or bucket  # from its experts' gradients on
         gathered -= unit.opens.gathered_bytes + unit.bank.gathered_bytes if frees else 0
         kept = unit.unsharded_bytes if settings.first else 0
-        if unit.opens is not unit.closes and not unit.block.in_place:
+        if unit.waits and not unit.block.in_place:
             kept, made, taken = in_group(unit, kept, made, taken)
         if of_cast >= 0:
-            activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + waiting[index]
+            activations = passed_on(chunk, index) + waiting[index]
             held = gradients + lasting[index] + chunk.waiting_sums(index) + of_cast
-            total = before[index] + held + gathered + ahead.flat_bytes + activations
-            if total > best:
-                best, found = total, (index, CAST, held, gathered + ahead.flat_bytes, activations)
+            reached.append((index, CAST, held, gathered + ahead.flat_bytes + bucket, activations))
         gradients += lasting[index] + kept
+        if buckets and unit.opens.reduce_bytes:
+            bucket, activations = unit.opens.reduce_bytes, passed_on(chunk, index)
+            reached.append((index, BUCKET, gradients, gathered + bucket, activations))
         if sums := chunk.first_sums(index):
-            total = before[index] + gradients + made + gathered + ahead.flat_bytes + sums + waiting[index]
-            if total > best:
-                best, found = total, (index, VALUE_SUMS, gradients + made, gathered + ahead.flat_bytes, sums + waiting[index])
-    if found is None:
-        raise ValueError("a chunk without units has no backward")
-    index, point, held, communication, activations = found
-    ends = ends_of_backward(chunk, gradients, gathered, casts=settings.casts)
-    return max([chunk.peak(index, point, held, communication, activations), *ends], key=lambda peak: peak.total)
+            reached.append((index, VALUE_SUMS, gradients + made, gathered + ahead.flat_bytes + bucket, sums + waiting[index]))
+    most = max(reached, key=lambda each: before[each[0]] + each[1].size + each[2] + each[3] + each[4])
+    ends = ends_of_backward(chunk, gradients, gathered, casts=settings.casts, bucket=bucket, own=buckets)
+    return max([chunk.peak(*most), *ends], key=lambda peak: peak.total)
 
 
-def ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool) -> Iterator[Peak]:
-    """Points after the last block: the sum of a tied embedding's gradients, and the casts of those of the slot's own parameters."""
+def _before_backward(chunk: Chunk, settings: Accumulating) -> tuple[int, int]:
+    """Gradients and gathered parameters that a backward finds."""
+    gathered = chunk.root.gathered_bytes + (chunk.parts_bytes if settings.fetches else chunk.layers_gathered_bytes)
+    return 0 if settings.first else chunk.unsharded_bytes, gathered
+
+
+def passed_on(chunk: Chunk, index: int) -> int:
+    """Gradients that a unit's backward passes on, or where another stage's input has come, and the last stage's output."""
+    return (chunk.passed_bytes(index) if index else chunk.input_bytes) + chunk.logits_bytes
+
+
+def ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool, bucket: int = 0, own: bool = False) -> Iterator[Peak]:
+    """Points after the last block: sum of a tied embedding's gradients, casts of those of the slot's own parameters, their bucket if any.
+
+    Args:
+        chunk: The chunk.
+        gradients: Gradients that there are then.
+        gathered: Gathered parameters that there are then.
+        casts: True if first gradients are cast.
+        bucket: Cast of the gradients that are summed over copies of the parameters meanwhile.
+        own: True if the slot's own are summed, too.
+    """
     whole, frees = chunk.policy.whole, not chunk.policy.pipelined
     tied = chunk.tied_sum_bytes() if frees else 0
     if tied:
-        yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered)
+        yield chunk.idle_peak("sum of the tied embedding's gradients", gradients + 2 * tied, gathered + bucket)
+    gathered -= chunk.root.gathered_bytes if frees else 0
     if casts:
-        own = chunk.root.made_bytes + chunk.root.unsharded_bytes if whole else cast_bytes(_outside(chunk))
-        held, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes + own, chunk.input_bytes + chunk.logits_bytes
-        gathered -= chunk.root.gathered_bytes if frees else 0
-        yield chunk.idle_peak("cast of the slot's own gradients", held, gathered, activations + chunk.waiting_from[0])
+        made = chunk.root.made_bytes + chunk.root.unsharded_bytes if whole else cast_bytes(_outside(chunk))
+        held, activations = chunk.unsharded_bytes - chunk.root.unsharded_bytes + made, chunk.input_bytes + chunk.logits_bytes
+        yield chunk.idle_peak("cast of the slot's own gradients", held, gathered + bucket, activations + chunk.waiting_from[0])
+    if own and chunk.root.reduce_bytes:
+        yield chunk.idle_peak("bucket of the slot's own gradients", chunk.unsharded_bytes, gathered + chunk.root.reduce_bytes)
 
 
-def accumulating_segment(unit: Unit, name: str, key: tuple[Accumulating, Ahead], policy: ChunkPolicy) -> tuple[Point, int]:
-    """A block's backward where gradients accumulate, and the bytes of its layer's casts after it; −1 if there are none."""
+def accumulating_segment(unit: Unit, name: str, key: tuple[Accumulating, Ahead], policy: ChunkPolicy) -> tuple[tuple[Point, ...], int]:
+    """A block's backward where gradients accumulate, and the bytes of its layer's casts after it; −1 if there are none.
+
+    Its points are one, or if the gradients of experts are taken in it, the largest one before that and the largest one from then on.
+    """
     (accumulates, fetches, takes, casts, first), ahead = key
-    running = backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes)
+    points: tuple[Point, ...] = (backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes),)
     if unit.has_experts and takes:
         after = casting_experts(unit, first=first, casts=casts, accumulates=accumulates, together=policy.whole, frees=not policy.pipelined)
-        running = largest([running, after])
-    found = unit.segments[key] = running, casting(unit, together=policy.whole) if casts and unit.layer and not unit.joins else -1
+        points = *points, after
+    found = unit.segments[key] = points, casting(unit, together=policy.whole) if casts and unit.layer and not unit.joins else -1
     return found
 
 
@@ -268,10 +288,10 @@ def _reducing(unit: Unit, name: str, key: tuple[bool, bool, bool, Ahead]) -> tup
 
 def reduce_peak(chunk: Chunk) -> Peak:
     """The largest point of reducing a chunk's accumulated gradients: the slot's own group first, then its layers in order."""
-    unsharded, gathered, shards = chunk.unsharded_bytes, chunk.gathered_bytes, 0
+    unsharded, gathered, shards = chunk.unsharded_bytes, 0 if chunk.policy.whole else chunk.gathered_bytes, 0
     best = chunk.idle_peak("", 0, 0)
     for name, group in chunk.groups():
-        gathered -= group.gathered_bytes
+        gathered -= 0 if chunk.policy.whole else group.gathered_bytes
         unsharded -= group.unsharded_bytes
         for gradients, buffers in reduction(group, group.unsharded_bytes, group.last_unsharded_bytes):
             if unsharded + shards + gradients + gathered + buffers > best.total:

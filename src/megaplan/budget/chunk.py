@@ -42,6 +42,7 @@ class ChunkPolicy(NamedTuple):
             waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
         whole: There is no FSDP2: when a group's backward is done, its gradients are cast for the stored parameters, all in one launch.
+        sums_first: The first microbatch is the only one: its backward sums gradients over copies of the parameters.
         separate_shards: True if gradient shards are in another stream's pool than activations.
         prefetch: Units that each unit's backward gathers ahead, as the spec says; 0 for FSDP2's own order, group by group.
     """
@@ -56,6 +57,11 @@ class ChunkPolicy(NamedTuple):
     whole: bool = False
     separate_shards: bool = False
     prefetch: int = 0
+    sums_first: bool = False
+
+    def has_buckets(self, *, first: bool) -> bool:
+        """True if a backward, the first one or a later one, may cast gradients to sum them over copies of the parameters."""
+        return self.whole and not self.pipelined and (self.sums_first or not first)
 
 
 class Chunk:
@@ -219,8 +225,8 @@ class Chunk:
 
     @property
     def reduced_groups(self) -> list[GroupBytes]:
-        """The groups in the order in which they are reduced."""
-        groups = [group for _, group in self.groups() if group.reduce_bytes]
+        """FSDP2's groups in the order in which they are reduced."""
+        groups = [group for _, group in self.groups() if group.reduce_bytes and not self.policy.whole]
         if not self.policy.pipelined:  # a layer's experts inside its backward, then the layer, and the slot's own when all are done
             groups.reverse()
         return groups

@@ -210,6 +210,7 @@ class Evaluation:
             whole=sizes.whole_state,
             separate_shards=shards is ShardsPool.REDUCE_SCATTER or sizes.recasts,
             prefetch=spec.sharding.prefetch or 0,
+            sums_first=spec.schedule.microbatches_per_update == 1,
         )
         self.shards, self.expands_segments = shards, spec.host.expands_segments
         self.num_reductions = 1 if mesh.is_pipelined else spec.schedule.microbatches_per_update

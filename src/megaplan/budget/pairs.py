@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from megaplan.budget.actions import Accumulating, accumulating_segment, backward_settings, ends_of_backward
+from megaplan.budget.actions import Accumulating, accumulating_segment, backward_settings, ends_of_backward, passed_on
 from megaplan.budget.chunk import Chunk
 from megaplan.budget.forwards import loss_points
 from megaplan.budget.tape import CAST, NOTHING_AHEAD, VALUE_SUMS, Point, after_experts_points, experts_index, in_group, point_of
@@ -115,20 +115,18 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
     settings = summed if chunk.policy.in_place else cast
     gradients, gathered, made, taken = 0 if settings.first else chunk.unsharded_bytes, chunk.gathered_bytes, 0, 0
     lasting = chunk.summed_later if settings.accumulates else chunk.lasting
-    received = chunk.input_bytes
     for index in range(len(chunk.units) - 1, -1, -1):
         unit, carried = chunk.units[index], chunk.backward_extra[index]
         own = summed if unit.block.in_place else cast
-        running, of_cast = accumulating_segment(unit, chunk.names[index], (own, NOTHING_AHEAD), chunk.policy)
+        points, of_cast = accumulating_segment(unit, chunk.names[index], (own, NOTHING_AHEAD), chunk.policy)
         stops = _exchanges(unit) and not _is_depth(chunk, index)
-        points = _exchanging(unit, own, chunk) if stops else [(running, False)]
-        for point, ends in points:
+        for point, ends in _exchanging(unit, own, chunk) if stops else ((point, False) for point in points):
             yield chunk.peak(index, point, gradients + made, gathered, carried), ends
         kept = unit.unsharded_bytes if settings.first else 0
-        if unit.opens is not unit.closes and not unit.block.in_place:
+        if unit.waits and not unit.block.in_place:
             kept, made, taken = in_group(unit, kept, made, taken)
         if of_cast >= 0:
-            activations = (chunk.passed_bytes(index) if index else received) + chunk.logits_bytes + chunk.waiting_from[index]
+            activations = passed_on(chunk, index) + chunk.waiting_from[index]
             held = gradients + lasting[index] + chunk.waiting_sums(index) + of_cast
             yield chunk.peak(index, CAST, held, gathered, activations), False
         gradients += lasting[index] + kept
@@ -136,7 +134,7 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
             yield chunk.peak(index, VALUE_SUMS, gradients + made, gathered, sums), False
     for end in ends_of_backward(chunk, gradients, gathered, casts=settings.casts):
         yield end, False
-    left = received - chunk.output_bytes * (2 if consumes else 1)
+    left = chunk.input_bytes - chunk.output_bytes * (2 if consumes else 1)
     yield _between(chunk, 0, chunk.unsharded_bytes, gathered, left), True
 
 

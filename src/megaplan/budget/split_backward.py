@@ -105,7 +105,7 @@ class SplitBackwardChunk(Chunk):
             before, gradients_of = self._waiting_below[index], self.units[index].block.gradients
             owning = self._owning if owns_input and index == self._first else None
             for point, size in (owning or half.halves).weights:
-                made = sum([gradients_of[name] for name in point.params])
+                made = sum([gradients_of[name] for name in point.new_params])
                 kept = made * half.late_bytes // half.halves.late_bytes
                 gradients = there if weight_grads else there + done + (0 if self.units[index].block.in_place else kept)
                 holds = OUTPUT in point.gradients

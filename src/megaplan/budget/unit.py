@@ -94,6 +94,11 @@ class Unit(NamedTuple):
     followers: tuple[Unit, ...]
 
     @property
+    def waits(self) -> bool:
+        """True for a layer in a group of several, whose gradients are taken after the first one's backward."""
+        return self.joins or self.opens is not self.closes
+
+    @property
     def joins(self) -> bool:
         """True for a layer in the group of one before it."""
         return self.layer and self.opens is NOTHING

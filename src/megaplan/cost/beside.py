@@ -128,6 +128,9 @@ def reduce_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
     if spec.has_whole_state:
         if spec.precision.params is not spec.precision.grads:
             yield KindWork("group cast", held.trained * (spec.precision.params.bytes + spec.precision.grads.bytes), 0, held.groups)
+        if spec.sharding.copies and spec.precision.reduce is not spec.precision.grads:  # into buckets, and back
+            moved = 2 * held.trained * (spec.precision.grads.bytes + spec.precision.reduce.bytes)
+            yield KindWork("group cast", moved, 0, held.trained_tensors + held.groups)
         return
     used, summed = spec.precision.params.bytes, spec.precision.reduce.bytes
     yield KindWork("chunk_cat", held.trained * (used + summed), 0, held.groups)

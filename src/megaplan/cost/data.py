@@ -88,7 +88,7 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
         return 0, 0
     trained = inventory.trained_parameters * spec.num_copies
     if spec.sharding.copies:
-        return trained * precision.grads.bytes, 0
+        return trained * precision.reduce.bytes, 0
     times = 1 if mesh.pp > 1 else spec.schedule.microbatches_per_update
     gathers = times * (2 if spec.sharding.reshard_after_forward and mesh.pp == 1 else 1)
     whole = local_elements(inventory, 1, 1, 1, spec.packing)

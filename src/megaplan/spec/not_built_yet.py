@@ -54,12 +54,6 @@ def _families(spec: Spec) -> object | None:
     return ", ".join(f"{letter}: {dtype}" for letter, dtype in wrong.items()) or None
 
 
-def _other_reduction(spec: Spec) -> object | None:
-    """Copies of gradients are summed where they are."""
-    reduce, grads = spec.precision.reduce, spec.precision.grads
-    return f"{reduce}, precision.grads = {grads}, sharding.mode = ddp" if spec.sharding.copies and reduce is not grads else None
-
-
 def _latents(spec: Spec) -> object | None:
     """Latents that expand by an up-projection with adapters, or in fewer bits.
 
@@ -99,7 +93,6 @@ NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("mesh.context_exchange", _latents, "heads, or none of precision.recipe, lora on kv_up and lora.base"),
     ("precision.params", _params, "fp32, bf16 or, without a recipe, fp16"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("grads", "master", "moments", "reduce")),
-    ("precision.reduce", _other_reduction, "precision.grads, or sharding.mode: fsdp"),
     ("precision.families", _families, "fp32, bf16 or fp16, or no model.attention_residuals"),
     ("host.name", _other_host, "megarun"),
 )
@@ -202,7 +195,7 @@ def _dtypes(spec: Spec, locate: Locate, severity: Severity) -> tuple[Diagnostic,
     if not {precision.reduce, precision.grads, precision.moments, precision.master} <= set(_BUILT_DTYPES):
         return ()  # MP790 names them
     wrong = []
-    if spec.mesh.pp > 1 and precision.reduce != precision.grads:
+    if spec.mesh.pp > 1 and not spec.has_whole_state and precision.reduce != precision.grads:
         detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}, mesh.pp = {spec.mesh.pp}"
         wrong.append(("MP602", "reduce", precision.grads, detail))
     if precision.moments != precision.master:

@@ -29,7 +29,7 @@ class MatrixLstmBlock(Block):
         self.qk_proj = linear(hidden_size, 2 * keys)
         self.v_proj = linear(hidden_size, values)
         self.gate_proj = linear(hidden_size, values)
-        self.state_gates = linear(hidden_size, 2 * self.num_heads, bias=True)
+        self.gates_proj = linear(hidden_size, 2 * self.num_heads, bias=True)
         self.head_norm = Scale(values)
         self.out_proj = linear(values, hidden_size)
 
@@ -44,7 +44,7 @@ class MatrixLstmBlock(Block):
 
     def read_states(self, normed: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, t, h] -> what the heads read of their states [B, T, H, V], and the gate [B, T, H·V]."""
-        qk, v, gate, gates = self.tp.project(normed, self.qk_proj, self.v_proj, self.gate_proj, self.state_gates)
+        qk, v, gate, gates = self.tp.project(normed, self.qk_proj, self.v_proj, self.gate_proj, self.gates_proj)
         q, k = (torch.unflatten(each, -1, (self.num_heads, self.key_dim)) for each in qk.chunk(2, dim=-1))
         v = torch.unflatten(v, -1, (self.num_heads, self.value_dim))
         of_input, of_forget = gates.chunk(2, dim=-1)

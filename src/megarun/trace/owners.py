@@ -44,9 +44,10 @@ ROUTED_OUTPUTS = {
     "megakernels.combine_backward.default": (0,),
     "megakernels.experts_backward.default": (0,),
     "megakernels.experts_gated_backward.default": (0,),
-    "megakernels.fp8_experts.default": (0,),
 }
 """Operations whose outputs are indices, counts, dispatched rows, or gradients of such rows. Combined rows are the block's result."""
+OF_ROWS = "megakernels.fp8_experts.default"
+"""The operation whose result is combined rows if it reads tokens, and rows to send back if it reads rows that have come."""
 _BANKS = ("experts", "experts_gated", "routed_experts", "routed_experts_gated", "fp8_experts")
 ROUTED_OPERANDS = {
     "megakernels.dispatch.default": slice(1, 2),
@@ -111,7 +112,7 @@ class Owners:
         elif self._group_step is not None:
             gradient = (self._group_step == REDUCTION and record.op == CAST) or self._group_step == COLLECTION
             record.kind = Kind.GRADIENT if gradient else Kind.COLLECTIVE
-        elif record.output in ROUTED_OUTPUTS.get(record.op, ()):
+        elif record.output in ROUTED_OUTPUTS.get(record.op, ()) or (record.op == OF_ROWS and self._goes_back(record, operands)):
             record.kind = Kind.ROUTED
         elif record.output in PARAMETER_GRADIENTS.get(record.op, ()):
             record.kind = Kind.GRADIENT
@@ -119,6 +120,10 @@ class Owners:
             self._parts[record] = tuple(self._operand_records(operands))
         elif self._places.in_module and _product(record) in self._partial_sums:
             record.kind = Kind.COLLECTIVE  # its recompute may stop before the reduction
+
+    def _goes_back(self, record: StorageRecord, operands: tuple[Any, ...]) -> bool:
+        """True for the result of an operation whose first operand has come from other ranks."""
+        return not record.output and next(self._operand_records(operands)).kind in (Kind.ROUTED, Kind.COLLECTIVE)
 
     def on_accumulate(self, total: StorageRecord, part: StorageRecord) -> None:
         """Label the addend of a parameter gradient as a parameter gradient."""
@@ -238,7 +243,7 @@ class Owners:
 
         accumulate, take_memory, reset_always = WeightGradients.accumulate, host_memory.take_memory, FSDPParam.reset_sharded_param
         steps = {name: watched(name, getattr(FSDPParamGroup, name), self._label_group) for name in GROUP_STEPS}
-        whole = {name: watched(name, getattr(WholeGroup, name), self._label_whole) for name in ("fill", COLLECTION)}
+        whole = {name: watched(name, getattr(WholeGroup, name), self._label_whole) for name in ("fill", COLLECTION, "start_sum")}
         with (
             replaced(FSDPParamGroup, **steps),
             replaced(FSDPParam, reset_sharded_param=reset),

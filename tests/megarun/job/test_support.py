@@ -45,13 +45,16 @@ def test_unbuilt_is_an_error(overrides: dict[str, Any], key: str, spec_with: Any
     assert key in found.detail
 
 
+PIPELINE = {"mesh.pp": 2, "mesh.dp_shard": 2, "schedule.num_microbatches": 4}
+
+
 @pytest.mark.parametrize(
     ("overrides", "codes"),
     [
-        ({"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.reduce": "bf16"}, [("MP602", "precision.reduce")]),
-        ({"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.grads": "bf16"}, [("MP602", "precision.reduce")]),
+        ({**PIPELINE, "precision.reduce": "bf16"}, [("MP602", "precision.reduce")]),
+        ({**PIPELINE, "precision.grads": "bf16"}, [("MP602", "precision.reduce")]),
         (
-            {"mesh.pp": 2, "schedule.num_microbatches": 4, "precision.moments": "bf16", "precision.grads": "bf16"},
+            {**PIPELINE, "precision.moments": "bf16", "precision.grads": "bf16"},
             [("MP602", "precision.reduce"), ("MP603", "precision.moments")],
         ),
     ],

@@ -17,7 +17,7 @@ from lora_cells import LORA_CELLS
 from low_precision_cells import LOW_PRECISION_CELLS
 from mirrored_cells import MIRRORED_CELLS
 from packed_cells import PACKED_CELLS
-from parity_cells import CELLS, ROUTED, Cell
+from parity_cells import BF16_GRADIENTS, CELLS, DENSE, ROUTED, Cell
 from parity_compare import course_difference, first_difference
 from parity_world import Worlds
 from payload_cells import PAYLOAD_CELLS
@@ -80,6 +80,17 @@ def test_a_layout_trains_as_one_process(cell: Cell, worlds: Worlds) -> None:
     else:
         found = first_difference(case, worlds.train(case, cell.world_size), worlds.reference(reference), cell.bound)
     assert found is None, f"{cell.name} ({cell.axes}): {found} > {cell.bound:.0e}"
+
+
+def test_buckets_are_summed_as_shards_are(worlds: Worlds) -> None:
+    """Copies whose gradients are cast to be summed train bit for bit as FSDP2's shards do, on two ranks with one microbatch each."""
+    for dtypes in ({"precision.reduce": "bf16"}, BF16_GRADIENTS | {"precision.reduce": "fp32"}):
+        copies, shards = (
+            Cell(mode, {"dp_shard": 2}, spec=DENSE | dtypes | {"sharding.mode": mode}, num_microbatches=2) for mode in ("ddp", "fsdp")
+        )
+        whole = worlds.train(copies.case, 2)[0]
+        found = first_difference(shards.case, worlds.train(shards.case, 2), whole, 0.0)
+        assert found is None, f"{dtypes}: {found}"
 
 
 def test_names_are_unique() -> None:

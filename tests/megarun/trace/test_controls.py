@@ -16,6 +16,8 @@ SHORT = {"batch": {"micro_batch_size": 1, "seq_length": 16}}
 LARGE_LAST = {"model.pattern": "AEAE", "model.num_layers": 4, "model.moe.shared_ffn_hidden_size": 1024, **SHORT}
 """Every stage ends with experts, and a peak is while their layer is gathered for its backward."""
 EXPERTS = {"model.pattern": "AEAEEMAE", "model.num_layers": 8}
+WIDE_MIDDLE = {"model.pattern": "ADA", "model.num_layers": 6, "model.vocab_size": 64, "model.mlp": {"ffn_hidden_size": 2048}, **SHORT}
+"""Most gradients are of the layer in the middle of a unit, which waits for its end."""
 CASES: dict[str, dict[str, Any]] = {
     "parts": {"mesh": {"dp_shard": 4}, **PARTS},
     "parts-two": {"mesh": {"dp_shard": 4}, **PARTS, "schedule.num_microbatches": 2},
@@ -54,6 +56,13 @@ CASES: dict[str, dict[str, Any]] = {
         **SHORT,
     },
     "units-copies": {"mesh": {"dp_shard": 2}, "sharding.wrap": 2, "sharding.mode": "ddp", "schedule.num_microbatches": 2, **SHORT},
+    "units-of-three-copies": {
+        "mesh": {"pp": 2, "dp_shard": 2},
+        "sharding": {"wrap": 3, "mode": "ddp"},
+        "schedule.num_microbatches": 2,
+        **WIDE_MIDDLE,
+    },
+    "units-of-three-pipeline": {"mesh": {"pp": 2, "dp_shard": 2}, "sharding.wrap": 3, "schedule.num_microbatches": 2, **WIDE_MIDDLE},
     "units-replicas": {"mesh": {"dp_replicate": 2}, "sharding.wrap": 2, "schedule.num_microbatches": 2},
 }
 

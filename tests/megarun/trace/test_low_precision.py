@@ -33,6 +33,7 @@ OPTIONS = {
 }
 LATENT = {"model.moe.latent_size": 16, "model.moe.activation": "relu2", "model.moe.balance_loss_coefficient": 0.01}
 FULL = {"recompute": {"blocks": {"A": "full", "D": "full"}}}
+LOCAL = {"model.hidden_size": 32, "model.moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 48}}
 
 
 @pytest.mark.parametrize("name", ["fp8_current", "fp8_rowwise"])
@@ -67,10 +68,12 @@ FULL = {"recompute": {"blocks": {"A": "full", "D": "full"}}}
             marks=pytest.mark.slow,
         ),
         pytest.param("AEE", {"mesh": {"cp": 2, "ep": 2}, **EXPERTS, **OPTIONS}, BF16, {}, marks=pytest.mark.slow),
+        ("DED", {**LOCAL, **SELECTIVE, "model.streams": {"count": 3, "mixing": "independent"}}, BF16, {}),
     ],
     ids=[
         *("tp", "tp-selective", "pp-dp", "cp-packed-full", "delta", "latent", "gated-post-norm", "with-experts"),
         *("ep", "experts-options", "experts-tp-selective", "experts-latent", "experts-pp-selective", "experts-cp-options"),
+        "experts-streams-selective",
     ],
 )
 def test_estimate_is_what_the_runtime_allocates(
@@ -167,6 +170,21 @@ SPLIT: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         BF16,
         {},
     ),
+    "current-zbv-weights": (
+        "fp8_current",
+        "DD",
+        {
+            "mesh": {"pp": 2, "vpp": 2},
+            "schedule": {"kind": "zbv", "num_microbatches": 1},
+            "model.num_layers": 4,
+            "model.hidden_size": 256,
+            "model.vocab_size": 64,
+            "model.mlp": {"ffn_hidden_size": 1024, "activation": "swiglu"},
+            "batch": {"micro_batch_size": 1, "seq_length": 16},
+        },
+        BF16,
+        {},
+    ),
     "mx-zbv-ends-packed": (
         "mxfp8",
         "AMDADD",
@@ -178,13 +196,13 @@ SPLIT: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in ("rows-zbv-tp", "blocks-zbv-full-biased") else pytest.mark.slow) for name in SPLIT]
+    "case", [pytest.param(name, marks=() if name in ("rows-zbv-tp", "current-zbv-weights") else pytest.mark.slow) for name in SPLIT]
 )
 def test_a_split_backward_keeps_copies_for_w(job_with: Callable[..., Any], case: str) -> None:
     """W keeps each linear's copy of its input with the scales, gathers it under TP, and makes all gradients of a call at once."""
     name, pattern, settings, precision, recipe = SPLIT[case]
     model = {**WIDE, "model.pattern": pattern, "model.num_layers": len(pattern)}
-    settings = {**settings, "schedule": {**settings["schedule"], "num_microbatches": 4}}
+    settings = {**settings, "schedule": {"num_microbatches": 4, **settings["schedule"]}}
     compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name, **recipe}}, **settings}))
 
 

@@ -26,7 +26,7 @@ from megaplan.inventory.tensors import Init, ParamTensor
 PART, SCAN = "G", "mlstm"
 MLSTM = Selective(
     "mix",
-    frozenset({"qk_proj", "v_proj", "gate_proj", "state_gates", "split qk", "split gates", "head_norm", "head scale", "gate sigmoid"}),
+    frozenset({"qk_proj", "v_proj", "gate_proj", "gates_proj", "split qk", "split gates", "head_norm", "head scale", "gate sigmoid"}),
     caches={SCAN: "mlstm"},
 )
 
@@ -39,8 +39,8 @@ def mlstm_tensors(linear: MatrixLstm, hidden_size: int) -> tuple[ParamTensor, ..
         column("qk_proj.weight", 2 * keys, hidden_size, parts=(keys, keys), num_matrices=2 * heads),
         column("v_proj.weight", values, hidden_size, num_matrices=heads),
         column("gate_proj.weight", values, hidden_size, num_matrices=heads),
-        column("state_gates.weight", 2 * heads, hidden_size, parts=(heads, heads)),
-        per_head("state_gates.bias", (2 * heads,), Init.ZEROS, (heads, heads)),
+        column("gates_proj.weight", 2 * heads, hidden_size, parts=(heads, heads)),
+        per_head("gates_proj.bias", (2 * heads,), Init.ZEROS, (heads, heads)),
         per_head("head_norm.weight", (values,), Init.ONES),
         row("out_proj.weight", hidden_size, values),
     )
@@ -74,7 +74,7 @@ def _program(sharded: bool) -> BlockProgram:
         Projection("qk_proj", "qk", "qk_proj.weight"),
         Projection("v_proj", "v", "v_proj.weight"),
         Projection("gate_proj", "gate", "gate_proj.weight"),
-        Projection("state_gates", "state_gates", "state_gates.weight", "state_gates.bias"),
+        Projection("gates_proj", "state_gates", "gates_proj.weight", "gates_proj.bias"),
     )
     inputs = "q", "k", "v", "input_gate", "forget_gate"
     scale = Op("head scale", ("y_even",), ("y_normed",), keeps=("y_even",), params=("head_norm.weight",), fetches=("scale_gradient",))
@@ -101,7 +101,7 @@ def mlstm_work(load: Workload, linear: MatrixLstm, hidden_size: int) -> Works:
         linear_work(load, "qk_proj", PART, hidden_size, 2 * keys),
         linear_work(load, "v_proj", PART, hidden_size, values),
         linear_work(load, "gate_proj", PART, hidden_size, values),
-        linear_work(load, "state_gates", PART, hidden_size, 2 * heads),
+        linear_work(load, "gates_proj", PART, hidden_size, 2 * heads),
         OpWork(SCAN, "scan", scan.work(load.seq_length), scan),
         OpWork("head_norm", PART, normed, NORM),
         OpWork("head scale", PART, scaled(values, size)),

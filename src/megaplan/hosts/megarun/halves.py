@@ -22,8 +22,9 @@ class Halves(NamedTuple):
     Attributes:
         inputs: The program with I instead of its backward.
         late: Parameters whose gradients are left to W, in W's order.
-        weights: One live set per product of W, with pending storages and the new gradients; W's fetch of an input adds one without a
-            gradient.
+        weights: Live sets of W: of each product with the pending storages and the gradients that it makes; W's fetch of an input adds one
+            without a gradient. Products made at once have one with what only they need, then one for each gradient as it is taken, which
+            is its `new_params`.
         fetched: Storages that W itself makes.
         for_others: Storages that only other blocks' W needs.
     """
@@ -79,9 +80,11 @@ def halves(run: Replay, *, owns_input: bool = True) -> Halves:
         if op.late_fetches:  # the saved part of the input exists while the input is fetched, and is freed when it is used
             weights.append(LiveSet(name, tuple(dict.fromkeys((*own, *further, *op.late_fetches))), gradients))
             own = (*own[1:], *op.late_fetches)
-        storages, params = tuple(dict.fromkeys((*own, *further, *op.late_inside))), tuple(param for param, _ in op.late)
-        products = [params] if op.late_inside else [(param,) for param in params]
-        weights += [LiveSet(name, storages, gradients, made, made) for made in products]
+        storages, params = tuple(dict.fromkeys((*own, *further))), tuple(param for param, _ in op.late)
+        if op.late_inside:
+            weights.append(LiveSet(name, tuple(dict.fromkeys((*storages, *op.late_inside))), gradients, params))
+        for index, param in enumerate(params):
+            weights.append(LiveSet(name, storages, gradients, params[index:] if op.late_inside else (param,), (param,)))
     if not owns_input:
         weights = [replace(point, storages=tuple(name for name in point.storages if name != INPUT)) for point in weights]
     late = tuple(pending.param for pending in backward.pending)

@@ -168,7 +168,7 @@ class GroupBytes(NamedTuple):
         cutting_bytes: Most bytes in addition to `gathered_bytes` while these parts are copied, tensor by tensor.
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype in which autograd makes them.
-        reduce_bytes: Reduce-scatter input in `precision.reduce`, padded.
+        reduce_bytes: Reduce-scatter input in `precision.reduce`, padded; the cast that is summed over copies of parameters.
         reduced_bytes: Reduce-scatter output, a padded shard.
         divided_bytes: If shards are whole and have replicas, its input divided by the gradient divisor.
         recast_bytes: The output once more, in `precision.grads`, if that is another dtype.
@@ -260,6 +260,7 @@ class Sizes(NamedTuple):
         low: Letters all of whose tensors are gathered in 8 bits, with gradients as if they were not: torchtitan's.
         packs: Weights that megarun gathers packed by their recipe; None for none.
         unit_layers: Consecutive layers that have a group together; 0 if all are in the group of their stage.
+        buckets: Bytes of an element of the casts in which gradients are summed over copies of dense tensors, and of banks; 0 for none.
     """
 
     tp: int
@@ -289,6 +290,7 @@ class Sizes(NamedTuple):
     low: frozenset[str] = frozenset()
     packs: PackedGather | None = None
     unit_layers: int = 1
+    buckets: tuple[int, int] = (0, 0)
 
     def compute(self, family: str) -> DType:
         """Dtype of the gathered parameters of a family's blocks."""
@@ -313,6 +315,7 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
     """The sizes of a spec; without `padded` those of a runtime that could cut between any two elements."""
     mesh, precision = spec.mesh, spec.precision
     iteration = spec.newton_schulz_dtype.bytes if spec.optimizer.uses_muon else 0
+    cast = precision.reduce.bytes if spec.sharding.copies and precision.reduce is not precision.grads else 0
     return Sizes(
         mesh.tp,
         mesh.ep,
@@ -340,4 +343,5 @@ def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
         offload=spec.host.optimizer_offload or 0.0,
         packs=packed_gather(spec),
         unit_layers=spec.sharding.unit_layers,
+        buckets=(cast * (mesh.data_ranks > 1), cast * (mesh.efsdp * mesh.dp_replicate > 1)),
     )

@@ -233,8 +233,8 @@ def _trained_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> Blo
         block.family,
     )
     low, bank = packed_shards(sizes, block, packed=packed)
-    dense = _group(sizes, family, dense_degree, (dense_shard, dense_elements, own_last or dense_last, casting, cutting), low)
-    experts = _group(sizes, family, expert_degree, (expert_shard, expert_elements, expert_last, bank_casting, bank_cutting), bank)
+    dense = _group(sizes, family, False, (dense_shard, dense_elements, own_last or dense_last, casting, cutting), low)
+    experts = _group(sizes, family, True, (expert_shard, expert_elements, expert_last, bank_casting, bank_cutting), bank)
     return new(
         BlockStorage,
         (
@@ -320,7 +320,7 @@ def packed_shards(sizes: Sizes, block: Block, *, packed: bool) -> list[PackedSha
     return found
 
 
-def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int, int, int], low: PackedShards = UNPACKED) -> GroupBytes:
+def _group(sizes: Sizes, family: str, banks: bool, elements: tuple[int, int, int, int, int], low: PackedShards = UNPACKED) -> GroupBytes:
     """A group from its elements: a padded shard, all tensors, the last tensor; and bytes beyond the gathered tensors at two points."""
     shard, true, last, casting, cutting = elements
     if not true:
@@ -328,8 +328,9 @@ def _group(sizes: Sizes, family: str, degree: int, elements: tuple[int, int, int
     if sizes.whole_state:
         used = 0 if sizes.compute(family) is sizes.masters else sizes.compute(family).bytes
         made = max(sizes.made(family).bytes, 2)
-        return GroupBytes(true * used, unsharded_bytes=true * sizes.grads, made_bytes=true * made, shard_bytes=true * sizes.grads)
-    grads, reduce, recasts = sizes.grads, sizes.reduce, sizes.recasts
+        kept, bucket = true * sizes.grads, true * sizes.buckets[banks]
+        return GroupBytes(true * used, unsharded_bytes=kept, made_bytes=true * made, reduce_bytes=bucket, shard_bytes=kept)
+    degree, grads, reduce, recasts = sizes.degrees[banks], sizes.grads, sizes.reduce, sizes.recasts
     whole, sharded, keepers = shard * degree, degree > 1, keepers_of(sizes.kept_over, degree)
     compute, made = sizes.compute(family).bytes, max(sizes.made(family).bytes, 2)  # fp8 weights get bf16 gradients
     unpacked = (shard - low.elements) * compute

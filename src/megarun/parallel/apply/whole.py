@@ -9,11 +9,13 @@ Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank
 them after it, before its backward. When its backward is done, its gradients are cast into the stored parameters' first gradients, all in
 one launch, or added to them; without a pipeline its copies are then freed, with one they stay until the step ends.
 
-Under `sharding.mode: ddp` every data rank has its parameters whole, and the gradients of a group are a bucket: one all-reduce sums them, in
-place and in `precision.grads`, so a bucket has no bytes of its own. Without a pipeline it starts when the group's backward of the last
-microbatch is done, during the backward of the groups before it; with one, when a stage's last backward is done.
+Under `sharding.mode: ddp` every data rank has its parameters whole, and the gradients of a group are a bucket: one all-reduce sums them.
+Without a pipeline it starts when the group's backward of the last microbatch is done, during the backward of the groups before it; with
+one, when a stage's last backward is done. In `precision.grads` gradients are summed in place, so a bucket has no bytes of its own. In
+another `precision.reduce` a bucket is a cast, and lives until the next one is made: its sum is then copied back into the gradients.
 
-Source: torch/nn/parallel/distributed.py (`gradient_as_bucket_view`, `no_sync`).
+Source: torch/nn/parallel/distributed.py (`gradient_as_bucket_view`, `no_sync`) and
+torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (`bf16_compress_hook`).
 """
 
 from __future__ import annotations
@@ -87,6 +89,44 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad += gradient
 
 
+class Bucket:
+    """The sum of one group's gradients over the ranks with copies of the parameters, in a dtype that is not the gradients'.
+
+    The groups of a stage share one, so that its casts are those of one group at a time.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Start empty."""
+        self.dtype = dtype
+        self._gradients: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._work: dist.Work | None = None
+
+    def start(self, gradients: list[Tensor], copies: dist.ProcessGroup) -> None:
+        """End the sum before, and start that of these gradients."""
+        self.end()
+        self._gradients, self._values = gradients, [gradient.to(self.dtype) for gradient in gradients]
+        self._work = started_sum(self._values, copies)
+
+    def end(self) -> None:
+        """Make the device wait for the sum, and copy it into the gradients."""
+        if self._work is not None:
+            self._work.wait()
+            torch._foreach_copy_(self._gradients, self._values)
+        self.drop()
+
+    def drop(self) -> None:
+        """Free the casts."""
+        self._gradients, self._values, self._work = [], [], None
+
+
+def started_sum(values: list[Tensor], copies: dist.ProcessGroup) -> dist.Work:
+    """A sum in place over ranks; the device continues meanwhile."""
+    options = AllreduceCoalescedOptions()
+    options.asyncOp = True
+    return copies.allreduce_coalesced(values, options)
+
+
 class WholeGroup:
     """The parameters of modules, and of those below them that are in no other group.
 
@@ -94,9 +134,11 @@ class WholeGroup:
         due: True if the next backward's end sums the gradients over the ranks with copies of the parameters.
     """
 
-    def __init__(self, names: list[tuple[nn.Module, str]], spec: Spec, used: torch.dtype, copies: dist.ProcessGroup | None) -> None:
-        """Start without copies: parameters have no storage yet."""
-        self.due, self._copies = False, copies
+    def __init__(
+        self, names: list[tuple[nn.Module, str]], spec: Spec, used: torch.dtype, copies: dist.ProcessGroup | None, bucket: Bucket | None
+    ) -> None:
+        """Start without copies: parameters have no storage yet. Without a bucket gradients are summed where they are."""
+        self.due, self._copies, self._bucket = False, copies, bucket
         self._work: dist.Work | None = None
         self._names = names
         self._used, self._made = used, TORCH_DTYPES[spec.precision.grads]
@@ -186,10 +228,12 @@ class WholeGroup:
             return
         self.due = False
         gradients = [gradient for module, name in self._names if (gradient := module.get_parameter(name).grad) is not None]
-        if gradients:
-            options = AllreduceCoalescedOptions()
-            options.asyncOp = True
-            self._work = self._copies.allreduce_coalesced(gradients, options)
+        if not gradients:
+            return
+        if self._bucket is None:
+            self._work = started_sum(gradients, self._copies)
+        else:
+            self._bucket.start(gradients, self._copies)
 
     def end_sum(self) -> None:
         """Make the device wait for the sum."""
@@ -211,6 +255,8 @@ class WholeState:
         taken: set[nn.Module] = set()
         self.groups: list[WholeGroup] = []
         dense, banked = (mesh.copies_group(bank=bank) if spec.sharding.copies else None for bank in (False, True))
+        made, reduced = TORCH_DTYPES[spec.precision.grads], TORCH_DTYPES[spec.precision.reduce]
+        self._bucket = Bucket(reduced) if spec.sharding.copies and reduced is not made else None
         for unit in stage.units(spec.sharding.unit_layers):
             used = used_dtype(unit[0], spec.precision)
             for bank in chain.from_iterable(map(banks_of, unit)):
@@ -226,9 +272,8 @@ class WholeState:
     def _group(self, unit: list[Any], taken: set[nn.Module], spec: Spec, used: torch.dtype, copies: dist.ProcessGroup | None) -> WholeGroup:
         own = [each for module in unit for each in module.modules() if each not in taken]
         taken.update(own)
-        self.groups.append(
-            WholeGroup([(each, name) for each in own for name, _ in each.named_parameters(recurse=False)], spec, used, copies)
-        )
+        names = [(each, name) for each in own for name, _ in each.named_parameters(recurse=False)]
+        self.groups.append(WholeGroup(names, spec, used, copies, self._bucket))
         return self.groups[-1]
 
     def _watch(self, unit: list[Any], group: WholeGroup) -> None:
@@ -278,15 +323,23 @@ class WholeState:
         for group in reversed(self.groups):
             group.due = True
             group.start_sum()
+        self._end_bucket()
 
     def end_sums(self) -> None:
         """Make the device wait for the sums of gradients over data ranks."""
         for group in self.groups:
             group.end_sum()
+        self._end_bucket()
+
+    def _end_bucket(self) -> None:
+        if self._bucket is not None:
+            self._bucket.end()
 
     def abandon(self) -> None:
         """Give all parameters back after a forward or backward that has failed, whose gradients are dropped."""
         self._awaited = False
+        if self._bucket is not None:
+            self._bucket.drop()
         for group in self.groups:
             group.release()
             for member in group.members:
