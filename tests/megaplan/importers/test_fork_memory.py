@@ -84,6 +84,16 @@ def test_dense_layers_and_shared_experts_of_mindspeed(words: str, letters: str) 
     assert (model.pattern.replace("A", ""), model.moe.shared_ffn_hidden_size) == (letters, 144)
 
 
+def test_gated_delta_nets_of_mindspeed_are_megatrons() -> None:
+    sizes = "--linear-num-key-heads 2 --linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 16 --disable-bias-linear"
+    text = f"{RUN.replace('--num-layers 2', '--num-layers 4')} {NEEDED} {sizes} --position-embedding-type rope"
+    own = "--full-attention-interval 2 --mamba-d-conv 3 --mamba-expand 1 --partial-rotary-factor 0.25"
+    theirs = "--experimental-attention-variant gated_delta_net --linear-attention-freq 2 --linear-conv-kernel-dim 3 --rotary-percent 0.25"
+    model = import_megatron(f"{text} {own}", "x.sh").loaded.spec.model
+    assert model == import_megatron(f"{text} {theirs} --attention-output-gate", "x.sh").loaded.spec.model
+    assert (model.pattern, model.attention.gate, model.linear_attention.conv_kernel) == ("GDADGDAD", True, 3)
+
+
 @pytest.mark.parametrize("switch", ["--reuse-fp32-param", "--swap-optimizer", "--swap-attention"])
 def test_switches_of_forks_that_change_memory_are_warned_of(switch: str) -> None:
     found = import_megatron(f"{RUN} {NEEDED} {switch}", "x.sh").loaded.diagnostics
