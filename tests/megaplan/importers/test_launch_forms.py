@@ -150,6 +150,11 @@ def test_a_run_of_maxtext_has_its_own_command(text: str) -> None:
         ("export EXP=a/b.yaml\nbash run_pretrain.sh", "Primus", f"megaplan import megatron a/b.yaml   # {_AFTER}"),
         ("./primus-cli direct -- train pretrain --config c.yaml --lr 1", "Primus", f"megaplan import megatron c.yaml   # {_AFTER}"),
         ("torchrun scripts/training/run_recipe.py --recipe llama3_8b", "a Megatron-Bridge recipe", "megaplan estimate MODEL --gpus 8"),
+        (
+            "torchrun --nproc_per_node 16 --nnodes 4 train_fsdp2.py x.yaml --model.model_name_or_path ORG/M --parallel.ep_size 8",
+            "MindSpeed FSDP2",
+            "megaplan estimate ORG/M --gpus 64 --set mesh.ep=8",
+        ),
         ("import mindspeed_llm", "MindSpeed", "megaplan estimate MODEL --gpus 8"),
         (
             "base_model: ORG/M\nsequence_len: 4096\nmicro_batch_size: 2\n",
