@@ -57,7 +57,10 @@ def _rank(family: str, fields: Mapping[str, Any]) -> tuple[int, int] | None:
     facts, unread = class_facts(family), _unread(family, fields)
     names = {facts.renamed.get(key, key) for key in fields}
     absent = [key for key, value in facts.fields.items() if key not in names and value and key not in IGNORED]
-    decides = [*(names_a_tensor(key, fields[key]) for key in unread), *(names_a_tensor(key, facts.fields[key]) for key in absent)]
+    decides = [
+        *(isinstance(fields[key], dict) or names_a_tensor(key, fields[key]) for key in unread),
+        *(names_a_tensor(key, facts.fields[key]) for key in absent),
+    ]
     return None if any(decides) or not facts.fields or len(unread) > MOST else (len(unread), len(absent))
 
 

@@ -94,6 +94,13 @@ def test_gated_delta_nets_of_mindspeed_are_megatrons() -> None:
     assert (model.pattern, model.attention.gate, model.linear_attention.conv_kernel) == ("GDADGDAD", True, 3)
 
 
+def test_an_indexer_of_mindspeed_is_not_passed_over() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{RUN} {NEEDED} --enable-dsa-indexer", "x.sh")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.hints[0]) == ("MP913", "--experimental-attention-variant dsa   # for")
+
+
 @pytest.mark.parametrize("switch", ["--reuse-fp32-param", "--swap-optimizer", "--swap-attention"])
 def test_switches_of_forks_that_change_memory_are_warned_of(switch: str) -> None:
     found = import_megatron(f"{RUN} {NEEDED} {switch}", "x.sh").loaded.diagnostics

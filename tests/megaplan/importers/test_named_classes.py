@@ -157,7 +157,7 @@ def test_an_unknown_type_is_told_the_class_that_has_its_fields(kind: str, fields
     assert found.hints[0].endswith(f"{total:,} parameters, without loops")
 
 
-@pytest.mark.parametrize("more", [{"kv_lora_rank": 8}, {"a": 1, "b": 2, "c": 3, "d": 4}])
+@pytest.mark.parametrize("more", [{"kv_lora_rank": 8}, {"ffn_config": {"width": 8}}, {"a": 1, "b": 2, "c": 3, "d": 4}])
 def test_a_class_that_has_not_the_fields_is_no_hint(more: dict[str, Any]) -> None:
     (found,) = refused(SMALL["llama"][0][0] | {"model_type": "own"} | more)
     assert not any("if the layers" in hint for hint in found.hints)

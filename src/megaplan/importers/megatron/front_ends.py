@@ -335,7 +335,7 @@ def _stated(text: str) -> dict[str, str]:
     """Values by name of a launch or configuration, with its variables replaced; of several commands those of the first."""
     plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     plain = replaced(plain, variables(plain))
-    found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?([\w./-]+)", plain)
+    found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?((?!--)[\w./-]+)", plain)
     dotted = [(key.rpartition(".")[2], value) for key, value in re.findall(r"([\w.]+)=[\"']?([\w./-]+)", plain) if "." in key]
     return {key.replace("-", "_"): value for key, value in reversed(found)} | dict(reversed(dotted))
 

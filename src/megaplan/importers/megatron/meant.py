@@ -21,6 +21,7 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("qk_norm",), "--qk-layernorm"),
         **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
         **dict.fromkeys(("no_tie_embed_logits",), "--untie-embeddings-and-output-weights"),
+        **dict.fromkeys(("enable_dsa_indexer",), "--experimental-attention-variant dsa   # for"),
         **dict.fromkeys(("glu_activation",), "--swiglu   # for"),
         **dict.fromkeys(("mlp_type",), "--moe-shared-expert-intermediate-size   # for"),
         **dict.fromkeys(("zero_stage",), "--use-distributed-optimizer   # for stage 1, not"),
