@@ -319,7 +319,9 @@ def _check_architectures(reader: ConfigReader) -> None:
 
 
 def _predicts(reader: ConfigReader, name: object) -> bool:
-    """True if a class has a head over the vocabulary, by its name or by `auto_map`."""
+    """True if a class has a head over the vocabulary, by its name, by `auto_map`, or as all of its type have."""
+    if reader.value("model_type") in MASKED:
+        return True
     code = reader.value("auto_map")
     mapped = str(code.get("AutoModelForCausalLM", "")) if isinstance(code, dict) else ""
     return isinstance(name, str) and (name.endswith("ForCausalLM") or name in (reader.facts.model_class, mapped.rpartition(".")[2]))

@@ -49,7 +49,8 @@ def candidates(config: Mapping[str, Any], read: Callable[[str], Imported]) -> tu
 
 def _hint(family: str, total: int, unread: list[str]) -> str:
     left = f"without {', '.join(unread)}" if unread else "every field is read"
-    return f'if the layers are those of {family}, write "model_type": "{family}" in a copy of the config: {total:,} parameters, {left}'
+    write = f'write "model_type": "{family}" in a copy of the config without "architectures"'
+    return f"if the layers are those of {family}, {write}: {total:,} parameters, {left}"
 
 
 def _rank(family: str, fields: Mapping[str, Any]) -> tuple[int, int] | None:

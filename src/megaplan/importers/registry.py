@@ -217,6 +217,8 @@ REFUSED: dict[str, tuple[str, str]] = {
 """Model types whose blocks have no letter: the field that says so, and the tensors that are missing."""
 
 RENAMED = {
+    "Dream": "qwen2",
+    "PanguEmbedded": "internlm2",
     "kimi_k2": "deepseek_v3",
     "llada2_moe": "bailing_moe_v2",
     "mimo": "qwen2",
@@ -225,5 +227,5 @@ RENAMED = {
 }
 """Model types that are the class of another one under a new name: fields, blocks and names of tensors are the same."""
 
-MASKED = {"llada", "llada2_moe"}
+MASKED = {"Dream", "llada", "llada2_moe"}
 """Model types that predict masked tokens from those on both sides."""

@@ -50,6 +50,16 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
          "num_kv_heads": [4] * 3 + [5] * 7 + [6] * 8 + [7] * 6 + [8] * 4},
         1.08,
     ),
+    "openPangu-Embedded-7B": (
+        {"model_type": "PanguEmbedded", "bias": True, "hidden_size": 4096, "intermediate_size": 12800, "num_attention_heads": 32,
+         "num_hidden_layers": 34, "num_key_value_heads": 8, "vocab_size": 153376},
+        8.03,
+    ),
+    "Dream-7B": (
+        {"model_type": "Dream", "architectures": ["DreamModel"], "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+         "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 152064, "mask_token_id": 151666},
+        7.62,
+    ),
     "deepseek-moe-16b": (
         {"model_type": "deepseek", "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 64,
          "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "num_attention_heads": 16, "num_key_value_heads": 16,
@@ -154,6 +164,7 @@ def test_factors_of_minicpm_are_keys_of_the_spec() -> None:
     assert spec.attention.output_multiplier == spec.mlp.output_multiplier == 1.4 / 40**0.5
 
 
-def test_masked_tokens_are_predicted_from_both_sides() -> None:
-    found = imported(PUBLISHED["LLaDA-8B"][0] | {"mask_token_id": 126336}).loaded.diagnostics
+@pytest.mark.parametrize("name", ["LLaDA-8B", "Dream-7B"])
+def test_masked_tokens_are_predicted_from_both_sides(name: str) -> None:
+    found = imported(PUBLISHED[name][0] | {"mask_token_id": 126336}).loaded.diagnostics
     assert any(each.code == "MP820" and "counted causal" in each.detail for each in found)
