@@ -94,6 +94,18 @@ def test_gated_delta_nets_of_mindspeed_are_megatrons() -> None:
     assert (model.pattern, model.attention.gate, model.linear_attention.conv_kernel) == ("GDADGDAD", True, 3)
 
 
+@pytest.mark.parametrize(("word", "read"), [("softmax_topk", "none"), ("pai_megatron_aux_loss", "aux_loss")])
+def test_choices_of_experts_of_mindspeed_are_losses(word: str, read: str) -> None:
+    text = f"{RUN} {NEEDED} {MOE} --moe-router-load-balancing-type {word} --moe-aux-loss-coeff 0.01"
+    assert import_megatron(text, "x.sh").loaded.spec.host.moe_load_balancing == read
+
+
+def test_biases_of_forks_are_not_passed_over() -> None:
+    with pytest.raises(MegaplanError, match="--add-dense-bias"):
+        import_megatron(f"{RUN} {NEEDED} --add-dense-bias", "x.sh")
+    assert import_megatron(f"{RUN} {NEEDED} --no-add-dense-bias", "x.sh").loaded.spec.model.num_layers == 4
+
+
 def test_an_indexer_of_mindspeed_is_not_passed_over() -> None:
     with pytest.raises(MegaplanError) as caught:
         import_megatron(f"{RUN} {NEEDED} --enable-dsa-indexer", "x.sh")

@@ -134,6 +134,12 @@ HEADS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 """Arguments that the types of heads of earlier forks are read as."""
 
 
+_BALANCING = MappingProxyType(
+    {"softmax_topk": "none", "sparsemixer_topk": "none", "pai_megatron_aux_loss": "aux_loss", "group_limited_greedy": "aux_loss"}
+)
+"""Choices of experts of MindSpeed, which Megatron-LM names by the loss (`core/transformer/moe/router.py` of Ascend/MindSpeed-LLM)."""
+
+
 def renamed(values: dict[str, Any], read: set[str], known: Collection[str]) -> Iterator[Translated]:
     """Gives `values` the present names of arguments under other names, and of those by which forks name a tokenizer.
 
@@ -161,6 +167,10 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
     if (heads := str(values.get("attention_head_type"))) in HEADS:
         values |= HEADS[heads]
         del values["attention_head_type"]
+    if (balancing := _BALANCING.get(str(values.get("moe_router_load_balancing_type")))) is not None:
+        said = f"--moe-router-load-balancing-type {values['moe_router_load_balancing_type']} of MindSpeed balances as {balancing}"
+        values["moe_router_load_balancing_type"] = balancing
+        found.append(Translated("moe_router_load_balancing_type", said))
     if values.get("glu_activation") == "swiglu":
         values["swiglu"] = bool(values.pop("glu_activation"))
         found.append(Translated("swiglu", "--glu-activation swiglu is read as --swiglu"))
