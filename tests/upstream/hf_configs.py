@@ -248,6 +248,14 @@ def _older(heads: str, layers: str, width: str, inner: str, *flags: str, **more:
     return make
 
 
+def _opt(draw: Random, config: Config) -> Config:
+    return {"ffn_dim": draw.randint(9, 60), "word_embed_proj_dim": draw.choice([None, config["hidden_size"]])}
+
+
+def _even_heads(draw: Random, config: Config) -> Config:
+    return {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
+
+
 def _neo_layers(draw: Random, config: Config) -> Config:
     names = [draw.choice(("global", "local")) for _ in range(config["num_layers"])]
     return {"attention_types": [[[name], 1] for name in names], "window_size": 16, "max_position_embeddings": draw.randint(20, 90)}
@@ -666,6 +674,10 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "glm4_moe": _and(_routed("n_routed_experts", "moe_intermediate_size", "num_experts_per_tok", "attention_bias", "use_qk_norm"), _shared),
     "glm_moe_dsa": _shared_indexers,
     "gpt2": _gpt2,
+    "helium": _and(_dense("attention_bias", "mlp_bias"), _even_heads),
+    "mpt": _older("n_heads", "n_layers", "d_model", "", attn_config={"attn_pdrop": 0, "clip_qkv": 6.0}, no_bias=True),
+    "olmo": _dense("attention_bias", clip_qkv=8.0),
+    "opt": _and(_older("num_attention_heads", "num_hidden_layers", "hidden_size", "", "enable_bias", max_position_embeddings=40), _opt),
     "gpt_bigcode": _older("n_head", "n_layer", "n_embd", "n_inner", "multi_query", n_positions=40),
     "gpt_neo": _and(_older("num_heads", "num_layers", "hidden_size", "intermediate_size"), _neo_layers),
     "gpt_neox": _dense("use_parallel_residual", "attention_bias", num_key_value_heads=None),

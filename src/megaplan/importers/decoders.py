@@ -7,6 +7,7 @@ from typing import Any
 from megaplan.importers.parts import (
     FULL,
     SLIDING,
+    TORCH_EPS,
     biases,
     common,
     heads,
@@ -24,6 +25,15 @@ from megaplan.importers.rotary import rope, window_base
 def llama(reader: ConfigReader) -> dict[str, Any]:
     """Llama and granite: RMSNorm before each block; biases on all projections or none."""
     return decoder(reader, biases(reader), mlp_bias=reader.flag("mlp_bias"))
+
+
+def helium(reader: ConfigReader) -> dict[str, Any]:
+    """helium: llama without a bias of the output projection, which takes heads that are together as wide as the stream."""
+    hidden, heads, width = (reader.whole(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    if heads * width != hidden:
+        detail = f"num_attention_heads · head_dim = {heads} · {width}, and hidden_size = {hidden} is what o_proj takes"
+        reader.contradicts("head_dim", detail, "correct the one that is wrong")
+    return decoder(reader, biases(reader, output=False), mlp_bias=reader.flag("mlp_bias"))
 
 
 def mistral(reader: ConfigReader) -> dict[str, Any]:
@@ -88,6 +98,12 @@ def qwen3(reader: ConfigReader) -> dict[str, Any]:
 def qwen3_vl(reader: ConfigReader) -> dict[str, Any]:
     """qwen3_vl_text: qwen3 without windows."""
     return decoder(reader, {**biases(reader), "qk_norm": True})
+
+
+def olmo(reader: ConfigReader) -> dict[str, Any]:
+    """olmo: llama whose LayerNorms have neither a weight nor a bias."""
+    reader.warn("model_type", "olmo", "norms subtract the mean in the original; RMSNorm without a weight is planned")
+    return decoder(reader, biases(reader), model={"norm": "rmsnorm_no_scale"}, eps=TORCH_EPS)
 
 
 def olmo2(reader: ConfigReader) -> dict[str, Any]:
@@ -306,7 +322,7 @@ def decoder(
     *,
     mlp_bias: bool = False,
     model: dict[str, Any] | None = None,
-    eps: str = "rms_norm_eps",
+    eps: str | float = "rms_norm_eps",
     windowed: str | tuple[str, ...] = FULL,
     act: str = "hidden_act",
     gated: bool = True,
@@ -324,7 +340,7 @@ def decoder(
         attention: Keys of attention in addition to counts and widths.
         mlp_bias: Biases of the MLP.
         model: Keys of `model` in addition to the common ones.
-        eps: Field of the norms' epsilon.
+        eps: Field of the norms' epsilon, or the epsilon of a class without a field for it.
         windowed: Kind of each layer, or one kind for all.
         act: Field of the activation.
         gated: True if the MLP has three matrices.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +12,9 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.imported import Imported
+from megaplan.importers.likeness import candidates
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.registry import IMPORTS, OF_REPOSITORIES, REFUSED, RENAMED
+from megaplan.importers.registry import IMPORTS, MASKED, OF_REPOSITORIES, REFUSED, RENAMED
 from megaplan.importers.towers import MULTIMODAL, inside, split_text, towers_of
 from megaplan.spec.document import MAX_DEPTH, Document, SourceMap, parse_document
 from megaplan.spec.hub import is_model_name
@@ -60,7 +61,8 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     Raises:
         MegaplanError: Every error found: MP109 … MP119, MP801 … MP807, or those of the spec that results.
     """
-    whole, marks = _fields(text, name)
+    read, marks = _fields(text, name)
+    whole, stated = _typed(read, name), "model_type" in read
     _check_refused(whole, marks, text)
     given, (whole, marks, parts) = whole["model_type"], _inner_model(whole, marks)
     config, source = _text_model(whole, marks)
@@ -79,6 +81,12 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     _note_tie(reader, whole)
     if family != config["model_type"]:
         reader.warn("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
+    if not stated:
+        reader.warn("model_type", config["model_type"], "absent, and read off the class in architectures; transformers requires one")
+    if config["model_type"] in MASKED:
+        reader.skip("mask_token_id")
+        key = "mask_token_id" if reader.has("mask_token_id") else "architectures"
+        reader.warn(key, reader.value(key), "a masked token is predicted from those on both sides, and the core is counted causal")
     _check_architectures(reader)
     model = IMPORTS[family](reader)
     reader.stop_if_wrong()
@@ -90,7 +98,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         "name": _name(config, name),
         "model": model,
         "optimizer": {"matrix": "adamw"},  # of nearly all published training
-        "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": min(SEQ_LENGTH, model.get("learned_positions", SEQ_LENGTH))},
+        "batch": {"micro_batch_size": MICRO_BATCH_SIZE, "seq_length": _positions(model, config)},
     }
     document = apply_overrides(Document(plain, SourceMap(name)), overrides)
     try:
@@ -100,6 +108,12 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         defaults = [note for note in reader.warnings if note.code == "MP822" and values]  # which may be the cause
         raise MegaplanError((*error.diagnostics, *defaults)) from None
     return ImportedConfig(imported.loaded, imported.document, family)
+
+
+def _positions(model: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """Tokens of the default sequence: as many as have learned positions, of which a class may keep some for padding."""
+    limits = [model.get("learned_positions"), config.get("max_position_embeddings") if "learned_positions" in model else None]
+    return min([SEQ_LENGTH, *(limit for limit in limits if isinstance(limit, int))])
 
 
 def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
@@ -115,10 +129,21 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
     if faults:
         raise MegaplanError(replace(fault, location=fault.location._replace(file=name)) for fault in faults)
     source = SourceMap(name, read.source.marks if small is text else {})
-    if not isinstance(read.value, dict) or not isinstance(read.value.get("model_type"), str):
-        what = "is no mapping" if not isinstance(read.value, dict) else "has no text model_type"
-        raise _refusal("MP801", f"{name} {what}", Location(name), "megaplan import hf config.json")
+    if not isinstance(read.value, dict):
+        raise _refusal("MP801", f"{name} is no mapping", Location(name), "megaplan import hf config.json")
     return read.value, source
+
+
+def _typed(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The config with its model type; that of the class that `architectures` names where none is given."""
+    if isinstance(config.get("model_type"), str):
+        return config
+    named = "" if "model_type" in config else _named_class(config)
+    found = _owner(named, (*IMPORTS, *MULTIMODAL)) if named else ""
+    if not found:
+        hints = candidates(config, lambda other: import_hf(other, name))
+        raise _refusal("MP801", f"{name} has no text model_type", Location(name), *hints, "megaplan import hf config.json")
+    return {**config, "model_type": found}
 
 
 def _family(model_type: str) -> str:
@@ -141,7 +166,13 @@ def _family_of(config: Mapping[str, Any]) -> str:
         return family
     if not name or config["model_type"] in MULTIMODAL:
         return family
-    return next((one for one in IMPORTS if class_facts(one).model_class == name), family)
+    return _owner(name, IMPORTS) or family
+
+
+def _owner(name: str, kinds: Iterable[str]) -> str:
+    """The model type of a class: of several, the one in the class's name, else the first; empty for none."""
+    owners = [one for one in kinds if class_facts(one).model_class == name]
+    return next((one for one in owners if one.replace("_", "") in name.lower()), owners[0] if owners else "")
 
 
 def _named_class(config: Mapping[str, Any]) -> str:
@@ -165,14 +196,16 @@ def _check_type(fields: dict[str, Any], source: SourceMap, text: str) -> None:
     family = fields["model_type"]
     if _family_of(fields) not in IMPORTS:
         detail = f"model_type = {json.dumps(family[:80])}, and {len(IMPORTS)} others are read"
-        raise _unknown("MP802", detail, source.locate("model_type"), text)
+        raise _unknown(
+            "MP802", detail, source.locate("model_type"), text, candidates(fields, lambda other: import_hf(other, source.file or ""))
+        )
 
 
-def _unknown(code: str, detail: str, at: Location, text: str) -> MegaplanError:
+def _unknown(code: str, detail: str, at: Location, text: str, hints: tuple[str, ...] = ()) -> MegaplanError:
     """The error for a model type that is not read, with its parameters as transformers counts them where it is installed."""
     from megaplan.importers.meta_count import counted  # noqa: PLC0415  (only for a model that is not read)
 
-    found = [diagnostic(code, detail, at, ("megaplan new list",))]
+    found = [diagnostic(code, detail, at, (*hints, "megaplan new list"))]
     said = counted(text)
     if said is not None:
         found.append(diagnostic("MP826", said, at, severity=Severity.NOTE))
@@ -279,14 +312,16 @@ def _check_architectures(reader: ConfigReader) -> None:
         reader.stop_if_wrong()
     if given is not None and not (isinstance(given, list) and all(_predicts(reader, one) for one in given)):
         reader.cannot("architectures", given, "a spec ends in a head over the vocabulary", None)
-    owners = [one for one in IMPORTS if class_facts(one).model_class == named]
-    if named and owners and named != reader.facts.model_class and reader.family not in owners:
-        reader.other = next((one for one in owners if one.replace("_", "") in named.lower()), owners[0])
+    other = _owner(named, IMPORTS) if named != reader.facts.model_class else ""
+    if other:
+        reader.other = other
         reader.warn("architectures", given, f"the class of {reader.other}, and model_type decides what is built, as in transformers")
 
 
 def _predicts(reader: ConfigReader, name: object) -> bool:
-    """True if a class has a head over the vocabulary, by its name or by `auto_map`."""
+    """True if a class has a head over the vocabulary, by its name, by `auto_map`, or as all of its type have."""
+    if reader.value("model_type") in MASKED:
+        return True
     code = reader.value("auto_map")
     mapped = str(code.get("AutoModelForCausalLM", "")) if isinstance(code, dict) else ""
     return isinstance(name, str) and (name.endswith("ForCausalLM") or name in (reader.facts.model_class, mapped.rpartition(".")[2]))

@@ -1,4 +1,4 @@
-"""Decoders of 2019 to 2024 with LayerNorm: gpt2, gpt_bigcode, gpt_neo, gptj and codegen, gpt_neox, bloom, falcon, stablelm."""
+"""Decoders of 2019 to 2024 with LayerNorm: gpt2, gpt_bigcode, gpt_neo, gptj and codegen, gpt_neox, bloom, falcon, mpt, opt, stablelm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaplan.importers.decoders import decoder
-from megaplan.importers.parts import FULL, SLIDING, SLOPES, activation, biases, even_head_dim, model_of, positions, side_by_side, windows
+from megaplan.importers.parts import (
+    FULL,
+    SLIDING,
+    SLOPES,
+    TORCH_EPS,
+    activation,
+    biases,
+    even_head_dim,
+    model_of,
+    positions,
+    side_by_side,
+    windows,
+)
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rope
 
@@ -114,6 +126,53 @@ def bloom(reader: ConfigReader) -> dict[str, Any]:
     return _stack(reader, attention, {"embedding_norm": True}, (hidden, "n_layer", "n_head", ""), act=None)
 
 
+def opt(reader: ConfigReader) -> dict[str, Any]:
+    """opt: learned positions of which the first two are for padding, and gpt2's blocks with biases everywhere or nowhere."""
+    hidden = reader.whole("hidden_size")
+    for key, built, why in (
+        ("do_layer_norm_before", True, "norms follow what a block adds to the stream, and the last norm is absent"),
+        ("_remove_final_layer_norm", False, "a spec has a norm before the head"),
+        ("layer_norm_elementwise_affine", True, "norms have neither a weight nor a bias"),
+    ):
+        reader.only(key, (built, None), why)
+    reader.only("word_embed_proj_dim", (hidden, None), "embeddings of another width have projections (project_in, project_out)")
+    reader.skip("dropout", "layerdrop", "init_std", "activation_dropout", "prefix")
+    biased, act = reader.flag("enable_bias"), reader.text("activation_function")
+    attention = {**({"bias": True, "output_bias": True} if biased else {}), **_straight(reader.layers(2))}
+    positions = {"learned_positions": reader.whole("max_position_embeddings") + _PADDING_POSITIONS}
+    if act == "relu":
+        reader.warn("activation_function", act, "planned as its square, which keeps the same values for backward")
+        reader.skip("activation_function")
+    names = "hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim"
+    model = _stack(reader, attention, positions, names, act=None if act == "relu" else "activation_function", bias=biased, eps=TORCH_EPS)
+    return model | {"mlp": model["mlp"] | {"activation": "relu2"}} if act == "relu" else model
+
+
+_PADDING_POSITIONS = 2
+"""Rows of opt's table of positions that no token of a text has."""
+
+
+def mpt(reader: ConfigReader) -> dict[str, Any]:
+    """mpt: bloom without a bias anywhere and without a norm on the embedding."""
+    reader.warn("model_type", "mpt", _SLOPES)
+    inside = reader.mapping("attn_config")
+    for key, built, why in (
+        ("attn_type", "multihead_attention", "its heads share keys and values"),
+        ("qk_ln", False, "it norms queries and keys"),
+    ):
+        if inside.get(key, built) != built:
+            reader.cannot("attn_config", {key: inside[key]}, f"{why} outside transformers' class", None)
+    if inside.get("clip_qkv") is not None:
+        reader.warn("attn_config", {"clip_qkv": inside["clip_qkv"]}, "queries, keys and values are clamped; shapes are the same")
+    reader.only("no_bias", (True, None), "transformers' class has no bias")
+    reader.only("expansion_ratio", (4, None), "the MLP of transformers' class is four times as wide as the stream")
+    reader.skip(
+        "attn_config", "max_seq_len", "emb_pdrop", "learned_pos_emb", "embedding_fraction", "norm_type", "init_device", "init_config"
+    )
+    names = "d_model", "n_layers", "n_heads", ""
+    return _stack(reader, _straight(reader.layers(2, "n_layers")), {"norm": "layernorm_no_bias"}, names, act=None, bias=False)
+
+
 def falcon(reader: ConfigReader) -> dict[str, Any]:
     """falcon: heads share one key and value, or some; attention and MLP read one LayerNorm, or one each; slopes or angles."""
     heads, layers, newer = reader.whole("num_attention_heads"), reader.layers(2), reader.flag("new_decoder_architecture")
@@ -148,6 +207,7 @@ def _stack(
     act: str | None = "activation_function",
     bias: bool = True,
     parallel: bool = False,
+    eps: str | float = "layer_norm_epsilon",
 ) -> dict[str, Any]:
     """The section `model` of a decoder with LayerNorm and an MLP of two matrices.
 
@@ -159,6 +219,7 @@ def _stack(
         act: Field of the activation; None for a class that has GELU.
         bias: Biases of the MLP.
         parallel: Attention and MLP read one norm.
+        eps: Field of the norms' epsilon, or the epsilon of a class without a field for it.
     """
     hidden, layers, heads = (reader.whole(name) for name in names[:3])
     inner = reader.whole_or_null(names[3]) if names[3] else None
@@ -169,7 +230,7 @@ def _stack(
         "hidden_size": hidden,
         "vocab_size": reader.whole("vocab_size"),
         "tie_embeddings": reader.flag("tie_word_embeddings"),
-        "norm_eps": reader.number("layer_norm_epsilon"),
+        "norm_eps": reader.number(eps) if isinstance(eps, str) else eps,
         "norm": "layernorm",
     }
     side = side_by_side(layers) if parallel else {}

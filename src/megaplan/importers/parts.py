@@ -22,13 +22,17 @@ DENSE_GATED = GATED_ACTIVATIONS | {"relu2": "relu2glu"}
 """Activations of a dense MLP with three matrices."""
 
 
-def common(reader: ConfigReader, eps: str = "rms_norm_eps") -> dict[str, Any]:
-    """Keys of `model` that every architecture has, without the pattern."""
+TORCH_EPS = 1e-5
+"""Epsilon of torch's LayerNorm, in classes without a field for it."""
+
+
+def common(reader: ConfigReader, eps: str | float = "rms_norm_eps") -> dict[str, Any]:
+    """Keys of `model` that every architecture has, without the pattern; `eps` is the epsilon or its field."""
     return {
         "hidden_size": reader.whole("hidden_size"),
         "vocab_size": reader.whole("vocab_size"),
         "tie_embeddings": reader.flag("tie_word_embeddings"),
-        "norm_eps": reader.number(eps),
+        "norm_eps": reader.number(eps) if isinstance(eps, str) else eps,
     }
 
 

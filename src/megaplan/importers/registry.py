@@ -24,6 +24,7 @@ from megaplan.importers import (
     own_latents,
     repository,
     repository_dense,
+    repository_linear,
     short_convolution,
 )
 from megaplan.importers.reader import ConfigReader
@@ -90,6 +91,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "granitemoe_swa": experts.granite_moe_swa,
     "granitemoehybrid": hybrids.granite_hybrid,
     "granitemoeshared": experts.granite_moe_shared,
+    "helium": decoders.helium,
     "hunyuan_v1_dense": decoders.hunyuan,
     "hunyuan_v1_moe": experts.hunyuan_moe,
     "hunyuan_vl_text": decoders.hunyuan,
@@ -124,13 +126,16 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "mistral4": latent.mistral4,
     "mixtral": experts.mixtral,
     "modernbert-decoder": inner.modernbert_decoder,
+    "mpt": older.mpt,
     "nanochat": inner.nanochat,
     "nemotron": decoders.nemotron,
     "nemotron_h": hybrids.nemotron_h,
+    "olmo": decoders.olmo,
     "olmo2": decoders.olmo2,
     "olmo3": decoders.olmo3,
     "olmo_hybrid": linear_attention.olmo_hybrid,
     "olmoe": experts.olmoe,
+    "opt": older.opt,
     "paddleocr_vl_text": decoders.ernie4_5,
     "phi": decoders.phi,
     "phi3": decoders.phi3,
@@ -168,11 +173,17 @@ OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "bailing_moe_v2": repository.bailing_moe_v2,
     "chatglm": repository_dense.chatglm,
     "deepseek": repository.deepseek,
+    "gated_deltanet": repository_linear.gated_deltanet,
     "internlm": repository_dense.internlm,
     "internlm2": repository_dense.internlm,
+    "llada": repository_dense.llada,
     "minicpm": repository_dense.minicpm,
     "nemotron-nas": repository.nemotron_nas,
+    "openelm": repository.openelm,
+    "orion": repository_dense.orion,
     "qwen": repository_dense.qwen,
+    "telechat3": decoders.llama,
+    "transformer": repository_linear.transformer,
 }
 """Those of model types whose class comes with the published weights."""
 
@@ -180,23 +191,41 @@ IMPORTS = ARCHITECTURES | OF_REPOSITORIES
 """All of them."""
 
 REFUSED: dict[str, tuple[str, str]] = {
+    "bailing_moe_linear": ("group_norm_size", "lightning attention norms queries and keys, and what heads make in groups"),
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
     "gemma3n": ("text_config", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma3n_text": ("hidden_size_per_layer_input", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma4_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model, and a projection joins them"),
     "gemma4_unified_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model"),
+    "gla": ("use_gk", "gated linear attention decays by channels of keys and has no delta rule"),
     "hrm_text": ("num_layers_per_stack", "two stacks run in turn several times, and norms have no weight"),
     "inkling2_loop_text": ("loop_num_passes", "layers run several times, and attend to the outputs of earlier ones"),
     "inkling2_text": ("n_layers_per_attn_res_block", "attention to outputs of earlier layers, and positions are relative logits (r_proj)"),
     "inkling_text": ("d_rel", "positions are relative logits (r_proj), and keys, values and blocks have short convolutions"),
     "kimi_k3": ("attention_residuals", "layers attend to the outputs of earlier ones (attention residuals)"),
+    "ouro": ("total_ut_steps", "layers run several times, with an exit after each pass"),
+    "phi4flash": ("mb_per_layer", "half of the layers share keys, values and states of one, and scores are a difference of two"),
+    "plamo2": ("mamba_num_heads", "Mamba layers project step, B and C from inner values, and norm each of them"),
     "qwen4_exp": ("text_config", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "recurrent_gemma": ("lru_width", "two blocks in three are RG-LRU recurrences (rg_lru, linear_x, linear_y, conv_1d)"),
+    "rwkv6": ("proj_low_rank_dim", "time mixing shifts tokens by learned factors and decays by a low-rank product"),
+    "rwkv7": ("decay_low_rank_dim", "time mixing shifts tokens, and low-rank products give its decay, rate, gate and removed keys"),
     "zamba2": ("hybrid_layer_ids", "its attention blocks share parameters (shared_transformer), and every layer of a spec has its own"),
     "zaya": ("cca_time0", "queries and keys are mixed by convolutions, the router is an MLP, and residual sums have weights"),
 }  # fmt: skip
 """Model types whose blocks have no letter: the field that says so, and the tensors that are missing."""
 
-RENAMED = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "minimax_m3": "minimax_m3_vl_text", "youtu_llm": "youtu"}
+RENAMED = {
+    "Dream": "qwen2",
+    "PanguEmbedded": "internlm2",
+    "kimi_k2": "deepseek_v3",
+    "llada2_moe": "bailing_moe_v2",
+    "mimo": "qwen2",
+    "minimax_m3": "minimax_m3_vl_text",
+    "youtu_llm": "youtu",
+}
 """Model types that are the class of another one under a new name: fields, blocks and names of tensors are the same."""
+
+MASKED = {"Dream", "llada", "llada2_moe"}
+"""Model types that predict masked tokens from those on both sides."""

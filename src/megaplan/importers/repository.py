@@ -1,4 +1,4 @@
-"""Decoders whose class comes with the published weights: bailing_moe and bailing_moe_v2 (Ling and Ring), deepseek, nemotron-nas."""
+"""Decoders whose class comes with the weights: bailing_moe and bailing_moe_v2 (Ling and Ring), deepseek, openelm, nemotron-nas."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 from megaplan.importers.decoders import decoder as dense_decoder
 from megaplan.importers.experts import decoder, sigmoid_choice
-from megaplan.importers.parts import biases, common, experts, heads, mlp, model_of
+from megaplan.importers.parts import activation, biases, common, experts, heads, mlp, model_of
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rope
 
 _WIDTH_STEP = 256
 """Multiple of the inner widths that nemotron-nas rounds up to."""
+_OPENELM_EPS = 1e-6
+"""Epsilon of openelm's norms, for which its class has no field."""
 _OTHER_ATTENTION = ("replace_with_linear", "sparsify", "llama4", "mamba", "num_sink_tokens")
 _OTHER_FFN = ("replace_with_linear", "sparsify", "moe")
 
@@ -63,6 +65,47 @@ def deepseek(reader: ConfigReader) -> dict[str, Any]:
     moe["shared_ffn_hidden_size"] = (reader.whole_or_null("n_shared_experts", least=0) or 0) * moe["ffn_hidden_size"]
     dense = {layer for layer in range(layers) if layer < first or layer % step}
     return decoder(reader, biases(reader), moe, dense=dense)
+
+
+def openelm(reader: ConfigReader) -> dict[str, Any]:
+    """openelm: heads of queries and of keys, and inner widths, differ by layer."""
+    layers, hidden = reader.layers(2, "num_transformer_layers"), reader.whole("model_dim")
+    counts = [reader.items(key) for key in ("num_query_heads", "num_kv_heads")]
+    factors, step = reader.items("ffn_multipliers"), reader.whole("ffn_dim_divisor")
+    for key, values in zip(("num_query_heads", "num_kv_heads", "ffn_multipliers"), (*counts, factors), strict=True):
+        if len(values) != layers or not all(isinstance(one, int | float) and one > 0 for one in values):
+            reader.wrong(key, list(values), f"a list of {layers} positive numbers, one a layer")
+    reader.only("normalization_layer_name", ("rms_norm",), "norms are RMSNorms")
+    reader.only("ffn_with_glu", (True,), "MLPs have three matrices")
+    reader.skip("qkv_multipliers", "num_gqa_groups", "max_context_length", "rope_max_length")  # from which the lists follow
+    reader.stop_if_wrong()
+    pairs, widths = list(zip(*counts, strict=True)), [_rounded(factor * hidden, step) for factor in factors]
+    usual, usual_width = Counter(pairs).most_common(1)[0][0], Counter(widths).most_common(1)[0][0]
+    own = [pair for pair in dict.fromkeys(pairs) if pair != usual]
+    others = [
+        {"layers": [2 * layer for layer, one in enumerate(pairs) if one == pair], "num_heads": pair[0], "num_kv_heads": pair[1]}
+        for pair in own
+    ]
+    section: dict[str, Any] = {
+        "kind": "gqa", "num_heads": usual[0], "num_kv_heads": usual[1], "head_dim": reader.whole("head_dim"),
+        "rope_theta": float(reader.number("rope_freq_constant")), **({"layer_heads": others} if others else {}),
+        **({"qk_norm": True} if reader.flag("normalize_qk_projections") else {}),
+    }  # fmt: skip
+    dense = {"ffn_hidden_size": usual_width, "activation": activation(reader, "activation_fn_name")}
+    dense |= _listed("layer_widths", "ffn_hidden_size", {2 * layer + 1: width for layer, width in enumerate(widths)}, usual_width)
+    keys = {
+        "hidden_size": hidden,
+        "vocab_size": reader.whole("vocab_size"),
+        "tie_embeddings": reader.flag("share_input_output_layers"),
+        "norm_eps": _OPENELM_EPS,
+    }
+    return model_of(reader, "AD" * layers, keys, {"A": ("attention", section), "D": ("mlp", dense)})
+
+
+def _rounded(value: float, step: int) -> int:
+    """The multiple of a step next to a width, and not a tenth below it."""
+    nearest = max(step, int(value + step / 2) // step * step)
+    return nearest + step if nearest < 0.9 * value else nearest
 
 
 def nemotron_nas(reader: ConfigReader) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Sources: `configuration_bailing_moe.py` of inclusionAI/Ling, `configuration_bailing_moe_v2.py` of inclusionAI/Ling-V2, and
 `configuration_decilm.py` of the Llama-Nemotron models, which extends Llama's class; `configuration_*.py` next to the weights of
-internlm/internlm2-7b, internlm/internlm-7b, baichuan-inc/Baichuan2-7B-Base, openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B, THUDM/chatglm3-6b
-and deepseek-ai/deepseek-moe-16b-base.
+internlm/internlm2-7b, internlm/internlm-7b, baichuan-inc/Baichuan2-7B-Base, openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B, THUDM/chatglm3-6b,
+deepseek-ai/deepseek-moe-16b-base, OrionStarAI/Orion-14B-Base, TeleAI/TeleChat3-36B-Thinking, GSAI-ML/LLaDA-8B-Base and apple/OpenELM-1_1B;
+`models/gated_deltanet` and `models/transformer` of fla-org/flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -55,6 +56,17 @@ _LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Defaults of classes that are made of Llama's."""
+_FLA: dict[str, Any] = {
+    "attnres_block_size": None,
+    "hidden_act": "swish",
+    "hidden_ratio": 4,
+    "hidden_size": 2048,
+    "intermediate_size": None,
+    "norm_eps": 1e-06,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+"""Defaults of classes of flash-linear-attention."""
 REPOSITORY_CLASSES: MappingProxyType[str, RepositoryClass] = MappingProxyType(
     {
         "bailing_moe": RepositoryClass(
@@ -160,6 +172,62 @@ REPOSITORY_CLASSES: MappingProxyType[str, RepositoryClass] = MappingProxyType(
         "internlm2": RepositoryClass(
             "InternLM2ForCausalLM", MappingProxyType(_LLAMA | {"bias": True, "num_key_value_heads": None, "vocab_size": 103168})
         ),
+        "gated_deltanet": RepositoryClass(
+            "GatedDeltaNetForCausalLM",
+            MappingProxyType(
+                _FLA
+                | {
+                    "allow_neg_eigval": False,
+                    "attn": None,
+                    "conv_size": 4,
+                    "expand_v": 2.0,
+                    "head_dim": 256,
+                    "num_heads": 6,
+                    "num_hidden_layers": 21,
+                    "num_v_heads": None,
+                    "use_gate": True,
+                    "use_short_conv": True,
+                }
+            ),
+        ),
+        "llada": RepositoryClass(
+            "LLaDAModelLM",
+            MappingProxyType(
+                {
+                    "activation_type": "silu",
+                    "embedding_size": None,
+                    "include_bias": False,
+                    "include_qkv_bias": False,
+                    "n_kv_heads": None,
+                    "rms_norm_eps": 1e-05,
+                    "rope_theta": 10000.0,
+                    "weight_tying": False,
+                }
+                | dict.fromkeys(
+                    ("block_type", "layer_norm_type", "rope", "alibi", "input_emb_norm", "attention_layer_norm", "bias_for_layer_norm"),
+                    None,
+                )
+                | dict.fromkeys(("scale_logits", "multi_query_attention"), None)
+            ),
+        ),
+        "openelm": RepositoryClass(
+            "OpenELMForCausalLM",
+            MappingProxyType(
+                {
+                    "activation_fn_name": "swish",
+                    "ffn_dim_divisor": 256,
+                    "ffn_with_glu": True,
+                    "head_dim": 128,
+                    "model_dim": 2048,
+                    "normalization_layer_name": "rms_norm",
+                    "normalize_qk_projections": False,
+                    "num_transformer_layers": 12,
+                    "rope_freq_constant": 10000,
+                    "share_input_output_layers": True,
+                    "vocab_size": 32000,
+                }
+            ),
+        ),
         "minicpm": RepositoryClass(
             "MiniCPMForCausalLM",
             MappingProxyType(
@@ -176,6 +244,7 @@ REPOSITORY_CLASSES: MappingProxyType[str, RepositoryClass] = MappingProxyType(
                 }
             ),
         ),
+        "orion": RepositoryClass("OrionForCausalLM", MappingProxyType(_LLAMA | {"num_key_value_heads": None})),
         "qwen": RepositoryClass(
             "QWenLMHeadModel",
             MappingProxyType(
@@ -194,6 +263,23 @@ REPOSITORY_CLASSES: MappingProxyType[str, RepositoryClass] = MappingProxyType(
                     "rotary_pct": 1.0,
                     "tie_word_embeddings": False,
                     "vocab_size": 151936,
+                }
+            ),
+        ),
+        "telechat3": RepositoryClass("Telechat3ForCausalLM", MappingProxyType(_LLAMA | {"attention_bias": False, "mlp_bias": False})),
+        "transformer": RepositoryClass(
+            "TransformerForCausalLM",
+            MappingProxyType(
+                _FLA
+                | {
+                    "elementwise_affine": True,
+                    "num_heads": 32,
+                    "num_hidden_layers": 24,
+                    "num_kv_heads": None,
+                    "qk_norm": False,
+                    "qkv_bias": False,
+                    "rope_theta": 10000.0,
+                    "window_size": None,
                 }
             ),
         ),

@@ -1,11 +1,11 @@
-"""Dense decoders whose class comes with the published weights: internlm, internlm2, baichuan, minicpm, qwen, chatglm."""
+"""Dense decoders whose class comes with the published weights: internlm, internlm2, baichuan, llada, minicpm, orion, qwen, chatglm."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from megaplan.importers.decoders import decoder
-from megaplan.importers.parts import SLOPES, biases, even_head_dim, minicpm_factors, model_of
+from megaplan.importers.parts import SLOPES, activation, biases, even_head_dim, minicpm_factors, model_of
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rotary_width
 
@@ -21,6 +21,55 @@ def baichuan(reader: ConfigReader) -> dict[str, Any]:
     if not reader.has("max_position_embeddings"):
         reader.warn("model_type", "baichuan", f"{SLOPES}; angles are planned")
     return decoder(reader, {})
+
+
+def orion(reader: ConfigReader) -> dict[str, Any]:
+    """orion: llama with LayerNorm, under the name of the field of RMSNorm's epsilon."""
+    return decoder(reader, {}, model={"norm": "layernorm"})
+
+
+def llada(reader: ConfigReader) -> dict[str, Any]:
+    """llada: llama under the names of AI2's OLMo; a masked token is predicted from those on both sides."""
+    for key, built, why in (
+        ("block_type", "llama", "layers have other blocks"),
+        ("layer_norm_type", "rms", "norms are RMSNorms"),
+        ("rope", True, "positions are rotary angles"),
+        ("alibi", False, SLOPES),
+        ("input_emb_norm", False, "embeddings have no norm"),
+        ("attention_layer_norm", False, "a norm over all queries and all keys"),
+        ("bias_for_layer_norm", False, "RMSNorms have no bias"),
+        ("scale_logits", False, "logits have no factor of the width"),
+        ("multi_query_attention", None, "n_kv_heads counts the heads of keys"),
+    ):
+        reader.only(key, (built, None), why)
+    reader.skip(*_LLADA_OTHER)
+    hidden, layers, heads = reader.whole("d_model"), reader.layers(2, "n_layers"), reader.whole("n_heads")
+    bias = reader.flag("include_bias")
+    section: dict[str, Any] = {
+        "kind": "gqa", "num_heads": heads, "num_kv_heads": reader.whole_or_null("n_kv_heads") or heads,
+        "head_dim": even_head_dim(reader, hidden, heads, None), "rope_theta": float(reader.number("rope_theta")),
+        **({"bias": True} if bias or reader.flag("include_qkv_bias") else {}), **({"output_bias": True} if bias else {}),
+    }  # fmt: skip
+    dense = {
+        "ffn_hidden_size": reader.whole("mlp_hidden_size"),
+        "activation": activation(reader, "activation_type"),
+        **({"bias": True} if bias else {}),
+    }
+    rows = reader.whole_or_null("embedding_size") or reader.whole("vocab_size")
+    reader.skip("vocab_size")
+    keys = {
+        "hidden_size": hidden,
+        "vocab_size": rows,
+        "tie_embeddings": reader.flag("weight_tying"),
+        "norm_eps": reader.number("rms_norm_eps"),
+    }
+    return model_of(reader, "AD" * layers, keys, {"A": ("attention", section), "D": ("mlp", dense)})
+
+
+_LLADA_OTHER = (
+    *("mlp_ratio", "attention_layer_norm_with_affine", "layer_norm_with_affine", "rope_full_precision", "flash_attention", "init_device"),
+    *("block_group_size", "init_cutoff_factor", "init_fn", "init_std", "precision", "mask_token_id"),
+)
 
 
 def minicpm(reader: ConfigReader) -> dict[str, Any]:

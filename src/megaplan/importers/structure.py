@@ -12,7 +12,7 @@ _COUNTED = re.compile(
     r"|(?:q|k|v|kv|qk|rope|nope|ssm|mamba|lora|expert|shared)\w*_(?:dim|rank|heads?)|head_dim|d_(?:model|ff|state|conv|inner))$"
 )
 _SWITCHED = re.compile(
-    r"(?:^|_)(?:qk_?(?:layer)?norm|(?:qkv|linear|attention|mlp|moe|lm_head|router)_bias|untie\w*|post_norm|swiglu|geglu|mla|sinks?)$"
+    r"(?:^|_)(?:qk_?(?:layer)?norm|add_\w+_bias|(?:qkv|linear|attention|mlp|moe|lm_head|router)_bias|untie\w*|post_norm|swiglu|geglu|mla|sinks?)$"
 )
 _PROCESS = re.compile(r"fused|fusion|worker|thread|buffer|bucket|cache|queue|log|batch|wandb|checkpoint|optimizer|loss|lr")
 

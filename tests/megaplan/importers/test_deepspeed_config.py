@@ -76,8 +76,16 @@ def test_modules_are_the_forks_own_until_the_launch_says_otherwise(given: str, r
     assert engine.attention_backend == ("flash" if given else "auto")
 
 
-@pytest.mark.parametrize(("given", "read"), [("", "unfused"), ("--use-legacy-models", "flash")])
-def test_flash_attention_is_of_models_before_megatron_core_without_transformer_engine(given: str, read: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("", "unfused"),
+        ("--use-legacy-models", "flash"),
+        ("--use-fused-rmsnorm --use-fused-swiglu", "flash"),
+        ("--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec", "flash"),
+    ],
+)
+def test_flash_attention_without_transformer_engine_is_of_mindspeed_and_of_models_before_megatron_core(given: str, read: str) -> None:
     launch = f"torchrun --nproc_per_node 4 pretrain_gpt.py {SIZES} --bf16 --transformer-impl local --use-flash-attn {given}"
     assert import_megatron(launch, "launch.sh").loaded.spec.host.attention_backend == read
 

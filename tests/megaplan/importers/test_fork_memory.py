@@ -84,6 +84,35 @@ def test_dense_layers_and_shared_experts_of_mindspeed(words: str, letters: str) 
     assert (model.pattern.replace("A", ""), model.moe.shared_ffn_hidden_size) == (letters, 144)
 
 
+def test_gated_delta_nets_of_mindspeed_are_megatrons() -> None:
+    sizes = "--linear-num-key-heads 2 --linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 16 --disable-bias-linear"
+    text = f"{RUN.replace('--num-layers 2', '--num-layers 4')} {NEEDED} {sizes} --position-embedding-type rope"
+    own = "--full-attention-interval 2 --mamba-d-conv 3 --mamba-expand 1 --partial-rotary-factor 0.25"
+    theirs = "--experimental-attention-variant gated_delta_net --linear-attention-freq 2 --linear-conv-kernel-dim 3 --rotary-percent 0.25"
+    model = import_megatron(f"{text} {own}", "x.sh").loaded.spec.model
+    assert model == import_megatron(f"{text} {theirs} --attention-output-gate", "x.sh").loaded.spec.model
+    assert (model.pattern, model.attention.gate, model.linear_attention.conv_kernel) == ("GDADGDAD", True, 3)
+
+
+@pytest.mark.parametrize(("word", "read"), [("softmax_topk", "none"), ("pai_megatron_aux_loss", "aux_loss")])
+def test_choices_of_experts_of_mindspeed_are_losses(word: str, read: str) -> None:
+    text = f"{RUN} {NEEDED} {MOE} --moe-router-load-balancing-type {word} --moe-aux-loss-coeff 0.01"
+    assert import_megatron(text, "x.sh").loaded.spec.host.moe_load_balancing == read
+
+
+def test_biases_of_forks_are_not_passed_over() -> None:
+    with pytest.raises(MegaplanError, match="--add-dense-bias"):
+        import_megatron(f"{RUN} {NEEDED} --add-dense-bias", "x.sh")
+    assert import_megatron(f"{RUN} {NEEDED} --no-add-dense-bias", "x.sh").loaded.spec.model.num_layers == 4
+
+
+def test_an_indexer_of_mindspeed_is_not_passed_over() -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{RUN} {NEEDED} --enable-dsa-indexer", "x.sh")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.hints[0]) == ("MP913", "--experimental-attention-variant dsa   # for")
+
+
 @pytest.mark.parametrize("switch", ["--reuse-fp32-param", "--swap-optimizer", "--swap-attention"])
 def test_switches_of_forks_that_change_memory_are_warned_of(switch: str) -> None:
     found = import_megatron(f"{RUN} {NEEDED} {switch}", "x.sh").loaded.diagnostics

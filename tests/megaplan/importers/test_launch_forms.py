@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_launches import BARE, errors, recorded
+from recorded_launches import BARE, PLAIN, errors, recorded
 
 from megaplan.errors import MegaplanError, Severity
 from megaplan.importers.imported import Imported
@@ -150,6 +150,11 @@ def test_a_run_of_maxtext_has_its_own_command(text: str) -> None:
         ("export EXP=a/b.yaml\nbash run_pretrain.sh", "Primus", f"megaplan import megatron a/b.yaml   # {_AFTER}"),
         ("./primus-cli direct -- train pretrain --config c.yaml --lr 1", "Primus", f"megaplan import megatron c.yaml   # {_AFTER}"),
         ("torchrun scripts/training/run_recipe.py --recipe llama3_8b", "a Megatron-Bridge recipe", "megaplan estimate MODEL --gpus 8"),
+        (
+            "torchrun --nproc_per_node 16 --nnodes 4 train_fsdp2.py x.yaml --model.model_name_or_path ORG/M --parallel.ep_size 8",
+            "MindSpeed FSDP2",
+            "megaplan estimate ORG/M --gpus 64 --set mesh.ep=8",
+        ),
         ("import mindspeed_llm", "MindSpeed", "megaplan estimate MODEL --gpus 8"),
         (
             "base_model: ORG/M\nsequence_len: 4096\nmicro_batch_size: 2\n",
@@ -295,3 +300,14 @@ def test_a_training_logs_table_is_a_launch(prefix: str) -> None:
     assert spec.model.moe is not None
     assert not spec.model.moe.bias
     assert "MP917" not in {found.code for found in imported.diagnostics}
+
+
+@pytest.mark.parametrize(
+    "launcher", ["deepspeed --num_nodes 1 --num_gpus 4 --no_python", "torchrun --nnodes 1 --nproc_per_node 4 --no-python"]
+)
+@pytest.mark.parametrize("line", ["{}", "source activate ; X=1 {}", "cd there && {} | tee log"])
+def test_a_launcher_may_start_a_shell_with_a_command_line(launcher: str, line: str) -> None:
+    program = f"python3 -u pretrain_gpt.py {PLAIN} --tensor-model-parallel-size 2"
+    text = f'CMD="{line.format(program)}"\n{launcher} /usr/bin/bash -c "$CMD"'
+    spec = import_megatron(text, "launch.sh").loaded.spec
+    assert (spec.mesh.world_size, spec.mesh.tp, spec.model.num_layers) == (4, 2, 4)

@@ -245,6 +245,19 @@ OTHERS = {
     "python3 -m maxtext.trainers.post_train.distillation.train_distill": "further models",
     "python3 -m tests.utils.forward_pass_logit_checker": "a check",
 }
+
+
+def test_a_list_of_runs_is_named_with_its_entry(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text('python3 -m benchmarks.benchmark_runner xpk \\\n --device_type=v6e-256 --num_slices=2 --model_name="m_2x"\n', "utf-8")
+    with pytest.raises(MegaplanError) as caught:
+        spec_of(str(script))
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.location.line) == ("MP926", 1)
+    assert found.detail.endswith("--model_name m_2x")
+    assert "compile_topology=v6e-256 compile_topology_num_slices=2" in found.hints[0]
+
+
 TRAINERS = ("-m MaxText.train", "MaxText/train.py", "-m maxtext.trainers.pre_train.train", "-m maxtext.trainers.post_train.sft.train_sft")
 
 

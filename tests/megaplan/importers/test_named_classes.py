@@ -11,6 +11,7 @@ from megaplan.importers.defaults import class_facts
 from megaplan.importers.hf import ImportedConfig, import_hf
 from megaplan.importers.registry import ARCHITECTURES
 from megaplan.importers.towers import FLAT, MULTIMODAL, TEXT
+from megaplan.inventory.build import build_inventory
 
 FOLDER = Path(__file__).parent
 TOWERS: dict[str, Any] = json.loads((FOLDER / "small_towers.json").read_text(encoding="utf-8"))
@@ -133,3 +134,30 @@ def test_defaults_stand_next_to_the_error_that_they_may_cause() -> None:
     with pytest.raises(MegaplanError) as caught:
         import_hf(json.dumps(SMALL["qwen2"][0][0]), "config.json", ("mesh.bogus=2",))
     assert "MP822" not in [each.code for each in caught.value.diagnostics]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gemma3"])
+def test_a_config_without_a_type_has_that_of_its_class(kind: str) -> None:
+    given = (TOWERS if kind in TOWERS else SMALL)[kind][0][0]
+    fields = {key: value for key, value in given.items() if key != "model_type"} | {"architectures": [class_facts(kind).model_class]}
+    assert model(fields) == model(given)
+    assert any(each.code == "MP820" and "model_type" in each.detail for each in imported(fields).loaded.diagnostics)
+    assert refused(fields | {"architectures": ["OwnForCausalLM"]})[0].code == "MP801"
+    assert refused(fields | {"model_type": None})[0].code == "MP801"
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("llama", {}), ("qwen2", {"use_sliding_window": False, "max_window_layers": 28})])
+def test_an_unknown_type_is_told_the_class_that_has_its_fields(kind: str, fields: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    sizes |= {"vocab_size": 100, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False} | fields
+    (found,) = refused(sizes | {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}, "loops": 3})
+    total = build_inventory(import_hf(json.dumps(sizes | {"model_type": kind}), "config.json").loaded.spec).parameters
+    assert found.code == "MP802"
+    assert found.hints[0].startswith(f'if the layers are those of {kind}, write "model_type": "{kind}"')
+    assert found.hints[0].endswith(f"{total:,} parameters, without loops")
+
+
+@pytest.mark.parametrize("more", [{"kv_lora_rank": 8}, {"ffn_config": {"width": 8}}, {"a": 1, "b": 2, "c": 3, "d": 4}])
+def test_a_class_that_has_not_the_fields_is_no_hint(more: dict[str, Any]) -> None:
+    (found,) = refused(SMALL["llama"][0][0] | {"model_type": "own"} | more)
+    assert not any("if the layers" in hint for hint in found.hints)

@@ -18,6 +18,8 @@ FORMS = {
     "srun of the program": f"srun -l --output=/logs/%j.log python -u {TRAIN} 4",
     "mpirun": f"mpirun -np 8 --allow-run-as-root -x NCCL_DEBUG=INFO -hostfile hosts python {TRAIN} 4",
     "deepspeed": f"deepspeed --num_nodes 2 --num_gpus 8 {TRAIN} 4",
+    "deepspeed of a shell": f'deepspeed --num_gpus 8 --no_python /usr/bin/bash -c "A=1 python -u {TRAIN} 4"',
+    "folder of a queued job": f'cd "${{PBS_O_WORKDIR}}" || exit 1; B=${{SLURM_SUBMIT_DIR:+4}}; {RUN} $B',
     "accelerate": f"accelerate launch --num_processes 8 {TRAIN} 4",
     "nohup and timeout": f"nohup timeout 3600 env A=1 numactl -N 0 {RUN} 4 > logs/out.txt 2>&1 &",
     "ssh": f"for HOST in a b; do ssh $HOST 'cd /w && {RUN} 4' & done; wait",

@@ -28,6 +28,38 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         1.84,
     ),
     "chatglm3-6b": (_CHATGLM | {"add_qkv_bias": True, "multi_query_attention": True, "multi_query_group_num": 2}, 6.24),
+    "Telechat3-36B": (
+        {"model_type": "telechat3", "head_dim": 128, "hidden_size": 6144, "intermediate_size": 24576, "num_attention_heads": 48,
+         "num_hidden_layers": 64, "num_key_value_heads": 8, "vocab_size": 131072},
+        36.24,
+    ),
+    "Orion-14B": (
+        {"model_type": "orion", "hidden_size": 5120, "intermediate_size": 15360, "num_attention_heads": 40, "num_hidden_layers": 40,
+         "num_key_value_heads": 40, "vocab_size": 84608},
+        14.5,
+    ),
+    "LLaDA-8B": (
+        {"model_type": "llada", "block_type": "llama", "layer_norm_type": "rms", "rope": True, "d_model": 4096, "n_heads": 32,
+         "n_kv_heads": 32, "n_layers": 32, "mlp_hidden_size": 12288, "embedding_size": 126464, "vocab_size": 126464},
+        8.02,
+    ),
+    "OpenELM-1.1B": (
+        {"model_type": "openelm", "model_dim": 2048, "head_dim": 64, "num_transformer_layers": 28, "normalize_qk_projections": True,
+         "ffn_multipliers": [round(0.5 + 3.5 * layer / 27, 2) for layer in range(28)],
+         "num_query_heads": [16] * 3 + [20] * 7 + [24] * 8 + [28] * 6 + [32] * 4,
+         "num_kv_heads": [4] * 3 + [5] * 7 + [6] * 8 + [7] * 6 + [8] * 4},
+        1.08,
+    ),
+    "openPangu-Embedded-7B": (
+        {"model_type": "PanguEmbedded", "bias": True, "hidden_size": 4096, "intermediate_size": 12800, "num_attention_heads": 32,
+         "num_hidden_layers": 34, "num_key_value_heads": 8, "vocab_size": 153376},
+        8.03,
+    ),
+    "Dream-7B": (
+        {"model_type": "Dream", "architectures": ["DreamModel"], "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+         "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 152064, "mask_token_id": 151666},
+        7.62,
+    ),
     "deepseek-moe-16b": (
         {"model_type": "deepseek", "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 64,
          "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "num_attention_heads": 16, "num_key_value_heads": 16,
@@ -107,6 +139,8 @@ def test_parameters_by_hand(kind: str, seed: int) -> None:
         ({"model_type": "chatglm", "position_encoding_2d": True, "inner_hidden_size": 16384}, "model_type"),
         ({"model_type": "chatglm", "vision_config": {"hidden_size": 1792}}, "vision_config"),
         ({"model_type": "chatglm", "post_layer_norm": False}, "post_layer_norm"),
+        ({"model_type": "openelm"} | PUBLISHED["OpenELM-1.1B"][0] | {"ffn_with_glu": False}, "ffn_with_glu"),
+        ({"model_type": "llada"} | PUBLISHED["LLaDA-8B"][0] | {"block_type": "sequential"}, "block_type"),
     ],
 )
 def test_what_the_class_has_beyond_is_refused(fields: dict[str, Any], key: str) -> None:
@@ -128,3 +162,9 @@ def test_factors_of_minicpm_are_keys_of_the_spec() -> None:
     spec = imported(PUBLISHED["MiniCPM-2B"][0]).loaded.spec.model
     assert (spec.embedding_multiplier, spec.logits_multiplier) == (12, 256 / 2304)
     assert spec.attention.output_multiplier == spec.mlp.output_multiplier == 1.4 / 40**0.5
+
+
+@pytest.mark.parametrize("name", ["LLaDA-8B", "Dream-7B"])
+def test_masked_tokens_are_predicted_from_both_sides(name: str) -> None:
+    found = imported(PUBLISHED[name][0] | {"mask_token_id": 126336}).loaded.diagnostics
+    assert any(each.code == "MP820" and "counted causal" in each.detail for each in found)

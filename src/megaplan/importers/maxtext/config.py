@@ -17,17 +17,15 @@ import yaml
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.maxtext.policies import TENSORS
-from megaplan.importers.maxtext.keys import DEFAULTS, IGNORED, OF_TRAINING, REFUSED, SCALE, SLICE, SLICES
+from megaplan.importers.maxtext.keys import DEFAULTS, IGNORED, OF_TRAINING, REFUSED, SCALE
 from megaplan.importers.maxtext.model import DEFAULTS as OF_MODEL
 from megaplan.importers.maxtext.model import models
-from megaplan.importers.maxtext.script import number_of, training_words, words
+from megaplan.importers.maxtext.script import XPK, number_of, training_words, words
 from megaplan.importers.program_config import ProgramConfig
 from megaplan.importers.structure import Policy
 from megaplan.spec.comments import SECTION, settings_of_section
 from megaplan.spec.read import display_name, folders_above, read_text
 
-XPK = {SLICE: re.compile(r"--(?:device|tpu)[-_]type[= ]([\w-]+)"), SLICES: re.compile(r"--num[-_]slices[= ](\d+)")}
-"""Options of the launcher that say the slice."""
 OTHER_FILE = re.compile(r"[\w./${}-]*?([\w.-]+\.ya?ml)\b")
 BASE = "base.yml"
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}

@@ -10,6 +10,7 @@ import yaml
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
+from megaplan.importers.maxtext.keys import SLICE, SLICES
 from megaplan.importers.variables import replaced, variables
 
 WORD = re.compile(r"""(?<![\w.$-])([a-z][a-z0-9_]*)=("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\]*)""")
@@ -20,6 +21,10 @@ _TRAINS = re.compile(
 )
 """A program of MaxText that trains one model, or that compiles a training step."""
 _PROGRAM = re.compile(r"""\bpython3? +(?:-[mu] +)*["']?([\w./-]*(?:[Mm]ax[Tt]ext|_)[\w./-]*)""")
+XPK = {SLICE: re.compile(r"--(?:device|tpu)[-_]type[= ]([\w-]+)"), SLICES: re.compile(r"--num[-_]slices[= ](\d+)")}
+"""Options of the launcher that say the slice."""
+_RUNNER = re.compile(r"""\bpython3? +(?:-[mu] +)*["']?([\w./-]*benchmark_runner)\b""")
+"""A program of MaxText that starts runs of a list of its own."""
 _OTHER_PROGRAMS = {
     r"decode|inference|maxengine": "inference",
     r"ckpt|chkpt|checkpoint|convert|orbax|to_maxtext|to_huggingface": "the conversion of a checkpoint",
@@ -68,6 +73,13 @@ def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
 
 def _refuse_other(plain: str, text: str, name: str) -> None:
     """Refuses a script whose programs of MaxText, in its text without comments, do not train one model."""
+    if (match := _RUNNER.search(plain)) is not None:
+        named = re.search(r"--model_name[= ]+[\"']?([\w.-]+)", plain)
+        detail = f"{name} starts {match[1]}, whose file of Python states the keys of --model_name {named[1] if named else '…'}"
+        at = Location(name, text.count("\n", 0, text.index(match[1])) + 1)
+        options = " ".join(f"{key}={found[1]}" for key, pattern in XPK.items() if (found := pattern.search(text)))
+        hint = f"megaplan import maxtext base.yml model_name=… {options}".rstrip() + "   # with the keys of that entry"
+        raise MegaplanError([diagnostic("MP926", detail, at, (hint,))])
     for program in (match[1] for match in _PROGRAM.finditer(plain)):
         what = next((what for part, what in _OTHER_PROGRAMS.items() if re.search(part, program, re.IGNORECASE)), None)
         if what is not None:

@@ -47,6 +47,7 @@ _FRONT_ENDS = (
     _FrontEnd("verl", re.compile(r"\bverl\.trainer\b|actor_rollout_ref\."), "the config of actor_rollout_ref.model.path"),
     _FrontEnd("OpenRLHF", re.compile(r"\bopenrlhf\.cli\b"), "the config of --pretrain"),
     _FrontEnd("LLaMA-Factory", re.compile(r"^[^#\n]*\bllamafactory-cli\s+train\b", re.MULTILINE), "the config of model_name_or_path"),
+    _FrontEnd("MindSpeed FSDP2", re.compile(r"^[^#\n]*\btrain_fsdp2\.py\b", re.MULTILINE), "the config of --model.model_name_or_path"),
     _FrontEnd(
         "MindSpeed",
         re.compile(r"\bmindspeed(?:_llm|_rl|_mm)?\b|--use-fused-(?:rmsnorm|swiglu|rotary-pos-emb)\b|\bASCEND_"),
@@ -334,7 +335,7 @@ def _stated(text: str) -> dict[str, str]:
     """Values by name of a launch or configuration, with its variables replaced; of several commands those of the first."""
     plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     plain = replaced(plain, variables(plain))
-    found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?([\w./-]+)", plain)
+    found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?((?!--)[\w./-]+)", plain)
     dotted = [(key.rpartition(".")[2], value) for key, value in re.findall(r"([\w.]+)=[\"']?([\w./-]+)", plain) if "." in key]
     return {key.replace("-", "_"): value for key, value in reversed(found)} | dict(reversed(dotted))
 

@@ -21,6 +21,7 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("qk_norm",), "--qk-layernorm"),
         **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
         **dict.fromkeys(("no_tie_embed_logits",), "--untie-embeddings-and-output-weights"),
+        **dict.fromkeys(("enable_dsa_indexer",), "--experimental-attention-variant dsa   # for"),
         **dict.fromkeys(("glu_activation",), "--swiglu   # for"),
         **dict.fromkeys(("mlp_type",), "--moe-shared-expert-intermediate-size   # for"),
         **dict.fromkeys(("zero_stage",), "--use-distributed-optimizer   # for stage 1, not"),
@@ -44,6 +45,7 @@ RENAMED = MappingProxyType(
         "batch_size": "micro_batch_size",
         "lora_r": "lora_rank",
         "pad_vocab_size_to": "padded_vocab_size",
+        "shared_expert_gate": "moe_shared_expert_gate",
         "use_qk_norm": "qk_layernorm",
         "use_qk_layernorm": "qk_layernorm",
         "qk_nope_head_dim": "qk_head_dim",
@@ -52,6 +54,7 @@ RENAMED = MappingProxyType(
         "tokenizer_name_or_path": "tokenizer_model",
         "moe_expert_parallel_size": "expert_model_parallel_size",
         "moe_train_capacity_factor": "moe_expert_capacity_factor",
+        **dict.fromkeys(("rotary_position_embeddings_theta", "rope_theta", "rotary_emb_base"), "rotary_base"),
         "warmup": "lr_warmup_fraction",
         "moe_loss_coeff": "moe_aux_loss_coeff",
         "activations_checkpoint_method": "recompute_method",
@@ -131,6 +134,12 @@ HEADS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 """Arguments that the types of heads of earlier forks are read as."""
 
 
+_BALANCING = MappingProxyType(
+    {"softmax_topk": "none", "sparsemixer_topk": "none", "pai_megatron_aux_loss": "aux_loss", "group_limited_greedy": "aux_loss"}
+)
+"""Choices of experts of MindSpeed, which Megatron-LM names by the loss (`core/transformer/moe/router.py` of Ascend/MindSpeed-LLM)."""
+
+
 def renamed(values: dict[str, Any], read: set[str], known: Collection[str]) -> Iterator[Translated]:
     """Gives `values` the present names of arguments under other names, and of those by which forks name a tokenizer.
 
@@ -158,12 +167,16 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
     if (heads := str(values.get("attention_head_type"))) in HEADS:
         values |= HEADS[heads]
         del values["attention_head_type"]
+    if (balancing := _BALANCING.get(str(values.get("moe_router_load_balancing_type")))) is not None:
+        said = f"--moe-router-load-balancing-type {values['moe_router_load_balancing_type']} of MindSpeed balances as {balancing}"
+        values["moe_router_load_balancing_type"] = balancing
+        found.append(Translated("moe_router_load_balancing_type", said))
     if values.get("glu_activation") == "swiglu":
         values["swiglu"] = bool(values.pop("glu_activation"))
         found.append(Translated("swiglu", "--glu-activation swiglu is read as --swiglu"))
-    if values.get("use_legacy_models") and values.get("transformer_impl") == "local":
+    if values.get("transformer_impl") == "local" and (values.get("use_legacy_models") or _is_of_mindspeed(values)):
         flash_of_own_modules(values)
-    found += [*translate_deepspeed(values), *_flagscale_width(values)]
+    found += [*translate_deepspeed(values), *_flagscale_width(values), *_mindspeed_delta_nets(values)]
     if values.get("num_experts") is not None:
         found += _mindspeed_experts(values)
     recomputes = values.get("checkpoint_activations") or values.get("recompute_granularity") == "full"
@@ -190,6 +203,43 @@ def _flagscale_width(values: dict[str, Any]) -> list[Translated]:
     width = int(int(4 * hidden * 2 / 3) * (factor if isinstance(factor, int | float) else 1))
     values["ffn_hidden_size"] = -(-width // multiple) * multiple
     return [Translated("ffn_hidden_size", f"--multiple-of {multiple} gives --ffn-hidden-size {values['ffn_hidden_size']}, as in FlagScale")]
+
+
+def _is_of_mindspeed(values: dict[str, Any]) -> bool:
+    """True for a launch of MindSpeed, by its modules and the arguments that it adds; FlashAttention needs no Transformer Engine there.
+
+    Source: `features_manager/transformer/flash_attention` of Ascend/MindSpeed, `features_manager` of Ascend/MindSpeed-LLM.
+    """
+    return "mindspeed" in foreign_modules(values.get("spec")) or any(values.get(key) for key in _OF_MINDSPEED)
+
+
+_OF_MINDSPEED = ("use_fused_rmsnorm", "use_fused_swiglu", "use_fused_rotary_pos_emb", "use_ascend_mc2", "reuse_fp32_param")
+"""Switches that Megatron-LM does not have and most launches of MindSpeed do."""
+
+
+def _mindspeed_delta_nets(values: dict[str, Any]) -> list[Translated]:
+    """Gated delta nets of MindSpeed, with gated attention in every n-th layer.
+
+    Source: `core/transformer/transformer_block.py`, `tasks/models/transformer/qwen3_next_full_attention.py` and
+    `qwen3_next_gated_deltanet_attention.py` of Ascend/MindSpeed-LLM.
+    """
+    period = values.get("full_attention_interval")
+    if isinstance(period, bool) or not isinstance(period, int) or period < 1:
+        return []
+    values |= {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": period, "attention_output_gate": True}
+    for own, name in _OF_DELTA_NETS.items():
+        if values.get(own) is not None:
+            values.setdefault(name, values[own])
+    for key in ("full_attention_interval", "mamba_expand", "mamba_chunk_size", *_OF_DELTA_NETS):
+        values.pop(key, None)
+    said = (
+        f"--full-attention-interval {period} of MindSpeed is read as --experimental-attention-variant gated_delta_net, with gated attention"
+    )
+    return [Translated("linear_attention_freq", said)]
+
+
+_OF_DELTA_NETS = {"mamba_d_conv": "linear_conv_kernel_dim", "partial_rotary_factor": "rotary_percent"}
+"""Arguments of MindSpeed's delta nets and of the attention between them, and Megatron-LM's names of the same values."""
 
 
 def _mindspeed_experts(values: dict[str, Any]) -> list[Translated]:

@@ -6,6 +6,8 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from megaplan.hosts.megatron.argument import Kind, flag
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given
 from megaplan.importers.megatron.deepspeed import with_config
+from megaplan.importers.megatron.recording.names import SHELLS
 from megaplan.importers.megatron.script import Field, read_command, read_words
 from megaplan.importers.megatron.unset import remedies, unset
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 _OF_RECORDER = re.compile(r"__megaplan_|megaplan-stub|^\++ return\b")
 """Lines of a script's trace that are of its recorder."""
+_OF_A_LINE = re.compile(r"-[a-z]*c")
+"""Options of a shell with which its next word is a command line."""
 LAUNCH_ARGUMENTS = 8
 """Number of arguments from which a command counts as one of several launches."""
 
@@ -64,10 +69,32 @@ def unset_names(recording: Recording) -> list[str]:
 
 def _launches(recording: Recording) -> list[RecordLine]:
     """Distinct launches, the first of each; a command with few arguments does not count if another has more."""
-    rows = {row.words: row for row in reversed(recording.of_kind("launch")) if _count(row)}
-    found = sorted(rows.values(), key=recording.rows.index)
+    rows = {row.words: (at, row) for at, row in reversed(list(enumerate(map(_in_words, recording.of_kind("launch"))))) if _count(row)}
+    found = [row for _, row in sorted(rows.values(), key=lambda pair: pair[0])]
     most = max(map(_count, found), default=0)
     return [row for row in found if _count(row) >= min(most, LAUNCH_ARGUMENTS)]
+
+
+def _in_words(row: RecordLine) -> RecordLine:
+    """The launch with the words of the command that it gives to a shell, `deepspeed --no_python bash -c "python pretrain_gpt.py …"`."""
+    place = next(
+        (at for at, word in enumerate(row.words[:-2]) if word.rpartition("/")[2] in SHELLS and _OF_A_LINE.fullmatch(row.words[at + 1])),
+        None,
+    )
+    if place is None:
+        return row
+    read = shlex.shlex(row.words[place + 2], posix=True, punctuation_chars=";&|")
+    read.whitespace_split, read.commenters = True, ""
+    try:
+        words = list(read)
+    except ValueError:  # an open quote
+        return row
+    ends = [-1, *(at for at, word in enumerate(words) if set(word) <= set(";&|")), len(words)]
+    inner = max(
+        (words[start + 1 : end] for start, end in pairwise(ends)), key=lambda command: sum(word.startswith("--") for word in command)
+    )
+    lines = (*row.lines[:place], *[row.lines[place + 2]] * len(inner)) if row.lines else ()
+    return replace(row, words=(*row.words[:place], *inner), lines=lines)
 
 
 def _count(row: RecordLine) -> int:

@@ -48,8 +48,15 @@ def slurm(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
             environment.setdefault("SLURM_NTASKS", str(int(nodes) * int(each)))
 
 
-def directives(text: str, environment: MutableMapping[str, str]) -> None:
-    """Set the variables of the job that the #SBATCH lines of a script describe; those that are set already are kept."""
+QUEUED_FROM = ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD")
+"""Variables with the folder in which a job was queued, which is the script's here."""
+
+
+def directives(text: str, environment: MutableMapping[str, str], folder: str = ".") -> None:
+    """Set the variables of the job that the #SBATCH lines of a script describe, and its folder; those that are set already are kept."""
+    for key in QUEUED_FROM:
+        if re.search(rf"\$\{{?{key}\b", text):
+            environment.setdefault(key, folder)
     found = _DIRECTIVE.findall(text)
     if found:
         for key, value in JOB.items():

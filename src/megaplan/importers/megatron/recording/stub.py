@@ -107,7 +107,7 @@ def shell(words: Sequence[str]) -> int:
     place = next((index for index, word in enumerate(rest) if not word.startswith(("-", "+"))), None)
     if place is not None and not any(re.fullmatch(r"-[a-z]*c", word) for word in rest[:place]):
         rest[place] = placed(rest[place]) if rest[place].startswith("/") else rest[place]
-        directives(head(rest[place]), os.environ)
+        directives(head(rest[place]), os.environ, os.getcwd())
     return replace([os.environ["MEGAPLAN_BASH"], *rest])
 
 
@@ -167,7 +167,7 @@ def batch(words: Sequence[str]) -> int:
         with open(path, "w", encoding="utf-8") as file:
             file.write(sys.stdin.read(1 << 20))
     slurm(words[1:place], os.environ)
-    directives(head(path), os.environ)
+    directives(head(path), os.environ, os.getcwd())
     return replace([os.environ["MEGAPLAN_BASH"], path, *words[place + 1 :]])
 
 
