@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from megakernels.facts import Work
 from megakernels.ops.activation import facts as activation_facts
 from megakernels.ops.library import linear, scaled
 from megakernels.ops.rms_norm.facts import NORM, RESIDUAL_NORM, norm, residual_norm
@@ -38,6 +39,26 @@ def detached_linear_work(load: Workload, name: str, part: str, in_width: int, ou
     """A linear whose input gets no gradient: two products instead of three."""
     op = linear_work(load, name, part, in_width, out_width, own_tokens=own_tokens)
     return op._replace(work=replace(op.work, input_grad=0, moved_input=0))
+
+
+LATE = ("attention",)
+"""The operation that counts an up-projection that runs inside attention, on gathered latents."""
+
+
+def gathered_work(work: Work, cp: int, *, own_gradients: bool = False) -> Work:
+    """Work on the tokens of all ranks of a context group, whose forward runs again in backward.
+
+    With `own_gradients` its gradients are those of the rank's own tokens.
+    """
+    again, back = work * cp, work if own_gradients else work * cp
+    return replace(
+        back,
+        forward=again.forward,
+        recomputed=again.forward,
+        input_grad=back.input_grad + again.forward,
+        moved_forward=again.moved_forward,
+        moved_input=back.moved_input + again.moved_forward,
+    )
 
 
 def residual_work(load: Workload, part: str, width: int) -> OpWork:

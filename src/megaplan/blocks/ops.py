@@ -10,6 +10,27 @@ from typing import NamedTuple
 from megaplan.dtypes import DType
 
 
+class UpProjection(NamedTuple):
+    """The product by which latent attention expands gathered latents.
+
+    Attributes:
+        scaling: Scaling of its operands (`megakernels.fp8_linears`); empty for products in 16 bits.
+        fused: True if Triton kernels make the copies.
+        gathered_packed: True if its weight is gathered packed.
+        rank: Rank of its adapter; 0 without one.
+        unpacks: True if rows of its frozen weight are made from packed ones (`lora.base`).
+    """
+
+    scaling: str = ""
+    fused: bool = False
+    gathered_packed: bool = False
+    rank: int = 0
+    unpacks: bool = False
+
+
+PLAIN_UP = UpProjection()
+
+
 class Dims(NamedTuple):
     """Local sizes, per microbatch.
 
@@ -34,6 +55,7 @@ class Dims(NamedTuple):
         gathers_latents: True if a context group gathers the latents of latent attention.
         streams: Streams of the residual path, side by side where a block or a stage ends.
         gathers_tokens: True if ranks that share experts gather all their tokens, instead of the rows of each one's experts.
+        up: The product that expands gathered latents.
     """
 
     batch: int
@@ -56,6 +78,7 @@ class Dims(NamedTuple):
     gathers_latents: bool = False
     streams: int = 1
     gathers_tokens: bool = False
+    up: UpProjection = PLAIN_UP
 
     @property
     def residual(self) -> tuple[int, int, int]:

@@ -37,6 +37,7 @@ class Workload(NamedTuple):
         gathers_latents: True if a context group gathers the latents of latent attention.
         packing: Form of the weights of frozen linears in fewer bits; None if there are none.
         gathers_tokens: True if ranks that share experts gather all their tokens, instead of the rows of each one's experts.
+        low: True if linears multiply in eight bits.
     """
 
     seq_length: int
@@ -55,6 +56,7 @@ class Workload(NamedTuple):
     gathers_latents: bool = False
     packing: Packing | None = None
     gathers_tokens: bool = False
+    low: bool = False
 
     @property
     def positions(self) -> int:

@@ -12,7 +12,7 @@ from megakernels.ops.activation.facts import activation
 from megakernels.ops.cross_entropy.facts import RECOMPUTED_LOGITS, Loss, cross_entropy
 from megakernels.ops.library import gather, linear
 from megakernels.ops.rms_norm.facts import FINAL_NORM
-from megaplan.blocks.costs import linear_work, norm_work, residual_work
+from megaplan.blocks.costs import LATE, gathered_work, linear_work, norm_work, residual_work
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.dtypes import DType
 from megaplan.families.attention_residuals import depth_works
@@ -33,19 +33,22 @@ def adapted_works(load: Workload, ops: Works, block: Block) -> Works:
     tensors = {tensor.name: tensor for tensor in block.tensors}
     adapted = frozenset(name.removesuffix(f".{A_SUFFIX}") for name in tensors if name.endswith(f".{A_SUFFIX}"))
     found = [_unpacked(load, block, tensors, frozen_work(op, runs_again=op.name in adapted)) for op in ops]
+    late = {op.name for op in ops if op.is_linear and op.counts == LATE}
     for name in sorted(adapted):
-        found.append(_adapter(load, name, block.family, tensors[f"{name}.weight"], tensors[f"{name}.{A_SUFFIX}"]))
+        own = _adapter(load, name, block.family, tensors[f"{name}.weight"], tensors[f"{name}.{A_SUFFIX}"])
+        found.append(own._replace(work=gathered_work(own.work, load.cp), counts=LATE) if name in late else own)
     return tuple(found)
 
 
 def _unpacked(load: Workload, block: Block, tensors: Mapping[str, ParamTensor], op: OpWork) -> OpWork:
-    """A linear whose matrix is made of packed rows, on this rank's widths."""
+    """A linear whose matrix is made of packed rows, on this rank's widths; or some of its rows."""
     weight = tensors.get(f"{op.name}.weight")
     if load.packing is None or weight is None or not packable(block, weight):
         return op
     stored = packed_tensor(load.packing, weight, load.tp)
-    moved = stored.local_elements(load.tp, load.ep, load.etp) + weight.local_elements(load.tp, load.ep, load.etp) * load.itemsize
-    return op._replace(unpacked=moved)
+    elements = weight.local_elements(load.tp, load.ep, load.etp)
+    moved = stored.local_elements(load.tp, load.ep, load.etp) + elements * load.itemsize
+    return op._replace(unpacked=moved * op.weights // elements)
 
 
 def adapter_name(linear: str) -> str:

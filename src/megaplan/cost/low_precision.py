@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from megakernels.facts import Pass
 from megakernels.ops.fp8_experts.facts import ScaledBankCost
 from megakernels.ops.fp8_linear.facts import DELAYED, NOTHING, ScaledPass, ScaledPasses, linear_passes
 from megakernels.ops.moe.facts import ExpertSizes
+from megaplan.blocks.costs import LATE
 from megaplan.blocks.work import OpWork, Works
 from megaplan.cost.blocks import HEAD, LOGITS_AGAIN
 from megaplan.dtypes import DType
@@ -38,6 +40,7 @@ class EightBits:
         self._by_row, self._delayed = scaling == "rows", scaling == DELAYED
         self._emulated = spec.emulates_products
         self._itemsize, self._fused, self._grad_bytes = itemsize, spec.host.uses_triton, spec.precision.grads.bytes
+        self._cp = mesh.cp
         self._travels, self._etp = mesh.ep * mesh.etp > 1, mesh.etp
         self._keeps = self._travels and policy != "selective"
         grouped = spec.precision.params is DType.BF16 and device_of(spec.device).generation == "hopper"
@@ -65,7 +68,13 @@ class EightBits:
             }
             out = op.weights // op.in_width
             packed = self._packs is not None and self._packs.fits((out, op.in_width))
-            return linear_passes(op.in_width, out, tokens, self._itemsize, shares=shares, keeps=keeps, packed=packed, **setting)
+            late = op.counts == LATE
+            setting |= {"shares": shares, "keeps": keeps and not late, "packed": packed}
+            found = linear_passes(op.in_width, out, tokens, self._itemsize, **setting)
+            if not late:
+                return found
+            expands = linear_passes(op.in_width, out, tokens * self._cp, self._itemsize, **setting)[0]
+            return expands, _together(expands, found[1]), found[2]
         if not isinstance(op.facts, ExpertSizes):
             return None
         rows = tokens * op.facts.slots * self._etp
@@ -88,6 +97,12 @@ class EightBits:
         return packs is not None and packs.fits((bank.experts, width, hidden)), packs is not None and packs.fits(
             (bank.experts, hidden, width)
         )
+
+
+def _together(first: ScaledPass, second: ScaledPass) -> ScaledPass:
+    """Two passes, one after another."""
+    pairs = zip(first, second, strict=True)
+    return ScaledPass(*(Pass(one.num_bytes + two.num_bytes, one.flops + two.flops, one.launches + two.launches) for one, two in pairs))
 
 
 def in_eight_bits(op: OpWork) -> bool:

@@ -319,8 +319,9 @@ class ReplayTimer:
     def _waits(self, spec: Spec) -> int:
         """Transfers of one microbatch that layers wait for."""
         found = 0
-        for block in self.inventory.layers:
-            waits = layer_transfers(self.rates(spec), spec, rank_workload(spec, spec.precision.of(block.family)), block)
+        for index, block in enumerate(self.inventory.layers):
+            load = rank_workload(spec, spec.precision.of(block.family))._replace(low=self.scaled[index])
+            waits = layer_transfers(self.rates(spec), spec, load, block)
             found += waits.forward_ns + waits.input_ns
         return found
 

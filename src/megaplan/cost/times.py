@@ -187,7 +187,7 @@ class _Timer:
         seen: Seen | None = None,
     ) -> None:
         load = rank_workload(spec, dtype)
-        self.load: Workload = load._replace(gathers=True) if scaled else load
+        self.load: Workload = load._replace(gathers=True, low=True) if scaled else load
         self._dtype, self._grad_bytes, self._spec = dtype, spec.precision.grads.bytes, spec
         self._runs_kernels, self._runs_plain = spec.host.uses_triton, spec.host.has_kernels and not fused
         self._scaled = EightBits(spec, dtype.of_products.bytes, policy) if scaled else None

@@ -166,11 +166,16 @@ def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchang
 
 
 def context_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
-    """Keys and values of a context group, or the latents from which its ranks make them."""
-    width = exchanges.latent_width if load.gathers_latents and exchanges.latent_width else exchanges.context_width // load.tp
-    keys = load.num_tokens * spec.mesh.cp * width * load.itemsize
-    once = gather_ns(rates, spec, RankGroup(spec.mesh.cp, spec.mesh.tp), keys)
-    return Transfers(once, 2 * once, once, once)
+    """Keys and values of a context group, or the latents from which its ranks make them.
+
+    Backward gathers them again and sums their gradients: those of keys and values too where the up-projection multiplies in eight bits.
+    """
+    gathers = load.gathers_latents and exchanges.latent_width > 0
+    width = exchanges.latent_width if gathers else exchanges.context_width // load.tp
+    summed = exchanges.expanded_width // load.tp + exchanges.rotary_width if gathers and load.low else width
+    group, tokens = RankGroup(spec.mesh.cp, spec.mesh.tp), load.num_tokens * spec.mesh.cp
+    once, sums = (gather_ns(rates, spec, group, tokens * each * load.itemsize) for each in (width, summed))
+    return Transfers(once, once + sums, once, once)
 
 
 def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None, width: int | None = None) -> Transfers:

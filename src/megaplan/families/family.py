@@ -45,6 +45,8 @@ class Exchanges(NamedTuple):
         gathered_width: Width of the gathered tensor; None for the residual stream's.
         context_width: Width of the keys and values that a context group gathers, of all heads.
         latent_width: Width of the latents that it can gather instead (`mesh.context_exchange`); 0 if it cannot.
+        expanded_width: Width of all heads' keys and values that it makes of latents, without the rotary key.
+        rotary_width: Width of the rotary key of all heads.
         rows: Rows that a token sends to the ranks of an expert group.
         row_width: Width of such a row; None for the residual stream's.
         skew: Rows that the busiest rank receives over the even share.
@@ -55,6 +57,8 @@ class Exchanges(NamedTuple):
     gathered_width: int | None = None
     context_width: int = 0
     latent_width: int = 0
+    expanded_width: int = 0
+    rotary_width: int = 0
     rows: int = 0
     row_width: int | None = None
     skew: float = 1.0

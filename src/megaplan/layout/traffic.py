@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from megaplan.blocks.work import Workload
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.data import data_sends, exchanges, mirrors_of, stage_ranks
 from megaplan.cost.elements import local_elements, with_recipe
@@ -95,16 +96,18 @@ def _row(spec: Spec, axis: str, what: str, group: RankGroup, rank_bytes: int, *,
     return AxisTraffic(axis, what, group.size, link, rank_bytes, rank_bytes * spec.mesh.world_size)
 
 
-def _blocks(spec: Spec, inventory: Inventory) -> Iterator[tuple[str, Exchanges, str]]:
-    """Letter, exchanges and recompute policy of every block; those of prediction depths run nothing again."""
+def _blocks(spec: Spec, inventory: Inventory) -> Iterator[tuple[Workload, Exchanges, str]]:
+    """Workload, exchanges and recompute policy of every block; those of prediction depths run nothing again."""
     model = spec.model
     for index, block in enumerate(inventory.layers):
         family = FAMILIES[block.family]
         exchanged = family.exchanges(family.section_of(model), model.hidden_size, block.variant)
-        yield block.family, exchanged, spec.policy(index, block.family)
+        load = rank_workload(spec, spec.precision.of(block.family))._replace(low=spec.multiplies_in_eight_bits(index, block.family))
+        yield load, exchanged, spec.policy(index, block.family)
     if model.features.mtp is not None:
         for depth in depth_blocks(model) * model.features.mtp.depth:
-            yield depth.family.letter, depth.family.exchanges(depth.section, model.hidden_size, depth.variant), "none"
+            load = rank_workload(spec, spec.precision.of(depth.family.letter))
+            yield load, depth.family.exchanges(depth.section, model.hidden_size, depth.variant), "none"
 
 
 def _both(waits: Transfers) -> int:
@@ -115,8 +118,7 @@ def _of_activations(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
     mesh, sent, left = spec.mesh, _counted(spec, FABRIC), _counted(spec, NETWORK)
     count = spec.schedule.microbatches_per_update
     tensor = context = inside = outside = gathered = 0
-    for block, exchange, policy in _blocks(spec, inventory):
-        load = rank_workload(spec, spec.precision.of(block))
+    for load, exchange, policy in _blocks(spec, inventory):
         if exchange.sharded and mesh.tp > 1:
             waits = tensor_transfers(sent, spec, load, exchange.gathered_width)
             tensor += _both(waits) + waits.repeated_ns(policy)

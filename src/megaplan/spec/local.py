@@ -7,8 +7,8 @@ changes.
 
 MXFP8 and rows with a scale each have other elements for the forward product than for the gradient of the input. As in Transformer Engine,
 forward gathers those of the one and backward those of the other, and both at once where one gather serves both products: where gathered
-parameters are kept, in whole or in part, where backward runs a layer's linears again, and under a pipeline, whose next forward reads what
-a backward has gathered.
+parameters are kept, in whole or in part, where backward runs a layer's linears again, as attention that gathers latents does, and under a
+pipeline, whose next forward reads what a backward has gathered.
 
 Source: Transformer Engine, `fsdp_pre_all_gather` of `pytorch/tensor/mxfp8_tensor.py`; torchao 0.18, `float8/fsdp_utils.py`.
 """
@@ -254,7 +254,8 @@ def packed_gather(spec: Spec) -> PackedGather | None:
     if recipe is None or not recipe.param_gather or max(degrees) == 1 or not spec.host.kind.trained:
         return None
     kept = not spec.sharding.reshard_after_forward or spec.sharding.kept_over > 0 or spec.mesh.is_pipelined
-    both = [letter for letter in FAMILIES if SCALINGS[recipe.name] in TWO_FORMS and (kept or spec.recompute.of(letter) != "none")]
+    again = {letter for letter in FAMILIES if spec.recompute.of(letter) != "none"} | ({"A"} if spec.mesh.gathers_latents else set())
+    both = [letter for letter in FAMILIES if SCALINGS[recipe.name] in TWO_FORMS and (kept or letter in again)]
     covered, (first, last) = FAMILIES if recipe.families is None else recipe.families, recipe.first_last_bf16
     families = frozenset(letter for letter in covered if not keeps_plain(spec.precision.of(letter), spec.precision.params))
     return PackedGather(SCALINGS[recipe.name], families, (first, spec.model.num_layers - last), frozenset(both), degrees)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from megakernels.ops.fp8_linear.facts import SQUARE_ROWS
 from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
+from megaplan.families.attention.latents import head_groups
 from megaplan.spec.context import Locate
 from megaplan.spec.document import NOWHERE
 from megaplan.spec.models import Features, LatentAttention, Spec
@@ -38,12 +40,10 @@ def _params(spec: Spec) -> object | None:
 
 
 def _latent_sinks(spec: Spec) -> object | None:
-    """Sinks of latent attention where another core than the plain one runs."""
+    """Sinks of latent attention where layers choose keys."""
     attention = spec.model.attention
-    if not isinstance(attention, LatentAttention) or not attention.sinks:
-        return None
-    reasons = {"an indexer": attention.indexer is not None, "mesh.context_exchange: latents": spec.mesh.gathers_latents}
-    return ", ".join(["true", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
+    chooses = isinstance(attention, LatentAttention) and attention.sinks and attention.indexer is not None
+    return "true, with an indexer" if chooses else None
 
 
 def _families(spec: Spec) -> object | None:
@@ -55,16 +55,19 @@ def _families(spec: Spec) -> object | None:
 
 
 def _latents(spec: Spec) -> object | None:
-    """Latents that expand by an up-projection with adapters, or in fewer bits.
-
-    The up-projection runs inside attention, by groups of heads; in 16 bits there it would not train as one process does, which has it in 8.
-    """
-    if not spec.mesh.gathers_latents:
+    """Latents that expand by groups of heads where a recipe scales rows of several groups together, by no power of two or in one block."""
+    attention, recipe = spec.model.attention, spec.precision.recipe
+    if not spec.mesh.gathers_latents or recipe is None or not isinstance(attention, LatentAttention):
         return None
-    adapted = spec.lora is not None and spec.lora.adapts("A", "kv_up")
-    packed = spec.lora is not None and spec.lora.base is not None
-    reasons = {"precision.recipe": spec.precision.recipe is not None, "lora on kv_up": adapted, "lora.base": packed}
-    return ", ".join(["latents", *(f"with {reason}" for reason, holds in reasons.items() if holds)]) if any(reasons.values()) else None
+    if recipe.families is not None and "A" not in recipe.families:
+        return None
+    heads = attention.num_heads // spec.mesh.tp
+    rows = heads // head_groups(heads, spec.mesh.cp) * (attention.qk_nope_head_dim + attention.v_head_dim)
+    if recipe.name == "nvfp4":
+        return "latents, with one factor of a whole weight (precision.recipe.name: nvfp4)"
+    if recipe.name == "fp8_blockwise" and rows % SQUARE_ROWS[recipe.name]:
+        return f"latents, with blocks of {SQUARE_ROWS[recipe.name]} rows and {rows} rows of a group of heads (fp8_blockwise)"
+    return None
 
 
 def _towers(spec: Spec) -> object | None:
@@ -89,8 +92,8 @@ def _other_host(spec: Spec) -> object | None:
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.features.relation_bias", _indexed_bias, "null, or no model.attention.indexer"),
     ("model.towers", _towers, "null, or encoders with an architecture, a grid if their positions are rotary, and no model.features"),
-    ("model.attention.sinks", _latent_sinks, "false, or neither an indexer nor mesh.context_exchange: latents"),
-    ("mesh.context_exchange", _latents, "heads, or none of precision.recipe, lora on kv_up and lora.base"),
+    ("model.attention.sinks", _latent_sinks, "false, or no model.attention.indexer"),
+    ("mesh.context_exchange", _latents, "heads, or another precision.recipe"),
     ("precision.params", _params, "fp32, bf16 or, without a recipe, fp16"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("grads", "master", "moments", "reduce")),
     ("precision.families", _families, "fp32, bf16 or fp16, or no model.attention_residuals"),

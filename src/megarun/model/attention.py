@@ -227,7 +227,7 @@ class LatentAttention(Block):
         With `mesh.context_exchange: latents` k and v are latents of the rank's own tokens [B, t, latent] and rotated keys [B, T, R].
         """
         if self.late is not None:
-            attend = partial(self.late.attend, q, k, v, self.kv_up.weight, starts, relations)
+            attend = partial(self.late.attend, q, k, v, self.kv_up, starts, self.sinks, relations)
         elif self.low_gradients is not None and self.cp.continued is None:
             attend = partial(fp8_attention, q, k, v, self.scale, self.window, starts, None, self.low_gradients)
         elif choice is None:

@@ -15,6 +15,7 @@ from megakernels.ops.attention.facts import query_tiles
 from megakernels.ops.causal_conv1d.facts import causal_conv1d
 from megakernels.ops.gated_conv1d.facts import GatedConvolutionSizes
 from megaplan.blocks.work import Workload, total
+from megaplan.cost.blocks import adapter_name, layer_works, rank_workload
 from megaplan.cost.formulas import FORMULAS
 from megaplan.cost.model import ModelCosts, flops_per_token, model_costs
 from megaplan.families.linear_attention.lightning import lightning_work
@@ -326,3 +327,39 @@ def test_every_formula_s_example_is_what_the_model_computes() -> None:
         "flops_per_token": flops_per_token(llama),
     }
     assert found == evaluated
+
+
+LATENTS = {
+    "kind": "mla", "num_heads": 8, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_gathered_latents_expand_for_all_tokens_twice(make_spec, low):
+    """Each rank multiplies all tokens' latents, in forward and again in backward; in eight bits gradients are its own tokens'."""
+    spec = make_spec("A", model={"attention": LATENTS}, mesh={"cp": 2, "context_exchange": "latents"})
+    load = rank_workload(spec, spec.precision.of("A"))._replace(low=low)
+    ups = [op for op in layer_works(load, spec.model, build_inventory(spec).layers[0]) if op.name == "kv_up"]
+    product = 2 * 32 * 8 * (16 + 24)
+    assert (len(ups), sum(op.weights for op in ups)) == (2, product // 2)
+    assert sum(op.work.forward for op in ups) == sum(op.work.recomputed for op in ups) == 2 * product
+    assert sum(op.work.weight_grad for op in ups) == product * (1 if low else 2)
+    assert sum(op.work.input_grad for op in ups) == product * (3 if low else 4)
+
+
+def test_adapters_of_gathered_latents_multiply_what_the_linear_does(make_spec):
+    """Narrow rows of all tokens, made twice; packed rows are unpacked once forward and once backward, whatever the number of groups."""
+    lora = {"rank": 3, "alpha": 3.0, "base": "int8", "base_block": 4, "double_quant": False}
+    found = []
+    for exchange in ("heads", "latents"):
+        spec = make_spec("A", model={"attention": LATENTS}, mesh={"cp": 2, "context_exchange": exchange}, lora=lora)
+        load = rank_workload(spec, spec.precision.of("A"))
+        found.append(layer_works(load, spec.model, build_inventory(spec).layers[0]))
+    adapters = [next(op for op in ops if op.name == adapter_name("kv_up")) for ops in found]
+    heads, latents = (op.work for op in adapters)
+    assert heads.forward == 2 * 3 * (32 + 8 * (16 + 24))
+    assert (latents.forward, latents.weight_grad) == (2 * heads.forward, 2 * heads.weight_grad)
+    assert latents.input_grad == 2 * (heads.input_grad + heads.forward)
+    assert len({sum(op.unpacked for op in ops if op.name == "kv_up") for ops in found}) == 1
+    assert adapters[1].runs_in(frozenset({"attention"}))
+    assert not adapters[0].runs_in(frozenset({"attention"}))

@@ -11,7 +11,8 @@ import megaplan
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import rates_of
 from megaplan.cost.times import model_times
-from megaplan.cost.transfers import RankGroup, Transfers, boundary_times, exchange_ns, gather_ns, layer_transfers, sum_ns
+from megaplan.cost.transfers import RankGroup, Transfers, boundary_times, context_transfers, exchange_ns, gather_ns, layer_transfers, sum_ns
+from megaplan.families.registry import FAMILIES
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.models import Spec
 
@@ -73,6 +74,18 @@ def test_tensor_ranks_gather_each_latent_once(make_spec, key, more, per_token):
 def test_context_ranks_gather_each_head_s_keys_and_values(make_spec, key, more, per_token):
     """Under CP all that a head needs of a token is gathered: in forward, again in backward, and its gradients are scattered."""
     assert_gathered(make_spec, "cp", key, more, per_token)
+
+
+@pytest.mark.parametrize(("low", "width"), [(False, 256 + 32), (True, 32 * (64 + 128) // 2 + 32)])
+def test_latents_are_gathered_and_what_multiplies_is_summed(make_spec, low, width):
+    """Backward sums gradients of latents; in eight bits those of the keys and values of a rank's heads, and of the rotary key."""
+    mesh = {"cp": 2, "tp": 2, "context_exchange": "latents"}
+    spec = make_spec("A", model={"attention": MLA}, mesh=mesh, device=NO_LATENCY)
+    block = build_inventory(spec).layers[0]
+    load = rank_workload(spec, spec.precision.of(block.family))._replace(low=low)
+    exchanges = FAMILIES["A"].exchanges(spec.model.attention, spec.model.hidden_size, block.variant)
+    gathers, sums = (gathered(spec, RankGroup(2, 2), TOKENS * each) for each in (256 + 32, width))
+    assert context_transfers(rates_of(spec), spec, load, exchanges) == Transfers(gathers, gathers + sums, gathers, gathers)
 
 
 def test_a_latent_query_is_narrower_than_none(make_spec):

@@ -96,6 +96,36 @@ def test_a_relation_bias_is_built_where_no_layer_chooses_keys(accepted: Accepted
     )
 
 
+LATE = "{kind: mla, num_heads: 4, q_lora_rank: 32, kv_lora_rank: 32, qk_nope_head_dim: %d, qk_rope_head_dim: 8, v_head_dim: %d}"
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "why"),
+    [
+        ("fp8_rowwise", 8, None),
+        ("fp8_delayed", 8, None),
+        ("mxfp8", 8, None),
+        ("fp8_blockwise", 32, None),
+        ("fp8_blockwise", 8, "latents, with blocks of 128 rows and 32 rows of a group of heads (fp8_blockwise)"),
+        ("nvfp4", 32, "latents, with one factor of a whole weight (precision.recipe.name: nvfp4)"),
+    ],
+)
+def test_groups_of_heads_expand_in_whole_blocks_of_scales(accepted: Accepted, name: str, width: int, why: str | None) -> None:
+    """A recipe whose scales of a group's rows are not those of the whole weight is refused, in the layers that it covers."""
+    device = "device.name=b200" if name in ("mxfp8", "nvfp4") else "device.name=h200"
+    late = [f"model.attention={LATE % (width, width)}", "mesh.cp=2", "mesh.context_exchange=latents", device]
+    found = megarun_refuses(accepted(overrides=[*late, f"precision.recipe={{name: {name}, families: [A]}}"]).spec)
+    expected = [] if why is None else [f"mesh.context_exchange = {why}; megarun trains with heads, or another precision.recipe"]
+    assert [item.detail for item in found] == expected
+    assert megarun_refuses(accepted(overrides=[*late, f"precision.recipe={{name: {name}, families: [D]}}"]).spec) == ()
+
+
+def test_latents_are_gathered_with_adapters_packed_bases_and_sinks(accepted: Accepted) -> None:
+    late = [f"model.attention={LATE[:-1] % (8, 8)}, sinks: true}}", "mesh.cp=2", "mesh.context_exchange=latents"]
+    for lora in ("{rank: 2, alpha: 2.0}", "{rank: 2, alpha: 2.0, base: nf4, base_block: 4, families: [o_proj]}"):
+        assert megarun_refuses(accepted(overrides=[*late, f"lora={lora}"]).spec) == ()
+
+
 @pytest.mark.parametrize("override", DTYPES)
 def test_dtypes_that_torch_would_not_keep_are_noted(accepted: Accepted, override: str) -> None:
     """Keys that megarun refuses at launch are known when the spec is planned."""

@@ -53,6 +53,8 @@ CONTEXT_CELLS = [
         C8 | LATENTS,
         spec=pattern("GA", 3, linear_attention=KDA, attention={**MLA, "nope_layers": [1]}) | {"batch.seq_length": 64},
     ),
+    Cell("cp2-tp2-latents-sinks", C2 | T2 | LATENTS, spec=pattern("A", 3, attention={**MLA, "sinks": True})),
+    Cell("packed-cp4-latents-sinks", C4 | LATENTS, spec=FEW_WORDS | LONG | pattern("A", 2, attention={**MLA, "sinks": True}) | RELATIONS),
     Cell("cp2-tp2-latents-indexed", C2 | T2 | LATENTS, spec=pattern("A", 3, attention=INDEXED)),
     # documents that end within a rank's piece, and between two
     Cell("packed-cp2-attention", C2, spec=FEW_WORDS | pattern("A", 2)),

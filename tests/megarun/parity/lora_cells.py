@@ -3,6 +3,7 @@
 from parity_cells import C2, RESHARD, SELECTIVE, T2, V2, Cell, pattern
 from parity_model import KDA, MLA
 
+LATE = C2 | {"context_exchange": "latents"}
 LORA = {"lora": {"rank": 3, "alpha": 6.0}}
 QUERIES = {"lora": {"rank": 3, "alpha": 6.0, "families": ["q_proj", "o_proj", "up_proj"]}}
 NF4 = {"lora": {"rank": 3, "alpha": 6.0, "base": "nf4", "base_block": 4}}
@@ -29,6 +30,11 @@ LORA_CELLS = [
     Cell("lora-tp2-bias", T2, spec=DENSE | {"model.attention.bias": True, "model.attention.output_bias": True, "model.mlp.bias": True}),
     Cell("lora-cp2", C2, spec=DENSE),
     Cell("lora-cp2-tp2-dp2", C2 | T2 | {"dp_shard": 2}, spec=DENSE),
+    Cell("lora-cp2-latents", LATE, spec=pattern("AD", 4, attention=MLA) | LORA, ci=True),
+    Cell("lora-cp4-tp2-latents-selective", LATE | T2 | {"cp": 4}, spec=pattern("AD", 4, attention=MLA) | LORA | SELECTIVE),
+    Cell("lora-cp2-dp2-latents-others", LATE | {"dp_shard": 2}, spec=pattern("AD", 4, attention=MLA) | QUERIES | RESHARD),
+    Cell("nf4-cp2-tp2-latents", LATE | T2, spec=pattern("AD", 4, attention=MLA) | NF4, by_course=True),
+    Cell("int8-cp2-dp2-latents", LATE | {"dp_shard": 2}, spec=pattern("AD", 4, attention=MLA) | INT8 | RESHARD),
     Cell("lora-cp2-mamba", C2, spec=pattern("MD", 4) | LORA),
     Cell("lora-cp2-mamba1", C2, spec=pattern("MD", 4, mamba={"kind": "mamba1", "state_dim": 8, "dt_rank": 4}) | LORA),
     Cell("lora-cp2-mamba3", C2, spec=pattern("MD", 4, mamba={"kind": "mamba3", "head_dim": 16, "state_dim": 8}) | LORA),

@@ -25,6 +25,9 @@ WHOLE_BLOCKS = {
     "model.mlp.ffn_hidden_size": 256,
 }
 """Widths of which each of two ranks has whole blocks of 128."""
+LATE = C2 | {"context_exchange": "latents"}
+WIDE_HEADS = MLA | {"qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 16, "q_lora_rank": 16}
+"""Latent attention of which each of two groups of heads has whole blocks of 128 rows."""
 DEPTHS = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
 
 
@@ -39,6 +42,11 @@ def core(attention: dict[str, object] | None = None, **more: object) -> dict[str
     return pattern("AD", 4) | {"model.attention": given, "precision.recipe": {"name": "fp8_current", "attention": True}}
 
 
+def packed(name: str) -> dict[str, object]:
+    """Weights that are gathered packed."""
+    return {"precision.recipe": {"name": name, "param_gather": True}, **RESHARD}
+
+
 def delayed(**more: object) -> dict[str, object]:
     """Delayed scaling, whose history is shorter than the steps of a cell."""
     return {"precision.recipe": {"name": "fp8_delayed", "amax_history": 2, **more}}
@@ -51,6 +59,19 @@ LOW_PRECISION_CELLS = [
     Cell("low-tp2-rows", T2, spec=pattern("AMD", 3) | ROWS, by_course=True),
     Cell("low-dp2-current-reshard", {"dp_shard": 2}, spec=pattern("AMD", 3) | CURRENT | RESHARD, tolerance=OTHER),
     Cell("low-cp2-rows", C2, spec=pattern("AD", 2) | ROWS),
+    Cell("low-cp2-latents-rows", LATE, spec=pattern("AD", 4, attention=MLA) | ROWS, ci=True),
+    Cell("low-cp2-tp2-latents-current-selective", LATE | T2, spec=pattern("AD", 4, attention=MLA) | CURRENT | SELECTIVE),
+    Cell("low-cp2-latents-mx", LATE, spec=pattern("A", 3, attention=MLA) | MX),
+    Cell("low-cp2-latents-blocks", LATE, spec=pattern("A", 3, attention=WIDE_HEADS) | BLOCKS),
+    Cell(
+        "low-cp2-dp2-latents-rows-packed",
+        LATE | {"dp_shard": 2},
+        spec=pattern("AD", 2, attention=WIDE_HEADS) | packed("fp8_rowwise"),
+        tolerance=OTHER,
+    ),
+    Cell("low-cp2-latents-blocks-packed", LATE, spec=pattern("A", 2, attention=WIDE_HEADS) | packed("fp8_blockwise")),
+    Cell("low-delayed-cp2-latents", LATE, spec=pattern("AD", 4, attention=MLA) | delayed()),
+    Cell("low-zbv-pp2-cp2-latents-rows", LATE | V2, "zbv", pattern("AD", 4, attention=MLA) | ROWS),
     Cell("low-pp2-experts-rows", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | ROWS),
     Cell("low-pp2-experts-current-selective", {"pp": 2}, spec=pattern("AE", 4) | EXPERTS | CURRENT | SELECTIVE),
     Cell("low-ep2-rows", EP2, spec=pattern("AE", 2) | EXPERTS | ROWS),

@@ -56,7 +56,15 @@ def of(letter: str, **more: Any) -> dict[str, Any]:
 
 C2 = {"mesh.cp": 2}
 SHORT = {"short_convolution": {"conv_kernel": 3, "bias": True}}
+LATE = {
+    **LORA, "model.pattern": "A", "model.num_layers": 3, "model.attention": MLA, "model.vocab_size": 32,
+    "mesh": {"cp": 2, "context_exchange": "latents"}, "batch": {"micro_batch_size": 2, "seq_length": 128},
+}  # fmt: skip
 IN_CI: dict[str, dict[str, Any]] = {
+    "latents, cp 2": LATE,
+    "nf4, latents, cp 4, tp 2, selective": {
+        **LATE, **NF4, "mesh": {"cp": 4, "tp": 2, "context_exchange": "latents"}, "recompute": {"default": "selective"},
+    },
     "one rank": DENSE,
     "dp_shard 3, odd rank": {**DENSE, "mesh.dp_shard": 3, "lora.rank": 5},
     "tp 2, pp 2": {**DENSE, "mesh": {"tp": 2, "pp": 2}, **TWO},
@@ -71,6 +79,13 @@ IN_CI: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 MORE: dict[str, dict[str, Any]] = {
+    "latents, a wide rank, cp 2, selective": {**LATE, "lora.rank": 40, "recompute": {"default": "selective"}},
+    "latents, others adapted, cp 2, tp 2": {
+        **LATE, "lora.families": ["q_up", "o_proj"], "mesh": {"cp": 2, "tp": 2, "context_exchange": "latents"},
+    },
+    "latents, fp32, cp 2": {**LATE, "precision": dict.fromkeys(BF16, "fp32")},
+    "latents, kernels, cp 2, full": {**LATE, **TRITON, "recompute": {"default": "full"}},
+    "int8, latents, wide, cp 2": {**LATE, **INT8, "model.attention": {**MLA, "kv_lora_rank": 64}, "lora.families": ["o_proj"]},
     "fp32": {**DENSE, "precision": dict.fromkeys(BF16, "fp32")},
     "dp_shard 2, resharded": {**DENSE, "mesh.dp_shard": 2, "sharding.reshard_after_forward": True, **TWO},
     "pp 2": {**DENSE, "mesh.pp": 2, "schedule.num_microbatches": 3},

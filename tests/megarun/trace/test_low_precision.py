@@ -130,6 +130,38 @@ DELAYED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
 }
 
 
+LATE = {"model.vocab_size": 32, "batch": {"micro_batch_size": 2, "seq_length": 128}}
+WIDE_HEADS = MLA | {"qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 32}
+LATENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "rows": ("fp8_rowwise", {}, BF16),
+    "rows-wide": ("fp8_rowwise", {"model.attention": WIDE_HEADS | {"kv_lora_rank": 256}}, NARROW),
+    "current-tp-selective": ("fp8_current", {"mesh": {"tp": 2}, **SELECTIVE}, BF16),
+    "current-dp-packed": ("fp8_current", {"mesh": {"dp_shard": 2}, "precision.recipe.param_gather": True}, BF16),
+    "rows-dp-packed": ("fp8_rowwise", {"mesh": {"dp_shard": 2}, "precision.recipe.param_gather": True}, BF16),
+    "delayed-full": ("fp8_delayed", {"recompute": {"default": "full"}}, BF16),
+    "mx-tp": ("mxfp8", {"mesh": {"tp": 2}}, BF16),
+    "blocks": ("fp8_blockwise", {"model.attention": WIDE_HEADS, "batch.seq_length": 256}, BF16),
+    "mx-wide": ("mxfp8", {"model.attention": MLA | {"kv_lora_rank": 256}}, BF16),
+    "blocks-dp-packed": (
+        "fp8_blockwise",
+        {"model.attention": WIDE_HEADS, "mesh": {"dp_shard": 2}, "precision.recipe.param_gather": True},
+        BF16,
+    ),
+    "rows-kernels": ("fp8_rowwise", {"host": {"kernels": "triton"}}, BF16),
+    "rows-first": ("fp8_rowwise", {"precision.recipe.first_last_bf16": (1, 1), "data.packing": "documents"}, BF16),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=() if name == "rows" else pytest.mark.slow) for name in LATENTS])
+def test_gathered_latents_that_expand_in_eight_bits_are_counted(job_with: Callable[..., Any], case: str) -> None:
+    """The gradients of all heads' keys and values are there for the rank's own tokens, and multiply when the last group is done."""
+    name, settings, precision = LATENTS[case]
+    mesh = {"cp": 2, "context_exchange": "latents", **settings.get("mesh", {})}
+    model = {"model.pattern": "A", "model.num_layers": 3, "model.attention": MLA, "precision": {**precision, "recipe": {"name": name}}}
+    job = job_with({**model, **LATE, **settings, "mesh": mesh})
+    compare_distinct_ranks(job)
+
+
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=() if name in ("pp-dp", "experts-options") else pytest.mark.slow) for name in DELAYED]
 )

@@ -246,6 +246,15 @@ class BlockLinears(NamedTuple):
         return scales + (VALUE_BYTES * (elements * (1 + random) + 2) if self.scaling == "nvfp4" else elements)
 
 
+def low_linears(
+    sizes: tuple[int, int, tuple[int, ...], int], scaling: str, *, fused: bool, packed: tuple[bool, ...] = ()
+) -> ScaledLinears | BlockLinears:
+    """Linears of these rows, width, outputs and bytes of an element."""
+    if scaling in BLOCKS:
+        return BlockLinears(*sizes, scaling, packed)
+    return ScaledLinears(*sizes, scaling == "rows", fused, packed, scaling == DELAYED)
+
+
 class Operands(NamedTuple):
     """Sizes of operands of products.
 

@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 
 from megakernels._common import chooses_triton
-from megakernels.ops.fp8_linear.facts import BLOCKS, BY_COLUMN, DELAYED, GIVEN, WHOLE, BlockLinears, ScaledLinears, making_bytes
+from megakernels.ops.fp8_linear.facts import (
+    BLOCKS,
+    BY_COLUMN,
+    DELAYED,
+    GIVEN,
+    WHOLE,
+    BlockLinears,
+    ScaledLinears,
+    low_linears,
+    making_bytes,
+)
 from megakernels.ops.fp8_linear.inputs import width_of
 
 
@@ -47,18 +57,13 @@ def weight_gradients_scratch(
     rows, outs = x.numel() // x.shape[-1], tuple(gradient.shape[-1] for gradient in gradients)
     fused = _fused(*gradients, *((x,) if scale is None else ()))
     size = gradients[0].itemsize
-    if scaling in BLOCKS:
-        return BlockLinears(rows, width, outs, size, scaling).weight_gradient_bytes(given=scale is not None)
-    own = ScaledLinears(rows, width, outs, size, scaling == "rows", fused, delayed=scaling == DELAYED)
-    return own.weight_gradient_bytes(given=scale is not None)
+    return low_linears((rows, width, outs, size), scaling, fused=fused).weight_gradient_bytes(given=scale is not None)
 
 
 def _linears(rows: int, weights: Sequence[Tensor], itemsize: int, scaling: str, *, fused: bool) -> ScaledLinears | BlockLinears:
     width, outs = width_of(weights[0], scaling), tuple(weight.shape[0] for weight in weights)
     packed = tuple(weight.dtype == torch.uint8 for weight in weights)
-    if scaling in BLOCKS:
-        return BlockLinears(rows, width, outs, itemsize, scaling, packed)
-    return ScaledLinears(rows, width, outs, itemsize, scaling == "rows", fused, packed, scaling == DELAYED)
+    return low_linears((rows, width, outs, itemsize), scaling, fused=fused, packed=packed)
 
 
 def _whole(weights: Sequence[Tensor]) -> list[Tensor]:

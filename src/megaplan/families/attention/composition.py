@@ -5,15 +5,13 @@ Source: arXiv:2305.13245, section 2.2 (GQA); arXiv:2405.04434, equations 9 to 19
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from megakernels.facts import KernelScratch, Work
 from megakernels.ops.attention.facts import AttentionSizes
 from megakernels.ops.chosen_attention.facts import MaskedSizes
 from megakernels.ops.indexed_attention.facts import IndexedSizes, with_keys
 from megakernels.ops.rms_norm.facts import NORM, norm
 from megakernels.ops.rope.facts import MLA_KV, ROPE, mla_kv, rope
-from megaplan.blocks.costs import detached_linear_work, gate_work, linear_work, norm_work, residual_work
+from megaplan.blocks.costs import LATE, detached_linear_work, gate_work, gathered_work, linear_work, norm_work, residual_work
 from megaplan.blocks.ops import Dims
 from megaplan.blocks.storages import PIECES
 from megaplan.blocks.work import OpWork, Workload, Works
@@ -57,12 +55,13 @@ def core_inside(
     return sizes.inside(parameters.bytes) if dims.kernels and sizes.accepted else None
 
 
-def expanding_bytes(dims: Dims, attention: LatentAttention, variant: AttentionVariant) -> GroupBytes:
+def expanding_bytes(dims: Dims, attention: LatentAttention, variant: AttentionVariant, parameters: DType) -> GroupBytes:
     """Bytes that the core holds for one group of heads under `mesh.context_exchange: latents`."""
     whole = sizes_of_layer(dims, attention, variant)
     core = of_group(whole, dims.cp)
-    inside = core.inside() if dims.kernels and core.accepted else KernelScratch(0, 0)
-    return group_bytes(core, attention.kv_lora_rank, attention.qk_rope_head_dim, inside, copies=core.heads < whole.heads)
+    inside = core.inside(parameters.bytes) if dims.kernels and core.accepted else KernelScratch(0, 0)
+    widths = attention.kv_lora_rank, attention.qk_rope_head_dim
+    return group_bytes(core, *widths, inside, dims.up, cp=dims.cp, copies=core.heads < whole.heads)
 
 
 def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> str | None:
@@ -144,7 +143,13 @@ def attention_exchanges(
     gathered = whole + (attention.q_lora_rank or 0) * (1 + joined) + attention.kv_lora_rank + attention.qk_rope_head_dim
     widths = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
     latents = 0 if variant is not None and variant.chooses else attention.kv_lora_rank + attention.qk_rope_head_dim
-    return Exchanges(gathered_width=gathered, context_width=attention.num_heads * widths, latent_width=latents)
+    return Exchanges(
+        gathered_width=gathered,
+        context_width=attention.num_heads * widths,
+        latent_width=latents,
+        expanded_width=attention.num_heads * (widths - attention.qk_rope_head_dim),
+        rotary_width=attention.qk_rope_head_dim,
+    )
 
 
 def _grouped_query(
@@ -228,12 +233,13 @@ def _expanded(load: Workload, attention: LatentAttention, core: AttentionSizes) 
 
 
 def _expanding(load: Workload, attention: LatentAttention, core: AttentionSizes) -> Works:
-    """Keys and values of all tokens, made once forward and once backward, and the core, for one group of heads after another."""
-    once, inside = _expanded(load, attention, of_group(core, load.cp)), ("attention",)
-    work = [op.work * load.cp for op in once[:2]]
-    again = (replace(each, input_grad=each.input_grad + each.forward, recomputed=each.forward) for each in work)
-    moved = (replace(each, moved_input=each.moved_input + each.moved_forward) for each in again)
-    group = *(op._replace(work=each, counts=inside) for op, each in zip(once[:2], moved, strict=True)), once[2]
+    """Keys and values of all tokens, made once forward and once backward, and the core, for one group of heads after another.
+
+    In eight bits the gradients of the rank's own tokens multiply.
+    """
+    up, split, attends = _expanded(load, attention, of_group(core, load.cp))
+    works = gathered_work(up.work, load.cp, own_gradients=load.low), gathered_work(split.work, load.cp)
+    group = *(op._replace(work=work, counts=LATE) for op, work in zip((up, split), works, strict=True)), attends
     rotated = OpWork("rope k", PART, rope(attention.qk_rope_head_dim, load.itemsize), ROPE)
     return (rotated, *(group * head_groups(core.heads, load.cp)))
 

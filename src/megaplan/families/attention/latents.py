@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from megakernels.facts import SUMS_BYTES, KernelScratch
 from megakernels.ops.attention.facts import AttentionSizes
+from megakernels.ops.fp8_linear.facts import BlockLinears, ScaledLinears, low_linears
+from megaplan.blocks.ops import UpProjection
 
 
 @cache
@@ -25,33 +27,47 @@ def of_group(core: AttentionSizes, cp: int) -> AttentionSizes:
 
 
 class GroupBytes(NamedTuple):
-    """Bytes that a rank holds at the peaks of a group of heads, and the scratch of the core's kernels at those points."""
+    """Bytes that a rank holds at the peaks of a group of heads, and the scratch of kernels at those points."""
 
     forward: int
     backward: int
     inside: KernelScratch
 
 
-def group_bytes(core: AttentionSizes, latent: int, rotated: int, inside: KernelScratch, *, copies: bool) -> GroupBytes:
+def group_bytes(
+    core: AttentionSizes, latent: int, rotated: int, inside: KernelScratch, up: UpProjection, *, cp: int, copies: bool
+) -> GroupBytes:
     """Bytes that a rank holds at the peak of a group of heads, in addition to gathered latents and what the operation returns.
 
-    Forward first expands the latents, then attends. Backward expands, makes the gradients of keys and values, or multiplies those by the
-    up-projection; sums of the gradients of latents are not counted here.
+    Forward first expands the latents, then attends. Backward expands, makes the gradients of keys and values, and multiplies those by the
+    up-projection or, in eight bits, sums them over the context group; sums of the gradients of latents, an adapter's narrow rows and what
+    eight bits keep of all heads are not counted here.
 
     Args:
         core: Sizes of the core of the group.
         latent: Width of the latent.
         rotated: Width of the rotary key.
         inside: Scratch of the core's kernels.
+        up: The up-projection.
+        cp: Ranks of the context group.
         copies: True if the group's part of the output is copied: it has not all heads.
     """
     size, rows, queries = core.itemsize, core.batch * core.keys, core.batch * core.queries
-    expanded = rows * core.heads * (core.width - rotated + core.value_width) * size
-    keys = rows * core.heads * (core.width + core.value_width) * size
+    height = core.heads * (core.width - rotated + core.value_width)
+    expanded, keys = rows * height * size, rows * core.heads * (core.width + core.value_width) * size
     out, lse = queries * core.heads * core.value_width * size, queries * core.heads * SUMS_BYTES
     kept = (out + (lse if core.batch > 1 else 0)) * copies
-    forward, runs = max((expanded + keys, 0), (keys + out + lse, inside.forward), key=sum)
+    matrix = height * latent * size * up.unpacks
+    making = expanding_product(rows, latent, height, size, up).forward_bytes(given=False) if up.scaling else 0
+    forward, runs = max((expanded + max(keys, matrix), 0), (expanded, making), (keys + out + lse, inside.forward), key=sum)
     gradients = kept + 2 * keys + queries * core.heads * core.width * size
-    others = max(kept + expanded + keys, expanded + rows * (rotated + latent) * size)
-    backward, runs_back = max((others, 0), (gradients, inside.backward), key=sum)
+    narrow, wide = rows * up.rank * size, rows * latent * size + matrix
+    multiplied = expanded // cp if up.scaling else max(narrow, wide)
+    others = max(kept + expanded + max(keys, matrix), expanded + rows * rotated * size + multiplied)
+    backward, runs_back = max((others, 0), (kept + expanded, making), (gradients, inside.backward), key=sum)
     return GroupBytes(forward, backward, KernelScratch(runs, runs_back))
+
+
+def expanding_product(rows: int, latent: int, height: int, itemsize: int, up: UpProjection) -> ScaledLinears | BlockLinears:
+    """The up-projection of so many rows of its weight in eight bits."""
+    return low_linears((rows, latent, (height,), itemsize), up.scaling, fused=up.fused, packed=(up.gathered_packed,))

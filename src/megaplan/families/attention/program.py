@@ -21,6 +21,7 @@ from megaplan.blocks.ops import (
     Dims,
     Op,
     Projection,
+    UpProjection,
     cut,
     given,
     linear,
@@ -30,10 +31,10 @@ from megaplan.blocks.ops import (
     project,
     reshape,
 )
-from megaplan.blocks.storages import INSIDE, INSIDE_BACKWARD, Shapes, Stored, inside_storages, residual, storages
+from megaplan.blocks.storages import Shapes, Stored, inside_storages, residual, storages
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.families.attention.composition import core_inside, expanding_bytes, head_widths, indexed_inside
+from megaplan.families.attention.composition import core_inside, head_widths, indexed_inside
 from megaplan.families.attention.compressed import compress_ops, more_storages, query_ops
 from megaplan.families.attention.core import (
     O_NORM,
@@ -45,6 +46,7 @@ from megaplan.families.attention.core import (
     output_ops,
     statistics_of,
 )
+from megaplan.families.attention.expanding import expanding_core, expanding_storages
 from megaplan.families.attention.indexer import block_ops, block_storages, indexer_ops, indexer_storages
 from megaplan.families.attention.section import GroupedQueryAttention, LatentAttention
 from megaplan.families.attention.variants import AttentionPlace, AttentionVariant, Role, choice_shape
@@ -271,35 +273,21 @@ def _latents(key: AttentionKey, rotates: bool, sharded: bool) -> list[Op]:
     return ops
 
 
-EXPANDED, EXPANDED_BACKWARD, GATHERED_LATENTS = "expanded", "expanded_backward", "latents_gathered"
-QUERY_GRADIENT, UP_GRADIENT, LATENT_SUMS = "q_gradient", "kv_up_gradient", "latents_sums"
-
-
 def _expanding_program(
     dims: Dims, attention: LatentAttention, variant: AttentionVariant, place: AttentionPlace, parameters: DType
 ) -> tuple[BlockProgram, Shapes]:
     """MLA under `mesh.context_exchange: latents`: the core makes keys and values of a group of heads from gathered latents."""
-    latent, rope, heads = attention.kv_lora_rank, attention.qk_rope_head_dim, attention.num_heads // dims.tp
-    held, wide = expanding_bytes(dims, attention, variant._replace(heads=None)), (dims.batch, dims.tokens * dims.cp)
-    summed = Column.COMMUNICATION if dims.dtype is dims.stat_dtype else Column.ACTIVATIONS  # else the reduction takes a copy
-    up = 0 if dims.frozen else heads * (attention.qk_nope_head_dim + attention.v_head_dim)
     key = attention_key(attention)._replace(relations=dims.relations > 0)
-    made = {"k_rotated": dims.wide(rope), QUERY_GRADIENT: dims.wide(heads, attention.qk_nope_head_dim + rope)}
-    made |= {EXPANDED: (held.forward // dims.dtype.bytes,), EXPANDED_BACKWARD: (held.backward // dims.dtype.bytes,)}
     tensors = {
         **attention_storages(dims, attention),
-        **storages(dims.dtype, Column.ACTIVATIONS, made),
-        **storages(dims.dtype, Column.GRADIENTS, {UP_GRADIENT: (up, latent)}),
-        **storages(dims.dtype, Column.COMMUNICATION, {GATHERED_LATENTS: (*wide, latent + rope)}),
-        **storages(dims.stat_dtype, summed, {LATENT_SUMS: (*wide, latent + rope)}),
-        **inside_storages(dims, held.inside),
+        **expanding_storages(dims, attention, variant, parameters),
         **(_relations(dims, attention, parameters) if key.relations else {}),
     }
-    return _expanding(key, place.rotates, dims.tp > 1), residual(tensors)
+    return _expanding(key, place.rotates, dims.tp > 1, dims.up), residual(tensors)
 
 
 @cache
-def _expanding(key: AttentionKey, rotates: bool, sharded: bool) -> BlockProgram:
+def _expanding(key: AttentionKey, rotates: bool, sharded: bool, up: UpProjection) -> BlockProgram:
     ops = _latents(key, rotates, sharded)
     k_rope = "k_rope_gathered" if sharded else "k_rope"
     if sharded:
@@ -309,18 +297,8 @@ def _expanding(key: AttentionKey, rotates: bool, sharded: bool) -> BlockProgram:
         k_rope = "k_rotated"
     else:
         ops.insert(0, Op("unrotated", (), UNROTATED))
-    read, made = ("q", "latent_normed", k_rope), ("attention", "lse")
-    part = (RELATIONS,) if key.relations else ()
-    during = GATHERED_LATENTS, EXPANDED_BACKWARD, INSIDE_BACKWARD, QUERY_GRADIENT, UP_GRADIENT, LATENT_SUMS, *part
-    core = Op(
-        "attention",
-        read,
-        (*made, GATHERED_LATENTS, EXPANDED, INSIDE),
-        keeps=(*read, *made),
-        params=("kv_up.weight", "sinks") if key.sinks else ("kv_up.weight",),
-        before=((during, False),),
-    )
-    return (GATED if key.gate else SELECTIVE).program(*ops, core, *output_ops(sharded, read[1:], key), held=LATENT_HELD)
+    core = expanding_core(key, k_rope, up)
+    return (GATED if key.gate else SELECTIVE).program(*ops, core, *output_ops(sharded, core.reads[1:], key), held=LATENT_HELD)
 
 
 def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:

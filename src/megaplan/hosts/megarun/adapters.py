@@ -110,7 +110,7 @@ def _with_adapters(program: BlockProgram, linears: frozenset[str], packed: froze
 def adapted_op(op: Op, linears: frozenset[str]) -> Op:
     """An operation with frozen parameters; `linears` are the weights with adapters."""
     if not op.late:
-        return op._replace(params=(), sums=())
+        return op._replace(params=tuple(name for name in op.params if name.endswith((A_SUFFIX, B_SUFFIX))), sums=())
     own = [(param, made) for param, made in op.late if param in linears]
     if not own:
         return op._replace(params=(), keeps=(), late=(), late_fetches=())

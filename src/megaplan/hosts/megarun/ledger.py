@@ -7,7 +7,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from megaplan.blocks.ops import TAKE, BlockProgram, Dims, Op, given
+from megaplan.blocks.ops import PLAIN_UP, TAKE, BlockProgram, Dims, Op, UpProjection, given
 from megaplan.blocks.payload import Payload
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column
@@ -28,10 +28,10 @@ from megaplan.hosts.megarun.towers import merged_part, tower_part, tower_sizes
 from megaplan.hosts.values import BlockLedger, BlockVariant
 from megaplan.inventory.tensors import Block, Group, Inventory, Outside, layer_names
 from megaplan.inventory.towers import STATED
-from megaplan.low_precision import RecipeName
+from megaplan.low_precision import SCALINGS, RecipeName
 from megaplan.schedules.registry import SPLIT_BACKWARD
 from megaplan.spec.local import local_dims, packed_gather
-from megaplan.spec.models import SIDES, Spec
+from megaplan.spec.models import SIDES, LatentAttention, Spec
 from megaplan.spec.pattern import parse_pattern
 
 
@@ -231,10 +231,26 @@ def _family_program(spec: Spec, dims: Dims, index: int, letter: str, variant: An
     section = family.section_of(spec.model)
     if spec.multiplies_in_eight_bits(index, letter):
         dims = dims._replace(gathers=True)
+    dims = dims._replace(up=_up_projection(spec, index, letter))
     program, shapes = family.program(dims, section, variant, family.operations(section, index), parameters)
     if attends_in_eight_bits(spec, index, letter) and attends(program):
         return attention_in_eight_bits(program, shapes, sizes_of_layer(dims, section, variant))
     return program, shapes
+
+
+def _up_projection(spec: Spec, index: int, letter: str) -> UpProjection:
+    """The product by which the attention of layer `index`, with this letter, expands gathered latents, if it does."""
+    attention, lora = spec.model.attention, spec.lora
+    if letter != "A" or not spec.mesh.gathers_latents or not isinstance(attention, LatentAttention):
+        return PLAIN_UP
+    if lora is not None:
+        return UpProjection(rank=lora.rank * lora.adapts(letter, "kv_up"), unpacks=lora.base is not None)
+    recipe, packs = _recipe_of(spec, index, letter), packed_gather(spec)
+    if recipe is None:
+        return PLAIN_UP
+    rows = attention.num_heads // spec.mesh.tp * (attention.qk_nope_head_dim + attention.v_head_dim)
+    packed = packs is not None and packs.fits((rows, attention.kv_lora_rank))
+    return UpProjection(SCALINGS[recipe], spec.host.uses_triton, packed)
 
 
 def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DType, start: int) -> BlockReplay:

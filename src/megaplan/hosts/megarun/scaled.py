@@ -13,14 +13,14 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from megakernels.ops.fp8_linear.facts import DELAYED, ONE_SCALE, BlockLinears, ScaledLinears
+from megakernels.ops.fp8_linear.facts import ONE_SCALE, BlockLinears, ScaledLinears, low_linears
 from megaplan.blocks.ops import BlockProgram, Op, partial_gradient
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 from megaplan.hosts.megarun.graph import roots_of
 from megaplan.hosts.megarun.scaled_experts import bank_in_eight_bits
-from megaplan.low_precision import EMULATED, SCALINGS, RecipeName
+from megaplan.low_precision import SCALINGS, RecipeName
 
 LOW, SCALES, WHOLE, GATHERED = ".low", ".low_scales", ".low_whole", ".low_gathered"
 IN_KEEPING, IN_FORWARD, IN_INPUT, IN_WEIGHTS = ".in_keeping", ".in_forward", ".in_input_gradient", ".in_weight_gradients"
@@ -107,7 +107,7 @@ def in_eight_bits(
         outs = tuple(parameters[weight][0] for weight in call.weights)
         rows, size = elements // width, multiplied[0] // elements
         given = tuple(weight in packed for weight in call.weights)
-        product = _products((rows, width, outs, size), name, fused, given)
+        product = low_linears((rows, width, outs, size), SCALINGS[name], fused=fused, packed=given)
         found |= _storages(call, product, prod(shapes[call.source][2]) // width)
     return changed, found
 
@@ -121,15 +121,7 @@ def head_products(op: Op, gathered: str | None) -> Op:
 def head_scratch(op: str, sizes: tuple[int, int, int, int], name: RecipeName, *, fused: bool) -> Shapes:
     """Storages inside the head's product; `sizes`: rows, width, columns of the vocabulary, bytes of an element."""
     rows, width, vocab, size = sizes
-    return _storages(Call(op, "", None, (), keeps_low=False), _products((rows, width, (vocab,), size), name, fused), rows)
-
-
-def _products(
-    sizes: tuple[int, int, tuple[int, ...], int], name: RecipeName, fused: bool, packed: tuple[bool, ...] = ()
-) -> ScaledLinears | BlockLinears:
-    if name in EMULATED:
-        return BlockLinears(*sizes, name, packed)
-    return ScaledLinears(*sizes, SCALINGS[name] == "rows", fused, packed, SCALINGS[name] == DELAYED)
+    return _storages(Call(op, "", None, (), keeps_low=False), low_linears((rows, width, (vocab,), size), SCALINGS[name], fused=fused), rows)
 
 
 def _storages(call: Call, product: ScaledLinears | BlockLinears, own_rows: int) -> Shapes:

@@ -53,6 +53,9 @@ def scale_products(stage: Stage, spec: Spec, inventory: Inventory) -> None:
             assert isinstance(block, ExpertBlock)
             of_bank = [numbers[each] for weight in BANK_WEIGHTS if (each := f"layers.{name}.{weight}") in numbers]
             block.experts.gathers, block.experts.scaling = True, BankScaling(by, keeps_copy, tuple(of_bank))
+        if isinstance(block, LatentAttention) and block.late is not None and spec.multiplies_in_eight_bits(int(name), "A"):
+            own = Scaling(by, gradient_format, keeps_low=False, may_wait=False, numbers=numbers.get(f"layers.{name}.kv_up.weight"))
+            block.kv_up.scaling = own  # type: ignore[assignment]  # which its core reads
         for call in layer_calls(spec, inventory, int(name)):
             for weight in call.weights:
                 module = block.get_submodule(weight.removesuffix(".weight"))

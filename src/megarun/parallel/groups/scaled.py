@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from megakernels import fp8_input_gradients, fp8_linears, fp8_quantize, fp8_weight_gradients
-from megakernels.ops.fp8_linear.facts import ONE_SCALE
+from megakernels.ops.fp8_linear.facts import ONE_SCALE, SQUARE_ROWS
+from megakernels.ops.fp8_linear.packing.facts import squares
 from megarun.parallel.groups.deferred import leave_pending
 from megarun.parallel.groups.delayed import OwnNumbers, numbers_of
 
@@ -81,11 +82,20 @@ def packed_of(weight: Tensor | None) -> PackedMatrix | None:
     return getattr(weight, "packed_matrix", None)
 
 
-def _given(weights: Sequence[Tensor], *, turned: bool) -> tuple[list[Tensor], list[Tensor | None]]:
+def given_matrices(weights: Sequence[Tensor], *, turned: bool) -> tuple[list[Tensor], list[Tensor | None]]:
     """The matrices that a product takes for these weights, and the largest magnitudes of those that are packed."""
     packed = [packed_of(weight) for weight in weights]
     given = [weight if each is None else each.operand(turned=turned) for weight, each in zip(weights, packed, strict=True)]
     return given, [None if each is None else each.largest for each in packed]
+
+
+def given_rows(weight: Tensor, part: slice, by: str) -> tuple[Tensor, Tensor | None]:
+    """Some rows of the matrix that forward takes for a weight, whole blocks of it, and their largest magnitudes if it is packed."""
+    (whole,), (largest,) = given_matrices([weight], turned=False)
+    height = SQUARE_ROWS["fp8_blockwise"]
+    if largest is not None and by == "fp8_blockwise":
+        largest = largest.view(squares(*weight.shape))[part.start // height : -(-part.stop // height)].flatten()
+    return whole[part], largest
 
 
 class _Arriving(Protocol):
@@ -210,7 +220,7 @@ class _Products(torch.autograd.Function):
             ctx.biased = [bias is not None for bias in biases]
         if multiplied is None:
             multiplied = group.start_gather(x).wait() if group.degree > 1 else x
-        given, largest = _given(weights, turned=False)
+        given, largest = given_matrices(weights, turned=False)
         return tuple(fp8_linears(multiplied, scale, given, biases, scaling.by, weights[0].dtype, largest, numbers))
 
     @staticmethod
@@ -220,7 +230,7 @@ class _Products(torch.autograd.Function):
         rows, *scales = ctx.kept.saved_tensors
         product = _WeightProduct(scales[0] if scales else None, ctx.width, by, gradient_format, numbers)
         gather = _RowGather(group, low=bool(scales))
-        given, largest = _given(weights, turned=True)
+        given, largest = given_matrices(weights, turned=True)
         gathers = group.degree > 1
         pending = may_wait and leave_pending(weights, rows, gradients, gather.whole if gathers else None, product.one_by_one)
         arriving = gather.start(rows) if gathers and not pending else None
