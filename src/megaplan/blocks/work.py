@@ -88,7 +88,7 @@ class OpWork(NamedTuple):
         num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
         counts: Names of the operations that it counts together; empty for the one of its name.
         in_width: Width of a linear's input on this rank.
-        unpacked: Bytes read and written to make its matrix of packed rows, once in forward and once for the input's gradient.
+        unpacked: Rows and columns of its matrix, if that is made of packed rows, once in forward and once for the input's gradient.
     """
 
     name: str
@@ -103,7 +103,7 @@ class OpWork(NamedTuple):
     num_steps: int = 0
     counts: tuple[str, ...] = ()
     in_width: int = 0
-    unpacked: int = 0
+    unpacked: tuple[int, int] = (0, 0)
 
     def runs_in(self, operations: frozenset[str]) -> bool:
         """True if it is among these operations of the block's program."""

@@ -20,7 +20,7 @@ from megaplan.families.layer_embeddings import side_works
 from megaplan.families.registry import FAMILIES
 from megaplan.families.residual import norm_works, path_in, work_of
 from megaplan.families.streams import stream_works
-from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, packable, packed_tensor
+from megaplan.inventory.adapters import A_SUFFIX, B_SUFFIX, packable
 from megaplan.inventory.tensors import Block, Group, Owner, ParamTensor
 from megaplan.spec.models import Features, Model, Spec
 from megaplan.spec.pattern import DepthBlock, depth_blocks
@@ -45,10 +45,8 @@ def _unpacked(load: Workload, block: Block, tensors: Mapping[str, ParamTensor], 
     weight = tensors.get(f"{op.name}.weight")
     if load.packing is None or weight is None or not packable(block, weight):
         return op
-    stored = packed_tensor(load.packing, weight, load.tp)
-    elements = weight.local_elements(load.tp, load.ep, load.etp)
-    moved = stored.local_elements(load.tp, load.ep, load.etp) + elements * load.itemsize
-    return op._replace(unpacked=moved * op.weights // elements)
+    columns = weight.local_shape(load.tp, load.ep, load.etp)[-1]
+    return op._replace(unpacked=(op.weights // columns, columns))
 
 
 def adapter_name(linear: str) -> str:

@@ -100,12 +100,14 @@ def _cost(spec: Spec, ops: Works, weight_elements: int, dtype: DType, trained: i
     """Weights are read by F and by I in the gathered dtype; W reads and writes the accumulating gradient of those that are trained."""
     graded = trained if trained is not None else weight_elements if spec.lora is None else 0
     work = total(ops)
+    passes = [spec.packing.unpacking(*op.unpacked, dtype.bytes, fused=True) for op in ops if spec.packing is not None and any(op.unpacked)]
+    unpacked = sum(each.num_bytes for each in passes)
     return LayerCost(
         work.forward,
         work.input_grad,
         work.weight_grad,
         work.recomputed,
         work.moved,
-        2 * (weight_elements * dtype.bytes + graded * spec.precision.grads.bytes + sum(op.unpacked for op in ops)),
+        2 * (weight_elements * dtype.bytes + graded * spec.precision.grads.bytes + unpacked),
         spec.batch.micro_batch_size * spec.batch.seq_length,
     )

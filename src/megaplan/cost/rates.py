@@ -226,6 +226,13 @@ class Prices:
         steps = num_steps * rates.step_ns * (1 + (letter == INPUT))
         return max(compute, memory, steps) + done.launches * rates.launch_ns
 
+    def moved_ns(self, op: OpWork, done: Pass, letter: str) -> int:
+        """A pass over memory beside an op."""
+        if self._counts:
+            return self.parts_ns(op, (KindWork(MEMORY, done.num_bytes, 0, done.launches),), 0, letter)
+        self._launches += done.launches
+        return self._rates.memory_ns(done.num_bytes) + done.launches * self._rates.launch_ns
+
     def parts_ns(self, op: OpWork, parts: Parts, num_steps: int, letter: str, dtype: DType | None = None) -> int:
         """Kinds of kernels one after another."""
         rates, total = self._rates, 0

@@ -238,19 +238,20 @@ class _Timer:
 
     def _forward_ns(self, passes: _Passes) -> int:
         op, scaled, kernels, plain = passes
+        unpacking = self._unpacking_ns(op, FORWARD)
         if scaled is not None:
-            return self._prices.scaled_ns(op, scaled[0], 0, FORWARD)
+            return unpacking + self._prices.scaled_ns(op, scaled[0], 0, FORWARD)
         done = kernels[0] if kernels is not None else self._ideal(op, op.work.forward, op.work.moved_forward)
-        fused = self._prices.kernels_ns(op, done, op.weights * self._dtype.bytes + op.unpacked, op.num_steps, FORWARD)
-        return fused if plain is None else self._prices.run_ns(op, fused, plain[0])
+        fused = self._prices.kernels_ns(op, done, op.weights * self._dtype.bytes, op.num_steps, FORWARD)
+        return unpacking + (fused if plain is None else self._prices.run_ns(op, fused, plain[0]))
 
     def _input_ns(self, passes: _Passes) -> int:
         """I; for an operation that is no linear, with its weight gradient, in one pass over memory."""
         op, scaled, kernels, plain = passes
         if scaled is not None:
-            inputs = self._prices.scaled_ns(op, scaled[1], 0, INPUT)
+            inputs = self._prices.scaled_ns(op, scaled[1], 0, INPUT) + self._unpacking_ns(op, INPUT)
             return inputs if op.is_linear else inputs + self._prices.scaled_ns(op, scaled[2], 0, WEIGHT)
-        flops, moved, weights = op.work.input_grad, op.work.moved_input, op.weights * self._dtype.bytes + op.unpacked
+        flops, moved, weights = op.work.input_grad, op.work.moved_input, op.weights * self._dtype.bytes
         if op.is_linear and not flops:
             return 0
         if not op.is_linear:
@@ -258,7 +259,14 @@ class _Timer:
             weights += op.weights * 2 * self._grad_bytes if op.work.weight_grad else 0
         done = kernels[1] if kernels is not None else self._ideal(op, flops, moved)
         fused = self._prices.kernels_ns(op, done, weights, op.num_steps, INPUT)
-        return fused if plain is None else self._prices.run_ns(op, fused, plain[1])
+        return self._unpacking_ns(op, INPUT) + (fused if plain is None else self._prices.run_ns(op, fused, plain[1]))
+
+    def _unpacking_ns(self, op: OpWork, letter: str) -> int:
+        """The pass before a product that makes its matrix of packed rows."""
+        if self.load.packing is None or not any(op.unpacked):
+            return 0
+        made = self.load.packing.unpacking(*op.unpacked, self._dtype.bytes, fused=self._runs_kernels or not self._runs_plain)
+        return self._prices.moved_ns(op, made, letter)
 
     def _weight_ns(self, passes: _Passes) -> int:
         """W: a linear's product, added to the gradient that accumulates."""

@@ -360,6 +360,6 @@ def test_adapters_of_gathered_latents_multiply_what_the_linear_does(make_spec):
     assert heads.forward == 2 * 3 * (32 + 8 * (16 + 24))
     assert (latents.forward, latents.weight_grad) == (2 * heads.forward, 2 * heads.weight_grad)
     assert latents.input_grad == 2 * (heads.input_grad + heads.forward)
-    assert len({sum(op.unpacked for op in ops if op.name == "kv_up") for ops in found}) == 1
+    assert len({sum(op.unpacked[0] for op in ops if op.name == "kv_up") for ops in found}) == 1
     assert adapters[1].runs_in(frozenset({"attention"}))
     assert not adapters[0].runs_in(frozenset({"attention"}))

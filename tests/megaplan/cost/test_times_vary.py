@@ -24,6 +24,7 @@ from by_hand import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megakernels.ops.packed_weight.facts import Packing
 from megaplan.columns import Basis
 from megaplan.cost.blocks import layer_works, rank_workload
 from megaplan.cost.rates import rates_of
@@ -312,3 +313,18 @@ def test_every_rate_has_a_basis_and_a_source():
         figures = (*device.efficiency.values(), device.launch, device.collective_latency, device.recurrence_step)
         assert all(figure.source and figure.basis in {Basis.MODELLED, Basis.MEASURED, "published"} for figure in figures)
         assert all(0 < figure.value <= 100 for figure in device.efficiency.values())
+
+
+@pytest.mark.parametrize(("letter", "policy"), [("D", "none"), ("D", "full")])
+def test_packed_matrices_are_made_before_each_product(times_of, letter, policy):
+    """A pass over memory in forward, in the input's gradient, and in a forward that runs again; it hides behind nothing."""
+    given = {"rank": 2, "alpha": 2.0, "families": ["up_proj"]}
+    base, packed = (
+        times_of(letter, num_layers=2, lora=lora, host={"kernels": "triton"}, **recompute(letter, policy)).layers[0]
+        for lora in (given, given | {"base": "int8"})
+    )
+    packing = Packing("int8", 64, nested=True)
+    made = sum(op_ns(moved=packing.unpacking(*shape, 2, fused=True).num_bytes) for shape in ((14336, H), (14336, H), (H, 14336)))
+    assert packed.forward_ns - base.forward_ns == pytest.approx(made, abs=3)
+    assert packed.input_ns - base.input_ns == pytest.approx(made * (2 if policy == "full" else 1), abs=6)
+    assert packed.weight_ns == base.weight_ns
