@@ -324,7 +324,8 @@ def test_packed_matrices_are_made_before_each_product(times_of, letter, policy):
         for lora in (given, given | {"base": "int8"})
     )
     packing = Packing("int8", 64, nested=True)
-    made = sum(op_ns(moved=packing.unpacking(*shape, 2, fused=True).num_bytes) for shape in ((14336, H), (14336, H), (H, 14336)))
-    assert packed.forward_ns - base.forward_ns == pytest.approx(made, abs=3)
-    assert packed.input_ns - base.input_ns == pytest.approx(made * (2 if policy == "full" else 1), abs=6)
+    up, down = (op_ns(moved=packing.unpacking(*shape, 2, fused=True).num_bytes) for shape in ((14336, H), (H, 14336)))
+    again = 2 * up if policy == "full" else 0  # not the last product, which nothing reads
+    assert packed.forward_ns - base.forward_ns == pytest.approx(2 * up + down, rel=0.005)  # copies reach a measured share
+    assert packed.input_ns - base.input_ns == pytest.approx(2 * up + down + again, rel=0.005)
     assert packed.weight_ns == base.weight_ns
