@@ -160,7 +160,7 @@ def _family_of(config: Mapping[str, Any]) -> str:
     `architectures` names the class.
     """
     family, name = _family(config["model_type"]), _named_class(config)
-    if name and family in OF_REPOSITORIES:
+    if name and family in OF_REPOSITORIES and name != class_facts(family).model_class:
         return next((one for one in OF_REPOSITORIES if class_facts(one).model_class == name), family)
     if family in {*IMPORTS, *REFUSED} or "auto_map" in config:  # a class of the repository may have the name of another
         return family

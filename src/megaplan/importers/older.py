@@ -1,4 +1,4 @@
-"""Decoders of 2019 to 2024 with LayerNorm: gpt2, gpt_bigcode, gpt_neo, gptj and codegen, gpt_neox, bloom, falcon, mpt, opt, stablelm."""
+"""Decoders of 2019 to 2024 with LayerNorm: gpt2, gpt_bigcode, gpt_neo, gptj and codegen, gpt_neox, bloom, falcon, mpt, opt, stablelm, persimmon, codeshell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megaplan.importers.parts import (
     windows,
 )
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.rotary import rope
+from megaplan.importers.rotary import rope, rope_scaling
 
 _SIDE_BY_SIDE = "attention and MLP of a layer have a norm each and read one stream; planned one after the other, with the same parameters"
 _SLOPES = f"{SLOPES}; no position is rotated"
@@ -109,6 +109,53 @@ def stablelm(reader: ConfigReader) -> dict[str, Any]:
         parallel=reader.flag("use_parallel_residual"),
         head_dim=None,
     )
+
+
+def persimmon(reader: ConfigReader) -> dict[str, Any]:
+    """persimmon: LayerNorm, biases except on the head, an MLP of two matrices, half of each head rotated."""
+    if reader.flag("qk_layernorm"):
+        reader.cannot("qk_layernorm", True, "q_layernorm and k_layernorm are LayerNorms with a bias, and qk_norm is RMSNorm", False)
+    layer_norm = {"norm": "layernorm"}
+    return decoder(
+        reader, biases(reader, None), mlp_bias=True, model=layer_norm, eps="layer_norm_eps", gated=False, partial=0.5, head_dim=None
+    )
+
+
+def phi_msft(reader: ConfigReader) -> dict[str, Any]:
+    """phi-msft: phi under GPT-2's names of fields."""
+    rotated, heads = reader.whole_or_null("rotary_dim"), reader.whole("n_head")
+    attention = {"num_kv_heads": reader.whole_or_null("n_head_kv") or heads, "bias": True, "output_bias": True}
+    attention |= {"rope_theta": 10_000.0, **({} if rotated is None else {"rotary_dim": rotated})}
+    reader.skip("n_positions")
+    return _stack(reader, attention, {"head_bias": True}, ("n_embd", "n_layer", "n_head", "n_inner"), parallel=True)
+
+
+def codeshell(reader: ConfigReader) -> dict[str, Any]:
+    """codeshell: gpt2 with groups of heads that share keys and values, and with angles in the place of learned positions."""
+    reader.only("position_embedding_type", ("rope",), "positions are angles here")
+    groups = reader.whole("num_query_groups") if reader.flag("group_query_attention") else reader.whole("n_head")
+    reader.skip("num_query_groups", "n_positions")
+    attention = {"num_kv_heads": groups, "bias": True, "output_bias": True, "rope_theta": 10_000.0}
+    return _stack(reader, attention | rope_scaling(reader, reader.mapping("rope_scaling")), {}, ("n_embd", "n_layer", "n_head", "n_inner"))
+
+
+def phi3_small(reader: ConfigReader) -> dict[str, Any]:
+    """phi3small: LayerNorm, biases, a gated MLP; embeddings, scores and logits have a factor each; blocks of keys are left out."""
+    reader.only("ff_dim_multiplier", (None,), "the MLP's width is a field of its own")
+    every = reader.value("dense_attention_every_n_layers")
+    reader.warn("dense_attention_every_n_layers", every, "other layers attend to some blocks of keys in the original; every key is counted")
+    reader.skip("dense_attention_every_n_layers", *(f"blocksparse_{name}" for name in _BLOCKS), "ff_dim_multiplier")
+    width = reader.whole("hidden_size") // reader.whole("num_attention_heads")
+    attention = biases(reader, None) | {"rope_theta": reader.number("rope_embedding_base")}
+    attention |= {"softmax_scale": reader.number("mup_attn_multiplier") / width} if reader.flag("mup_use_scaling") else {}
+    factors = {"embedding_multiplier": reader.number("mup_embedding_multiplier"), "logits_multiplier": 1 / reader.number("mup_width_multiplier")}
+    reader.skip("mup_attn_multiplier")
+    return decoder(
+        reader, attention, mlp_bias=True, model={"norm": "layernorm"} | factors, eps="layer_norm_eps", head_dim=None, rotates=False
+    )
+
+
+_BLOCKS = ("block_size", "homo_head_pattern", "num_local_blocks", "triton_kernel_block_size", "vert_stride")
 
 
 def bloom(reader: ConfigReader) -> dict[str, Any]:
