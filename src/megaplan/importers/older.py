@@ -34,7 +34,9 @@ _OF_SCORES = (
 
 def gpt2(reader: ConfigReader) -> dict[str, Any]:
     """gpt2: LayerNorm, learned positions, biases everywhere, an MLP of two matrices, four times as wide where `n_inner` is null."""
-    return _learned(reader, reader.whole("n_head"))
+    joint = reader.value("attention_head_type") == "multiquery"  # of the class of SantaCoder, which became gpt_bigcode
+    reader.skip("attention_head_type")
+    return _learned(reader, 1 if joint else reader.whole("n_head"))
 
 
 def gpt_bigcode(reader: ConfigReader) -> dict[str, Any]:

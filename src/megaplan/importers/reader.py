@@ -325,7 +325,8 @@ _SAME = (
     ("num_attention_heads", "num_heads", "n_heads", "n_head"),
     ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
     ("hidden_size", "d_model", "n_embd", "embed_dim"),
-    ("intermediate_size", "moe_intermediate_size"),
+    ("intermediate_size", "moe_intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner"),
+    ("vocab_size", "padded_vocab_size", "org_vocab_size"),
 )
 """Names of one count in configs of different classes."""
 

@@ -170,6 +170,11 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 }
 """Import function of each `model_type` of transformers, from a config to `model` of a spec."""
 
+MAMBA_SSM = "mamba_ssm"
+"""The package whose own configs have no `model_type`."""
+MAMBA_SSM_FIELDS = {"d_model", "n_layer", "ssm_cfg"}
+"""Fields of all of them."""
+
 OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "RefinedWeb": older.falcon,
     "RefinedWebModel": older.falcon,
@@ -185,6 +190,7 @@ OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "internlm2": repository_dense.internlm,
     "llada": repository_dense.llada,
     "longcat_flash_ngram": latent.longcat_ngram,
+    MAMBA_SSM: hybrids.mamba_ssm,
     "minicpm": repository_dense.minicpm,
     "minimax_m1": minimax.minimax,
     "minimax_text_01": minimax.minimax,
@@ -245,6 +251,7 @@ RENAMED = {
     "mimo": "qwen2",
     "mimo_v2": "mimo_v2_flash",
     "minimax_m3": "minimax_m3_vl_text",
+    "phi3_v": "phi3",
     "skywork": "llama",
     "xverse": "llama",
     "youtu_llm": "youtu",

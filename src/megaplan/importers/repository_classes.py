@@ -6,7 +6,7 @@ internlm/internlm2-7b, internlm/internlm-7b, baichuan-inc/Baichuan2-7B-Base, ope
 deepseek-ai/deepseek-moe-16b-base, OrionStarAI/Orion-14B-Base, TeleAI/TeleChat3-36B-Thinking, GSAI-ML/LLaDA-8B-Base, apple/OpenELM-1_1B,
 tencent/Tencent-Hunyuan-Large, meituan-longcat/LongCat-Flash-Lite, MiniMaxAI/MiniMax-Text-01, stepfun-ai/step3, WisdomShell/CodeShell-7B,
 microsoft/Phi-3-small-8k-instruct, and early revisions of microsoft/phi-2, stabilityai/stablelm-3b-4e1t and tiiuae/falcon-40b;
-`models/gated_deltanet` and `models/transformer` of fla-org/flash-linear-attention.
+`models/config_mamba.py` and `modules` of state-spaces/mamba; `models/gated_deltanet` and `models/transformer` of fla-org/flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ _LATER: dict[str, RepositoryClass] = {
     ),
     "longcat_flash_ngram": _of(
         "LongcatFlashNgramForCausalLM", "longcat_flash", emb_neighbor_num=None, emb_split_num=None, ngram_vocab_size_ratio=None
+    ),
+    "mamba_ssm": _of(
+        "MambaLMHeadModel", attn_layer_idx=None, d_intermediate=0, fused_add_norm=True, pad_vocab_size_multiple=8, residual_in_fp32=True,
+        rms_norm=True, tie_embeddings=True, vocab_size=50277,
     ),
     "minimax_m1": _of("MiniMaxM1ForCausalLM", "minimax", _MINIMAX, attn_type_list=None, rotary_dim=None, shared_intermediate_size=0),
     "minimax_text_01": _of("MiniMaxText01ForCausalLM", "minimax", _MINIMAX, attn_type_list=None, rotary_dim=None, shared_intermediate_size=0),
