@@ -294,7 +294,7 @@ def ernie4_5_moe(reader: ConfigReader) -> dict[str, Any]:
 def hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
     """hunyuan_v1_moe: a norm over each head, and a shared expert as wide as a routed one."""
     moe: dict[str, Any] = {
-        "num_experts": reader.whole("num_experts"),
+        "num_experts": uniform(reader, "num_experts"),
         "top_k": uniform(reader, "moe_topk"),
         "ffn_hidden_size": reader.whole("intermediate_size"),
         "shared_ffn_hidden_size": reader.whole("intermediate_size"),

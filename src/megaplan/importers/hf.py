@@ -99,6 +99,9 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     _check_architectures(reader)
     model = IMPORTS[family](reader)
     reader.stop_if_wrong()
+    if reader.knows_nothing:
+        detail = f"{name} has no field of a {config['model_type']} config but its type"
+        raise _refusal("MP801", detail, source.locate("model_type"), "megaplan import hf config.json")
     if whole["model_type"] in MULTIMODAL:
         towers, notes = towers_of(whole, marks, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
@@ -150,7 +153,7 @@ def _typed(config: dict[str, Any], name: str) -> dict[str, Any]:
     if isinstance(config.get("peft_type"), str):
         raise _adapter(config, name)
     named = "" if "model_type" in config else _named_class(config)
-    found = _owner(named, (*IMPORTS, *MULTIMODAL)) if named else MAMBA_SSM if MAMBA_SSM_FIELDS <= set(config) else ""
+    found = _owner(named, (*IMPORTS, *MULTIMODAL)) if named else MAMBA_SSM if set(config) >= MAMBA_SSM_FIELDS else ""
     if not found:
         hints = candidates(config, lambda other: import_hf(other, name))
         raise _refusal("MP801", f"{name} has no text model_type", Location(name), *hints, "megaplan import hf config.json")
@@ -162,7 +165,9 @@ def _adapter(config: Mapping[str, Any], name: str) -> MegaplanError:
     base, rank = config.get("base_model_name_or_path"), config.get("r")
     ranked = f" --set lora.rank={rank} --set lora.alpha={config.get('lora_alpha') or rank}" if isinstance(rank, int) else ""
     where = base if isinstance(base, str) and re.fullmatch(r"[\w./-]+", base) else "config.json"
-    detail = f"{name} is of adapters (peft_type = {config['peft_type']}), and the config of {base or 'the model under them'} says what is built"
+    detail = (
+        f"{name} is of adapters (peft_type = {config['peft_type']}), and the config of {base or 'the model under them'} says what is built"
+    )
     return _refusal("MP801", detail, Location(name), f"megaplan import hf {where}{ranked}")
 
 

@@ -81,7 +81,9 @@ def longcat_ngram(reader: ConfigReader) -> dict[str, Any]:
     reader.warn("emb_neighbor_num", order, "the sum of embeddings is divided by their number in the original; shapes are the same")
     model, tables = longcat_flash(reader), split * (order - 1)
     rows = sum(int(ratio * model["vocab_size"]) + 2 * table + 1 for table in range(tables))
-    return model | {"features": {"ngram": {"num_tables": tables, "num_rows": rows, "dim": model["hidden_size"] // tables, "max_order": order}}}
+    return model | {
+        "features": {"ngram": {"num_tables": tables, "num_rows": rows, "dim": model["hidden_size"] // tables, "max_order": order}}
+    }
 
 
 def mistral4(reader: ConfigReader) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def persimmon(reader: ConfigReader) -> dict[str, Any]:
 def phi_msft(reader: ConfigReader) -> dict[str, Any]:
     """phi-msft: phi under GPT-2's names of fields."""
     rotated, heads = reader.whole_or_null("rotary_dim"), reader.whole("n_head")
-    attention = {"num_kv_heads": reader.whole_or_null("n_head_kv") or heads, "bias": True, "output_bias": True}
+    attention: dict[str, Any] = {"num_kv_heads": reader.whole_or_null("n_head_kv") or heads, "bias": True, "output_bias": True}
     attention |= {"rope_theta": 10_000.0, **({} if rotated is None else {"rotary_dim": rotated})}
     reader.skip("n_positions")
     return _stack(reader, attention, {"head_bias": True}, ("n_embd", "n_layer", "n_head", "n_inner"), parallel=True)
@@ -150,7 +150,10 @@ def phi3_small(reader: ConfigReader) -> dict[str, Any]:
     width = reader.whole("hidden_size") // reader.whole("num_attention_heads")
     attention = biases(reader, None) | {"rope_theta": reader.number("rope_embedding_base")}
     attention |= {"softmax_scale": reader.number("mup_attn_multiplier") / width} if reader.flag("mup_use_scaling") else {}
-    factors = {"embedding_multiplier": reader.number("mup_embedding_multiplier"), "logits_multiplier": 1 / reader.number("mup_width_multiplier")}
+    factors = {
+        "embedding_multiplier": reader.number("mup_embedding_multiplier"),
+        "logits_multiplier": 1 / reader.number("mup_width_multiplier"),
+    }
     reader.skip("mup_attn_multiplier")
     return decoder(
         reader, attention, mlp_bias=True, model={"norm": "layernorm"} | factors, eps="layer_norm_eps", head_dim=None, rotates=False

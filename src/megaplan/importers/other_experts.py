@@ -17,7 +17,12 @@ def dbrx(reader: ConfigReader) -> dict[str, Any]:
     hidden, layers, heads = reader.whole("d_model"), reader.layers(2, "n_layers"), reader.whole("n_heads")
     inside, feed = reader.mapping("attn_config"), reader.mapping("ffn_config")
     width = even_head_dim(reader, hidden, heads, None)
-    attention = {"kind": "gqa", "num_heads": heads, "num_kv_heads": _nested(reader, "attn_config", inside, "kv_n_heads", 1), "head_dim": width}
+    attention = {
+        "kind": "gqa",
+        "num_heads": heads,
+        "num_kv_heads": _nested(reader, "attn_config", inside, "kv_n_heads", 1),
+        "head_dim": width,
+    }
     reader.published("num_key_value_heads", attention["num_kv_heads"], "attn_config.kv_n_heads is what is built")
     base = inside.get("rope_theta")  # of published configs; the class has the base of every class
     attention |= {"rope_theta": float(base)} if isinstance(base, int | float) and base > 0 else rope(reader, width)
@@ -60,7 +65,7 @@ def hunyuan(reader: ConfigReader) -> dict[str, Any]:
     attention |= {"shared_keys": shared} if shared else {}
     width = uniform(reader, "moe_intermediate_size" if reader.value("moe_intermediate_size") else "intermediate_size")
     reader.skip("moe_intermediate_size", "intermediate_size")
-    moe = {"num_experts": uniform(reader, "num_experts"), "top_k": uniform(reader, "moe_topk"), "ffn_hidden_size": width}
+    moe: dict[str, Any] = {"num_experts": uniform(reader, "num_experts"), "top_k": uniform(reader, "moe_topk"), "ffn_hidden_size": width}
     together = uniform(reader, "num_shared_expert") * width if reader.value("use_mixed_mlp_moe") else 0
     reader.skip("num_shared_expert", "use_mixed_mlp_moe")
     reader.only("hidden_act", ("silu",), "a gated MLP is swiglu here")

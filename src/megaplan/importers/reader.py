@@ -224,6 +224,11 @@ class ConfigReader:
             raise MegaplanError(self._errors)
 
     @property
+    def knows_nothing(self) -> bool:
+        """True if the config has fields, and the class has none of them."""
+        return bool(self._unknown) and set(self._unknown) == set(self._config) - {"model_type"}
+
+    @property
     def failed(self) -> bool:
         """True if an error was found already, so that values may be dummies."""
         return bool(self._errors)

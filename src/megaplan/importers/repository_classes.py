@@ -6,7 +6,8 @@ internlm/internlm2-7b, internlm/internlm-7b, baichuan-inc/Baichuan2-7B-Base, ope
 deepseek-ai/deepseek-moe-16b-base, OrionStarAI/Orion-14B-Base, TeleAI/TeleChat3-36B-Thinking, GSAI-ML/LLaDA-8B-Base, apple/OpenELM-1_1B,
 tencent/Tencent-Hunyuan-Large, meituan-longcat/LongCat-Flash-Lite, MiniMaxAI/MiniMax-Text-01, stepfun-ai/step3, WisdomShell/CodeShell-7B,
 microsoft/Phi-3-small-8k-instruct, and early revisions of microsoft/phi-2, stabilityai/stablelm-3b-4e1t and tiiuae/falcon-40b;
-`models/config_mamba.py` and `modules` of state-spaces/mamba; `models/gated_deltanet` and `models/transformer` of fla-org/flash-linear-attention.
+`models/config_mamba.py` and `modules` of state-spaces/mamba; `models/gated_deltanet` and `models/transformer` of
+fla-org/flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -79,14 +80,18 @@ _GPT2: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 """Defaults of classes that are made of GPT-2's."""
-_MINIMAX = {
-    f"layernorm_{own}_{part}": f"{name}_{part}_factor"
-    for own, name in (("full_attention", "full_attn"), ("linear_attention", "linear_attn"), ("mlp", "mlp"))
-    for part in ("alpha", "beta")
-}
+_MINIMAX: tuple[dict[str, str], dict[str, Any]] = (
+    {
+        f"layernorm_{own}_{part}": f"{name}_{part}_factor"
+        for own, name in (("full_attention", "full_attn"), ("linear_attention", "linear_attn"), ("mlp", "mlp"))
+        for part in ("alpha", "beta")
+    },
+    {"attn_type_list": None, "rotary_dim": None, "shared_intermediate_size": 0},
+)
+"""Other names of minimax's fields, and fields of its own, before transformers had the class."""
 _REFINED = {"n_head": "num_attention_heads", "n_layer": "num_hidden_layers", "n_head_kv": "num_kv_heads"}
 _EPOCH = {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor", "num_heads": "num_attention_heads"}
-"""Names of the fields of minimax, falcon and stablelm before transformers had the classes."""
+"""Names of the fields of falcon and stablelm before transformers had the classes."""
 
 
 def _of(name: str, extends: str = "", renamed: Mapping[str, str] = MappingProxyType({}), **fields: Any) -> RepositoryClass:
@@ -101,8 +106,8 @@ _LATER: dict[str, RepositoryClass] = {
         num_query_groups=1, position_embedding_type="learned_absolute", rope_scaling=None, vocab_size=70144, **_GPT2,
     ),
     "hunyuan": _of(
-        "HunYuanForCausalLM", "llama", {"attention_head_dim": "head_dim"}, cla_share_factor=1, moe_topk=1, num_experts=1, num_shared_expert=1,
-        use_cla=False, use_mixed_mlp_moe=False, use_mla=False, use_qk_norm=False,
+        "HunYuanForCausalLM", "llama", {"attention_head_dim": "head_dim"}, cla_share_factor=1, moe_topk=1, num_experts=1,
+        num_shared_expert=1, use_cla=False, use_mixed_mlp_moe=False, use_mla=False, use_qk_norm=False,
     ),
     "longcat_flash_ngram": _of(
         "LongcatFlashNgramForCausalLM", "longcat_flash", emb_neighbor_num=None, emb_split_num=None, ngram_vocab_size_ratio=None
@@ -111,15 +116,15 @@ _LATER: dict[str, RepositoryClass] = {
         "MambaLMHeadModel", attn_layer_idx=None, d_intermediate=0, fused_add_norm=True, pad_vocab_size_multiple=8, residual_in_fp32=True,
         rms_norm=True, tie_embeddings=True, vocab_size=50277,
     ),
-    "minimax_m1": _of("MiniMaxM1ForCausalLM", "minimax", _MINIMAX, attn_type_list=None, rotary_dim=None, shared_intermediate_size=0),
-    "minimax_text_01": _of("MiniMaxText01ForCausalLM", "minimax", _MINIMAX, attn_type_list=None, rotary_dim=None, shared_intermediate_size=0),
+    "minimax_m1": _of("MiniMaxM1ForCausalLM", "minimax", _MINIMAX[0], **_MINIMAX[1]),
+    "minimax_text_01": _of("MiniMaxText01ForCausalLM", "minimax", _MINIMAX[0], **_MINIMAX[1]),
     "phi-msft": _of(
         "PhiForCausalLM", activation_function="gelu_new", n_embd=1024, n_head=16, n_head_kv=None, n_layer=20, rotary_dim=32,
         vocab_size=50304, **(_GPT2 | {"tie_word_embeddings": False}),
     ),
     "phi3small": _of(
-        "Phi3SmallForCausalLM", "", {"ff_intermediate_size": "intermediate_size", "layer_norm_epsilon": "layer_norm_eps"}, ff_dim_multiplier=None,
-        hidden_act="gegelu", hidden_size=4096, intermediate_size=14336, layer_norm_eps=1e-05,
+        "Phi3SmallForCausalLM", "", {"ff_intermediate_size": "intermediate_size", "layer_norm_epsilon": "layer_norm_eps"},
+        ff_dim_multiplier=None, hidden_act="gegelu", hidden_size=4096, intermediate_size=14336, layer_norm_eps=1e-05,
         mup_attn_multiplier=1.0, mup_embedding_multiplier=10.0, mup_use_scaling=True, mup_width_multiplier=8.0, num_attention_heads=32,
         num_hidden_layers=32, num_key_value_heads=8, rope_embedding_base=1000000, tie_word_embeddings=True, vocab_size=100352,
     ),

@@ -103,7 +103,13 @@ def _stack(hidden: int, layers: int, rows: int, *, tied: bool = False, norm: int
 
 def _hunyuan(draw: Random) -> tuple[dict[str, Any], int]:
     heads, width, layers, rows = draw.choice([2, 4]), draw.choice([8, 12]), draw.randint(1, 7), 60
-    hidden, inner, count, share, together = 2 * heads * width, draw.randint(5, 30), draw.randint(2, 5), draw.randint(1, 3), draw.randint(1, 2)
+    hidden, inner, count, share, together = (
+        2 * heads * width,
+        draw.randint(5, 30),
+        draw.randint(2, 5),
+        draw.randint(1, 3),
+        draw.randint(1, 2),
+    )
     groups, normed, mixed, listed = draw.choice([1, heads]), draw.random() < 0.5, draw.random() < 0.5, draw.random() < 0.5
     fields = {
         "model_type": "hunyuan", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "head_dim": width,
@@ -118,7 +124,13 @@ def _hunyuan(draw: Random) -> tuple[dict[str, Any], int]:
 
 
 def _step3(draw: Random) -> tuple[dict[str, Any], int]:
-    heads, width, hidden, layers, rank = draw.choice([2, 4]), 2 * draw.randint(2, 9), draw.randint(10, 40), draw.randint(2, 6), draw.randint(5, 20)
+    heads, width, hidden, layers, rank = (
+        draw.choice([2, 4]),
+        2 * draw.randint(2, 9),
+        draw.randint(10, 40),
+        draw.randint(2, 6),
+        draw.randint(5, 20),
+    )
     inner, routed, shared, count = (draw.randint(3, 30) for _ in range(4))
     sparse = sorted(draw.sample(range(layers), draw.randint(1, layers)))
     fields = {
@@ -169,7 +181,13 @@ def _ngram(draw: Random) -> tuple[dict[str, Any], int]:
     config, total = draw.choice(SMALL["longcat_flash"])
     ratio, order, split = draw.randint(2, 9), draw.randint(2, 4), draw.randint(1, 3)
     tables, hidden = split * (order - 1), config["hidden_size"]
-    fields = {**config, "model_type": "longcat_flash_ngram", "ngram_vocab_size_ratio": ratio, "emb_neighbor_num": order, "emb_split_num": split}
+    fields = {
+        **config,
+        "model_type": "longcat_flash_ngram",
+        "ngram_vocab_size_ratio": ratio,
+        "emb_neighbor_num": order,
+        "emb_split_num": split,
+    }
     rows = sum(ratio * config["vocab_size"] + 2 * table + 1 for table in range(tables))
     return fields, total + hidden // tables * (rows + tables * hidden)
 

@@ -58,7 +58,13 @@ def test_a_nested_model_without_a_type_has_that_of_its_class(key: str) -> None:
 def test_deepseek_without_latents_is_its_first_version() -> None:
     """DeepSeek-OCR and the smallest DeepSeek-VL2 name the class of the second version, which then builds the blocks of the first."""
     sizes = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 4}
-    sizes |= {"n_routed_experts": 4, "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "first_k_dense_replace": 1}
+    sizes |= {
+        "n_routed_experts": 4,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "first_k_dense_replace": 1,
+    }
     sizes |= {"vocab_size": 90}
     absent = {"use_mla": False, "kv_lora_rank": None, "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
     whole = {"model_type": "own_vl", "language_config": sizes | absent | {"architectures": ["DeepseekV2ForCausalLM"]}}
@@ -88,7 +94,13 @@ def test_fields_of_encoders_do_not_hide_the_text_model() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2}
     sizes |= {"vocab_size": 100, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False}
     sizes |= {"rope_scaling": None, "attention_bias": False}
-    pictures = {"mm_hidden_size": 1024, "mm_vision_tower": "clip", "image_grid": [[1, 2]], "vision_config": {"depth": 2}, "use_mm_proj": True}
+    pictures = {
+        "mm_hidden_size": 1024,
+        "mm_vision_tower": "clip",
+        "image_grid": [[1, 2]],
+        "vision_config": {"depth": 2},
+        "use_mm_proj": True,
+    }
     (found,) = refused(sizes | pictures | {"model_type": "llava_own", "query_num": 96, "slice_mode": True})
     total = build_inventory(imported(sizes | {"model_type": "llama"}).loaded.spec).parameters
     assert found.hints[0].startswith('if the layers are those of llama, write "model_type": "llama"')
@@ -115,7 +127,22 @@ def test_adapters_name_the_model_under_them(more: dict[str, Any], hint: str) -> 
     assert (found.code, found.hints[0]) == ("MP801", hint)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen", "deepseek_v3"])
+def test_a_file_with_a_type_and_no_field_of_it_is_no_config(kind: str) -> None:
+    """Scales of a key cache have the type of their model; all sizes would be the class's defaults."""
+    (found,) = refused({"model_type": kind, "kv_cache": {"dtype": "float8_e4m3fn"}})
+    assert (found.code, found.location.key) == ("MP801", "model_type")
+    assert imported({"model_type": kind, "vocab_size": 96}).family == kind
+
+
 def test_padded_and_repeated_counts_are_one() -> None:
-    config = {"model_type": "qwen", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "kv_channels": 16, "vocab_size": 96}
+    config = {
+        "model_type": "qwen",
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "kv_channels": 16,
+        "vocab_size": 96,
+    }
     assert model(config | {"padded_vocab_size": 96}) == model(config)
     assert refused(config | {"padded_vocab_size": 128})[0].code == "MP806"
