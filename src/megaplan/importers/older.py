@@ -1,4 +1,4 @@
-"""Decoders of 2019 to 2024 with LayerNorm: gpt2, gpt_bigcode, gpt_neo, gptj and codegen, gpt_neox, bloom, falcon, mpt, opt, stablelm, persimmon, codeshell."""
+"""Decoders of 2019 to 2024 with LayerNorm: gpt2 and its relatives, bloom, falcon, mpt, opt, stablelm, persimmon, early forms of phi."""
 
 from __future__ import annotations
 
