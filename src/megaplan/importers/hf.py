@@ -15,7 +15,6 @@ from megaplan.importers.imported import Imported
 from megaplan.importers.likeness import candidates
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.registry import IMPORTS, MAMBA_SSM, MAMBA_SSM_FIELDS, MASKED, OF_REPOSITORIES, REFUSED, RENAMED
-from megaplan.importers.structure import names_an_encoder
 from megaplan.importers.towers import MULTIMODAL, inside, split_text, towers_of
 from megaplan.spec.document import MAX_DEPTH, Document, SourceMap, parse_document
 from megaplan.spec.hub import is_model_name
@@ -82,10 +81,6 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         place = next((key for key in _NESTING if isinstance(whole.get(key), dict)), NESTED)
         reader.warn(place, place, "only the text model is imported; other models of the config are not counted")
     notes: Sequence[Diagnostic] = ()
-    for key, value in config.items() if whole["model_type"] not in MULTIMODAL else ():
-        if isinstance(value, dict) and names_an_encoder(key):
-            reader.skip(key)
-            reader.warn(key, key, "an encoder: not imported, and not counted")
     _note_tie(reader, whole)
     if family != config["model_type"]:
         reader.warn("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")

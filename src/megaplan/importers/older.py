@@ -208,12 +208,11 @@ def mpt(reader: ConfigReader) -> dict[str, Any]:
     """mpt: bloom without a bias anywhere and without a norm on the embedding."""
     reader.warn("model_type", "mpt", _SLOPES)
     inside = reader.mapping("attn_config")
-    for key, built, why in (
-        ("attn_type", "multihead_attention", "its heads share keys and values"),
-        ("qk_ln", False, "it norms queries and keys"),
-    ):
-        if inside.get(key, built) != built:
-            reader.cannot("attn_config", {key: inside[key]}, f"{why} outside transformers' class", None)
+    if inside.get("qk_ln"):
+        reader.cannot("attn_config", {"qk_ln": True}, "it norms queries and keys outside transformers' class", None)
+    shared = {"multiquery_attention": 1, "grouped_query_attention": inside.get("kv_n_heads")}.get(inside.get("attn_type", ""))
+    if shared is not None:
+        reader.warn("attn_config", {"attn_type": inside["attn_type"]}, "a class that comes with the weights; transformers' shares no keys")
     if inside.get("clip_qkv") is not None:
         reader.warn("attn_config", {"clip_qkv": inside["clip_qkv"]}, "queries, keys and values are clamped; shapes are the same")
     reader.only("no_bias", (True, None), "transformers' class has no bias")
@@ -222,7 +221,8 @@ def mpt(reader: ConfigReader) -> dict[str, Any]:
         "attn_config", "max_seq_len", "emb_pdrop", "learned_pos_emb", "embedding_fraction", "norm_type", "init_device", "init_config"
     )
     names = "d_model", "n_layers", "n_heads", ""
-    return _stack(reader, _straight(reader.layers(2, "n_layers")), {"norm": "layernorm_no_bias"}, names, act=None, bias=False)
+    attention = _straight(reader.layers(2, "n_layers")) | ({} if shared is None else {"num_kv_heads": shared})
+    return _stack(reader, attention, {"norm": "layernorm_no_bias"}, names, act=None, bias=False)
 
 
 def falcon(reader: ConfigReader) -> dict[str, Any]:

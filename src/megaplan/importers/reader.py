@@ -12,7 +12,7 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import ClassFacts, class_facts
-from megaplan.importers.structure import names_a_tensor
+from megaplan.importers.structure import names_a_tensor, names_an_encoder
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
 from megaplan.scalars import MAX_INT, MAX_LAYERS
 from megaplan.spec.document import SourceMap
@@ -269,6 +269,9 @@ class ConfigReader:
         if key in self.facts.fields and _among(value, (self.facts.fields[key],)):
             return
         loads = not self.strict and self.facts.origin and key not in self.facts.fields
+        if loads and names_an_encoder(key) and (isinstance(value, dict) or self._decides(key, value)):
+            self.warn(key, value, "of an encoder: not imported, and not counted")
+            return
         if loads and not self._decides(key, value):
             if key not in self.facts.common:
                 self._unknown[name] = value

@@ -76,6 +76,7 @@ def test_an_encoder_in_a_flat_config_is_reported(key: str) -> None:
     config = SMALL["llama"][0][0]
     assert model(config | {key: ENCODED[key]}) == model(config)
     assert f"{key} = " in said(config | {key: ENCODED[key]})
+    assert "mm_hidden_size = 1024: of an encoder" in said(config | {"mm_hidden_size": 1024, "mm_vision_tower": "clip"})
 
 
 @pytest.mark.parametrize("whole", [name for name in MULTIMODAL if TEXT in class_facts(name).parts])
