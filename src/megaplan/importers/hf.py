@@ -76,23 +76,10 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     elif whole["model_type"] != given:
         why = "its class is in architectures" if whole["model_type"] in MULTIMODAL else "no encoder is stated"
         reader.warn("model_type", given, f"read as {whole['model_type']}: {why}")
-    if NESTED in config:
-        reader.skip(NESTED)
-        place = next((key for key in _NESTING if isinstance(whole.get(key), dict)), NESTED)
-        reader.warn(place, place, "only the text model is imported; other models of the config are not counted")
-    notes: Sequence[Diagnostic] = ()
-    _note_tie(reader, whole)
-    if family != config["model_type"]:
-        reader.warn("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
-    if not stated:
-        of = "the fields" if config["model_type"] == MAMBA_SSM else "the class in architectures"
-        reader.warn("model_type", config["model_type"], f"absent, and read off {of}; transformers requires one")
-    if config["model_type"] in MASKED:
-        reader.skip("mask_token_id")
-        key = "mask_token_id" if reader.has("mask_token_id") else "architectures"
-        reader.warn(key, reader.value(key), "a masked token is predicted from those on both sides, and the core is counted causal")
+    _note_reading(reader, whole, config, stated=stated)
     _check_architectures(reader)
     model = IMPORTS[family](reader)
+    notes: Sequence[Diagnostic] = ()
     reader.stop_if_wrong()
     if reader.knows_nothing:
         detail = f"{name} has no field of a {config['model_type']} config but its type"
@@ -115,6 +102,24 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         defaults = [note for note in reader.warnings if note.code == "MP822" and values]  # which may be the cause
         raise MegaplanError((*error.diagnostics, *defaults)) from None
     return ImportedConfig(imported.loaded, imported.document, family)
+
+
+def _note_reading(reader: ConfigReader, whole: Mapping[str, Any], config: Mapping[str, Any], *, stated: bool) -> None:
+    """Warns of what is read in the place of the config's own type, and of what is not read of the whole."""
+    if NESTED in config:
+        reader.skip(NESTED)
+        place = next((key for key in _NESTING if isinstance(whole.get(key), dict)), NESTED)
+        reader.warn(place, place, "only the text model is imported; other models of the config are not counted")
+    _note_tie(reader, whole)
+    if reader.family != config["model_type"]:
+        reader.warn("model_type", config["model_type"], f"read as {reader.family}, whose fields, blocks and names of tensors it has")
+    if not stated:
+        of = "the fields" if config["model_type"] == MAMBA_SSM else "the class in architectures"
+        reader.warn("model_type", config["model_type"], f"absent, and read off {of}; transformers requires one")
+    if config["model_type"] in MASKED:
+        reader.skip("mask_token_id")
+        key = "mask_token_id" if reader.has("mask_token_id") else "architectures"
+        reader.warn(key, reader.value(key), "a masked token is predicted from those on both sides, and the core is counted causal")
 
 
 def _positions(model: Mapping[str, Any], config: Mapping[str, Any]) -> int:

@@ -24,7 +24,7 @@ class RepositoryClass(NamedTuple):
         name: Class with a head over the vocabulary.
         fields: Fields with their defaults.
         extends: Model type whose fields it has, too; empty for none.
-        renamed: Its names of fields of that type.
+        renamed: Fields of that type under names of its own.
     """
 
     name: str
