@@ -252,6 +252,12 @@ def _opt(draw: Random, config: Config) -> Config:
     return {"ffn_dim": draw.randint(9, 60), "word_embed_proj_dim": draw.choice([None, config["hidden_size"]])}
 
 
+def _dbrx(draw: Random, config: Config) -> Config:
+    experts = {"moe_num_experts": draw.randint(2, 6), "moe_top_k": 2, "ffn_hidden_size": draw.randint(9, 60)}
+    heads = {"kv_n_heads": draw.choice([1, config["n_heads"]]), "clip_qkv": 8, "rope_theta": 5e5}
+    return {"tie_word_embeddings": False, "attn_config": heads} | ({"ffn_config": experts} if _flag(draw) else {})
+
+
 def _even_heads(draw: Random, config: Config) -> Config:
     return {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
 
@@ -727,6 +733,8 @@ CONFIGS: dict[str, Callable[[Random], Config]] = {
     "olmo3": _windowed(_dense("attention_bias")),
     "olmo_hybrid": _olmo_hybrid,
     "olmoe": _routed("num_experts", None, "num_experts_per_tok", "attention_bias"),
+    "dbrx": _and(_older("n_heads", "n_layers", "d_model", ""), _dbrx),
+    "persimmon": _and(_dense(num_key_value_heads=None, qk_layernorm=False, hidden_act="relu2"), _partial),
     "phi": _and(_dense(tie_word_embeddings=False), _partial),
     "phi3": _and(_dense(), _partial),
     "phimoe": _routed("num_local_experts", None, "num_experts_per_tok", "attention_bias"),

@@ -80,7 +80,8 @@ def _of_repository(model_type: str) -> ClassFacts:
     if found is None:
         return NO_FACTS
     base = class_facts(found.extends) if found.extends else NO_FACTS
-    return ClassFacts("", found.name, base.renamed, {**base.fields, **found.fields}, frozenset(_table()["common"]))
+    renamed = {**base.renamed, **found.renamed}
+    return ClassFacts("", found.name, renamed, {**base.fields, **found.fields}, frozenset(_table()["common"]))
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaplan.importers.decoders import every, qwen_kinds, unrotated
-from megaplan.importers.parts import FULL, SLIDING, biases, common, experts, heads, layer_kinds, mlp, model_of, windows
+from megaplan.importers.parts import FULL, SLIDING, biases, common, experts, heads, layer_kinds, mlp, model_of, uniform, windows
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rope, window_base
 
@@ -293,15 +293,9 @@ def ernie4_5_moe(reader: ConfigReader) -> dict[str, Any]:
 
 def hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
     """hunyuan_v1_moe: a norm over each head, and a shared expert as wide as a routed one."""
-    chosen, key = reader.value("moe_topk"), "moe_topk"
-    if isinstance(chosen, list) and chosen and len(set(map(str, chosen))) == 1:
-        reader.skip(key)
-        top_k = chosen[0]
-    else:
-        top_k = reader.whole(key)
     moe: dict[str, Any] = {
-        "num_experts": reader.whole("num_experts"),
-        "top_k": top_k,
+        "num_experts": uniform(reader, "num_experts"),
+        "top_k": uniform(reader, "moe_topk"),
         "ffn_hidden_size": reader.whole("intermediate_size"),
         "shared_ffn_hidden_size": reader.whole("intermediate_size"),
         "activation": "swiglu",

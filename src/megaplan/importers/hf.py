@@ -14,7 +14,7 @@ from megaplan.importers.defaults import class_facts
 from megaplan.importers.imported import Imported
 from megaplan.importers.likeness import candidates
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.registry import IMPORTS, MASKED, OF_REPOSITORIES, REFUSED, RENAMED
+from megaplan.importers.registry import IMPORTS, MAMBA_SSM, MAMBA_SSM_FIELDS, MASKED, OF_REPOSITORIES, REFUSED, RENAMED
 from megaplan.importers.towers import MULTIMODAL, inside, split_text, towers_of
 from megaplan.spec.document import MAX_DEPTH, Document, SourceMap, parse_document
 from megaplan.spec.hub import is_model_name
@@ -23,6 +23,8 @@ from megaplan.spec.read import MAX_BYTES
 
 NESTED = "text_config"
 """Key of the text model's fields in the config of a multimodal model."""
+_NESTING = (NESTED, "llm_config", "language_config")
+"""The same, and its names in classes of repositories."""
 LARGE_CHARACTERS = 2**16
 STORED = ("quantization_config", "compression_config")
 """Fields of a config that list modules of the published weights."""
@@ -74,22 +76,14 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
     elif whole["model_type"] != given:
         why = "its class is in architectures" if whole["model_type"] in MULTIMODAL else "no encoder is stated"
         reader.warn("model_type", given, f"read as {whole['model_type']}: {why}")
-    if NESTED in config:
-        reader.skip(NESTED)
-        reader.warn(NESTED, NESTED, "only the text model is imported; other models of the config are not counted")
-    notes: Sequence[Diagnostic] = ()
-    _note_tie(reader, whole)
-    if family != config["model_type"]:
-        reader.warn("model_type", config["model_type"], f"read as {family}, whose fields, blocks and names of tensors it has")
-    if not stated:
-        reader.warn("model_type", config["model_type"], "absent, and read off the class in architectures; transformers requires one")
-    if config["model_type"] in MASKED:
-        reader.skip("mask_token_id")
-        key = "mask_token_id" if reader.has("mask_token_id") else "architectures"
-        reader.warn(key, reader.value(key), "a masked token is predicted from those on both sides, and the core is counted causal")
+    _note_reading(reader, whole, config, stated=stated)
     _check_architectures(reader)
     model = IMPORTS[family](reader)
+    notes: Sequence[Diagnostic] = ()
     reader.stop_if_wrong()
+    if reader.knows_nothing:
+        detail = f"{name} has no field of a {config['model_type']} config but its type"
+        raise _refusal("MP801", detail, source.locate("model_type"), "megaplan import hf config.json")
     if whole["model_type"] in MULTIMODAL:
         towers, notes = towers_of(whole, marks, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
@@ -108,6 +102,24 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         defaults = [note for note in reader.warnings if note.code == "MP822" and values]  # which may be the cause
         raise MegaplanError((*error.diagnostics, *defaults)) from None
     return ImportedConfig(imported.loaded, imported.document, family)
+
+
+def _note_reading(reader: ConfigReader, whole: Mapping[str, Any], config: Mapping[str, Any], *, stated: bool) -> None:
+    """Warns of what is read in the place of the config's own type, and of what is not read of the whole."""
+    if NESTED in config:
+        reader.skip(NESTED)
+        place = next((key for key in _NESTING if isinstance(whole.get(key), dict)), NESTED)
+        reader.warn(place, place, "only the text model is imported; other models of the config are not counted")
+    _note_tie(reader, whole)
+    if reader.family != config["model_type"]:
+        reader.warn("model_type", config["model_type"], f"read as {reader.family}, whose fields, blocks and names of tensors it has")
+    if not stated:
+        of = "the fields" if config["model_type"] == MAMBA_SSM else "the class in architectures"
+        reader.warn("model_type", config["model_type"], f"absent, and read off {of}; transformers requires one")
+    if config["model_type"] in MASKED:
+        reader.skip("mask_token_id")
+        key = "mask_token_id" if reader.has("mask_token_id") else "architectures"
+        reader.warn(key, reader.value(key), "a masked token is predicted from those on both sides, and the core is counted causal")
 
 
 def _positions(model: Mapping[str, Any], config: Mapping[str, Any]) -> int:
@@ -138,12 +150,25 @@ def _typed(config: dict[str, Any], name: str) -> dict[str, Any]:
     """The config with its model type; that of the class that `architectures` names where none is given."""
     if isinstance(config.get("model_type"), str):
         return config
+    if isinstance(config.get("peft_type"), str):
+        raise _adapter(config, name)
     named = "" if "model_type" in config else _named_class(config)
-    found = _owner(named, (*IMPORTS, *MULTIMODAL)) if named else ""
+    found = _owner(named, (*IMPORTS, *MULTIMODAL)) if named else MAMBA_SSM if set(config) >= MAMBA_SSM_FIELDS else ""
     if not found:
         hints = candidates(config, lambda other: import_hf(other, name))
         raise _refusal("MP801", f"{name} has no text model_type", Location(name), *hints, "megaplan import hf config.json")
     return {**config, "model_type": found}
+
+
+def _adapter(config: Mapping[str, Any], name: str) -> MegaplanError:
+    """The error for the config of adapters, which says nothing of the model under them."""
+    base, rank = config.get("base_model_name_or_path"), config.get("r")
+    ranked = f" --set lora.rank={rank} --set lora.alpha={config.get('lora_alpha') or rank}" if isinstance(rank, int) else ""
+    where = base if isinstance(base, str) and re.fullmatch(r"[\w./-]+", base) else "config.json"
+    detail = (
+        f"{name} is of adapters (peft_type = {config['peft_type']}), and the config of {base or 'the model under them'} says what is built"
+    )
+    return _refusal("MP801", detail, Location(name), f"megaplan import hf {where}{ranked}")
 
 
 def _family(model_type: str) -> str:
@@ -160,7 +185,9 @@ def _family_of(config: Mapping[str, Any]) -> str:
     `architectures` names the class.
     """
     family, name = _family(config["model_type"]), _named_class(config)
-    if name and family in OF_REPOSITORIES:
+    if family == "deepseek_v2" and config.get("use_mla") is False:  # its repository's class builds that of the first version
+        return "deepseek"
+    if name and family in OF_REPOSITORIES and name != class_facts(family).model_class:
         return next((one for one in OF_REPOSITORIES if class_facts(one).model_class == name), family)
     if family in {*IMPORTS, *REFUSED} or "auto_map" in config:  # a class of the repository may have the name of another
         return family
@@ -242,26 +269,25 @@ def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         fields = _inner_model(fields, SourceMap(""))[0]
     if fields.get("model_type") in MULTIMODAL:
         return split_text(fields, SourceMap(""))[0]
-    if not isinstance(fields.get(NESTED), dict):
-        return fields
-    found = _text_model(fields, SourceMap(""))[0]
+    found = _text_model(fields, SourceMap(""))[0] if "model_type" in fields else fields
     return {key: value for key, value in found.items() if key != NESTED}
 
 
 def _text_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap]:
     """The text model of a config that nests one, with the positions of its fields; any other config unchanged."""
-    nested, family = config.get(NESTED), config["model_type"]
+    family = config["model_type"]
     if family in MULTIMODAL:
         return split_text(config, source)
-    if not isinstance(nested, dict) or family in IMPORTS:
+    place = next((key for key in _NESTING if isinstance(config.get(key), dict)), "")
+    if not place or family in IMPORTS:
         return config, source
-    inner = nested.get("model_type")
+    nested, inner = config[place], config[place].get("model_type")
     if not isinstance(inner, str):
-        inner = _family(family)
-    marks = {key.removeprefix(f"{NESTED}."): mark for key, mark in source.marks.items() if key.startswith(f"{NESTED}.")}
+        inner = _owner(_named_class(nested), IMPORTS) or _family(family)
+    marks = {key.removeprefix(f"{place}."): mark for key, mark in source.marks.items() if key.startswith(f"{place}.")}
     above = {key: config[key] for key in ("tie_word_embeddings",) if key in config and key not in nested}
     marks |= {key: source.marks[key] for key in ("model_type", *above) if key in source.marks and key not in marks}
-    return {**nested, **above, "model_type": inner, NESTED: sorted(set(config) - {NESTED})}, SourceMap(source.file, marks)
+    return {**nested, **above, "model_type": inner, NESTED: sorted(set(config) - {place})}, SourceMap(source.file, marks)
 
 
 def _note_tie(reader: ConfigReader, whole: Mapping[str, Any]) -> None:
@@ -292,7 +318,7 @@ def _without_modules(text: str, name: str) -> str:
     if len(text) <= LARGE_CHARACTERS:
         return text
     config = json.loads(text)
-    held = (config, config.get(NESTED)) if isinstance(config, dict) else ()
+    held = (config, *(config.get(key) for key in _NESTING)) if isinstance(config, dict) else ()
     for fields in (one for one in held if isinstance(one, dict)):
         for key in set(fields) & set(STORED):
             inside = fields[key].items() if isinstance(fields[key], dict) else ()
@@ -316,15 +342,31 @@ def _check_architectures(reader: ConfigReader) -> None:
     if other:
         reader.other = other
         reader.warn("architectures", given, f"the class of {reader.other}, and model_type decides what is built, as in transformers")
+    own = _mapped(reader)
+    if own not in ("", reader.facts.model_class) and reader.facts.version and not other and reader.value("model_type") == reader.family:
+        reader.warn("auto_map", own, f"a class that comes with the weights and may build other tensors; {reader.family} is counted")
 
 
 def _predicts(reader: ConfigReader, name: object) -> bool:
     """True if a class has a head over the vocabulary, by its name, by `auto_map`, or as all of its type have."""
     if reader.value("model_type") in MASKED:
         return True
+    if any(class_facts(one).model_class == name and _text_type(one) == reader.family for one in MULTIMODAL):
+        reader.warn("architectures", name, "a class with encoders, of which the config states none: none is counted")
+        return True
+    return isinstance(name, str) and (name.endswith("ForCausalLM") or name in (reader.facts.model_class, _mapped(reader)))
+
+
+def _mapped(reader: ConfigReader) -> str:
+    """The class of the repository that `auto_map` names; empty for none."""
     code = reader.value("auto_map")
-    mapped = str(code.get("AutoModelForCausalLM", "")) if isinstance(code, dict) else ""
-    return isinstance(name, str) and (name.endswith("ForCausalLM") or name in (reader.facts.model_class, mapped.rpartition(".")[2]))
+    return str(code.get("AutoModelForCausalLM", "")).rpartition(".")[2] if isinstance(code, dict) else ""
+
+
+def _text_type(model_type: str) -> str:
+    """The type of the text model in a multimodal type; empty if the whole has another one each time."""
+    part = class_facts(model_type).parts.get(NESTED)
+    return "" if part is None else part.type
 
 
 def _name(config: dict[str, Any], source: str) -> str:

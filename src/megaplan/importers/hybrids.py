@@ -8,6 +8,7 @@ from megaplan.importers.experts import sigmoid_choice
 from megaplan.importers.parts import (
     FULL,
     LINEAR,
+    TORCH_EPS,
     biases,
     check_count,
     common,
@@ -65,6 +66,29 @@ def mamba2(reader: ConfigReader) -> dict[str, Any]:
     layers = reader.layers(1)
     _check_inner(reader, "expand", expand * model["hidden_size"], model["hidden_size"], ("num_heads", "head_dim"), (num_heads, head_dim))
     _check_inner(reader, "intermediate_size", inner, 1, ("num_heads", "head_dim"), (num_heads, head_dim))
+    return model_of(reader, "M" * layers, model, {"M": ("mamba", mamba)})
+
+
+def mamba_ssm(reader: ConfigReader) -> dict[str, Any]:
+    """Configs of the package mamba_ssm: Mamba-1 or Mamba-2 in every layer, by `ssm_cfg`; the vocabulary is padded."""
+    reader.only("attn_layer_idx", (None, []), "layers of attention have a convolution of queries, keys and values")
+    reader.only("d_intermediate", (0,), "layers of Mamba have none of MLP behind them")
+    reader.only("rms_norm", (True,), "norms are RMSNorms")
+    reader.skip("ssm_cfg", "attn_cfg", "residual_in_fp32", "fused_add_norm")
+    inside, layers, step = dict(reader.mapping("ssm_cfg")), reader.layers(1, "n_layer"), reader.whole("pad_vocab_size_multiple")
+    second = inside.pop("layer", "Mamba1") == "Mamba2"
+    names = {"expand": "expand", "d_state": "state_dim", "d_conv": "conv_kernel"}
+    names |= {"headdim": "head_dim", "ngroups": "num_groups", "chunk_size": "chunk_size"} if second else {"dt_rank": "dt_rank"}
+    unknown = {key: value for key, value in inside.items() if key not in names and key != "layer"}
+    if unknown:
+        reader.cannot("ssm_cfg", unknown, "these arguments of a layer are not read", {})
+    mamba = {"kind": "mamba2" if second else "mamba1"} | {names[key]: value for key, value in inside.items() if value != "auto"}
+    model = {
+        "hidden_size": reader.whole("d_model"),
+        "vocab_size": -(-reader.whole("vocab_size") // step) * step,
+        "tie_embeddings": reader.flag("tie_embeddings"),
+        "norm_eps": TORCH_EPS,
+    }
     return model_of(reader, "M" * layers, model, {"M": ("mamba", mamba)})
 
 

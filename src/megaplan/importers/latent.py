@@ -75,6 +75,17 @@ def longcat_flash(reader: ConfigReader) -> dict[str, Any]:
     return model_of(reader, "AEDAD" * layers, model, sections)
 
 
+def longcat_ngram(reader: ConfigReader) -> dict[str, Any]:
+    """longcat_flash_ngram: longcat_flash with embeddings of hashed n-grams, each order in several tables (arXiv:2601.21204)."""
+    ratio, order, split = reader.number("ngram_vocab_size_ratio"), reader.whole("emb_neighbor_num", least=2), reader.whole("emb_split_num")
+    reader.warn("emb_neighbor_num", order, "the sum of embeddings is divided by their number in the original; shapes are the same")
+    model, tables = longcat_flash(reader), split * (order - 1)
+    rows = sum(int(ratio * model["vocab_size"]) + 2 * table + 1 for table in range(tables))
+    return model | {
+        "features": {"ngram": {"num_tables": tables, "num_rows": rows, "dim": model["hidden_size"] // tables, "max_order": order}}
+    }
+
+
 def mistral4(reader: ConfigReader) -> dict[str, Any]:
     """mistral4: experts are chosen by softmax scores in groups; `head_dim` is the whole width of a query head."""
     return _decoder(reader, grouped_choice(reader))

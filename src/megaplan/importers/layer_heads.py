@@ -27,7 +27,7 @@ def mimo_v2_flash(reader: ConfigReader) -> dict[str, Any]:
     reader.published("n_shared_experts", 0, "shared experts are no part of the class")
     reader.published("add_swa_attention_sink_bias", True, "layers with a window have sinks")
     reader.published("add_full_attention_sink_bias", False, "layers without a window have none")
-    reader.skip("swa_num_key_value_heads", "attention_chunk_size", "sliding_window_size")
+    reader.skip("swa_num_key_value_heads", "attention_chunk_size", "sliding_window_size", "attention_projection_layout")
     eps = "layernorm_epsilon" if reader.has("layernorm_epsilon") and not reader.has("rms_norm_eps") else "rms_norm_eps"
     reader.skip("layernorm_epsilon")
     model = experts.decoder(reader, section, moe, windowed=kinds, dense=listed_dense(reader, {0}), rotates=False, eps=eps)

@@ -10,14 +10,16 @@ from megaplan.errors import MegaplanError
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.imported import Imported
 from megaplan.importers.registry import IMPORTS
-from megaplan.importers.structure import names_a_tensor
+from megaplan.importers.structure import names_a_tensor, names_an_encoder
 from megaplan.importers.tables import IGNORED, NOT_CARRIED
 from megaplan.inventory.build import build_inventory
 
 MOST = 3
-"""Largest number of totals that are named, and of fields that a class leaves unread."""
+"""Largest number of totals that are named, and of numbers and lists that a class leaves unread; a hint names as many fields."""
 _USUAL = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3")
 """Classes that are named before others with as many of the fields."""
+_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")
+"""Names before transformers 5 of what `rope_parameters` holds."""
 _UNTOLD = {"architectures", "auto_map", "model_type"}
 
 
@@ -30,7 +32,8 @@ def candidates(config: Mapping[str, Any], read: Callable[[str], Imported]) -> tu
         config: The config.
         read: The import of a config's text.
     """
-    fields = {key: value for key, value in config.items() if key not in _UNTOLD}
+    fields = {key: value for key, value in config.items() if key not in _UNTOLD and not names_an_encoder(key)}
+    encoders = [key for key in config if names_an_encoder(key)]
     families = dict.fromkeys((*_USUAL, *IMPORTS))
     ranked = sorted(((rank, family) for family in families if (rank := _rank(family, fields)) is not None), key=lambda pair: pair[0])
     found: dict[int, tuple[str, list[str]]] = {}
@@ -43,12 +46,13 @@ def candidates(config: Mapping[str, Any], read: Callable[[str], Imported]) -> tu
         except MegaplanError:
             continue
         best, total = rank, build_inventory(imported.loaded.spec).parameters
-        found.setdefault(total, (family, _unread(family, fields)))
+        found.setdefault(total, (family, [*_unread(family, fields), *encoders]))
     return tuple(_hint(family, total, unread) for total, (family, unread) in found.items())
 
 
 def _hint(family: str, total: int, unread: list[str]) -> str:
-    left = f"without {', '.join(unread)}" if unread else "every field is read"
+    more = f" and {len(unread) - MOST} others" if len(unread) > MOST else ""
+    left = f"without {', '.join(unread[:MOST])}{more}" if unread else "every field is read"
     write = f'write "model_type": "{family}" in a copy of the config without "architectures"'
     return f"if the layers are those of {family}, {write}: {total:,} parameters, {left}"
 
@@ -56,17 +60,18 @@ def _hint(family: str, total: int, unread: list[str]) -> str:
 def _rank(family: str, fields: Mapping[str, Any]) -> tuple[int, int] | None:
     """Numbers of unread fields and of absent ones; None if one of them decides a tensor."""
     facts, unread = class_facts(family), _unread(family, fields)
+    numbers = [key for key in unread if isinstance(fields[key], int | list) and not isinstance(fields[key], bool)]
     names = {facts.renamed.get(key, key) for key in fields}
     absent = [key for key, value in facts.fields.items() if key not in names and value and key not in IGNORED]
     decides = [
         *(isinstance(fields[key], dict) or names_a_tensor(key, fields[key]) for key in unread),
         *(names_a_tensor(key, facts.fields[key]) for key in absent),
     ]
-    return None if any(decides) or not facts.fields or len(unread) > MOST else (len(unread), len(absent))
+    return None if any(decides) or not facts.fields or len(numbers) > MOST else (len(unread), len(absent))
 
 
 def _unread(family: str, fields: Mapping[str, Any]) -> list[str]:
     """Fields of a config that a class does not have."""
     facts = class_facts(family)
-    known = {*facts.fields, *facts.renamed, *facts.common, *IGNORED, *NOT_CARRIED}
+    known = {*facts.fields, *facts.renamed, *facts.common, *IGNORED, *NOT_CARRIED, *(_ROTARY if "rope_parameters" in facts.fields else ())}
     return [key for key in fields if key not in known]

@@ -20,10 +20,14 @@ _GATED_EPS = 1e-6
 def minimax(reader: ConfigReader) -> dict[str, Any]:
     """minimax: every layer has experts; those with linear attention a state per head that decays."""
     keys, layers = common(reader), reader.layers(2)
-    kinds = layer_kinds(reader, [LINEAR if layer % 2 else FULL for layer in range(layers)])
+    marks, width = reader.value("attn_type_list"), reader.value("rotary_dim")  # of the class that comes with the weights
+    reader.skip("attn_type_list", "rotary_dim", "postnorm", "shared_moe_mode")
+    marks = marks if isinstance(marks, list) and len(marks) == layers else [not layer % 2 for layer in range(layers)]
+    kinds = layer_kinds(reader, [FULL if mark else LINEAR for mark in marks])
+    reader.published("shared_intermediate_size", 0, "shared experts are no part of the class")
     letters = "".join(letter + "E" for letter in lettered(reader, "layer_types", kinds, {LINEAR: "G", FULL: "A"}))
     attention = heads(reader, keys["hidden_size"])
-    attention |= rope(reader, attention["head_dim"])
+    attention |= rope(reader, attention["head_dim"], partial=width / attention["head_dim"] if isinstance(width, int) and width > 0 else 1.0)
     window = reader.whole_or_null("sliding_window", least=0)
     attention |= {"window_size": window} if window else {}
     lightning = {"kind": "lightning", "num_heads": attention["num_heads"], "head_dim": attention["head_dim"]}

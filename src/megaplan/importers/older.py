@@ -1,4 +1,4 @@
-"""Decoders of 2019 to 2024 with LayerNorm: gpt2, gpt_bigcode, gpt_neo, gptj and codegen, gpt_neox, bloom, falcon, mpt, opt, stablelm."""
+"""Decoders of 2019 to 2024 with LayerNorm: gpt2 and its relatives, bloom, falcon, mpt, opt, stablelm, persimmon, early forms of phi."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megaplan.importers.parts import (
     windows,
 )
 from megaplan.importers.reader import ConfigReader
-from megaplan.importers.rotary import rope
+from megaplan.importers.rotary import rope, rope_scaling
 
 _SIDE_BY_SIDE = "attention and MLP of a layer have a norm each and read one stream; planned one after the other, with the same parameters"
 _SLOPES = f"{SLOPES}; no position is rotated"
@@ -34,7 +34,9 @@ _OF_SCORES = (
 
 def gpt2(reader: ConfigReader) -> dict[str, Any]:
     """gpt2: LayerNorm, learned positions, biases everywhere, an MLP of two matrices, four times as wide where `n_inner` is null."""
-    return _learned(reader, reader.whole("n_head"))
+    joint = reader.value("attention_head_type") == "multiquery"  # of the class of SantaCoder, which became gpt_bigcode
+    reader.skip("attention_head_type")
+    return _learned(reader, 1 if joint else reader.whole("n_head"))
 
 
 def gpt_bigcode(reader: ConfigReader) -> dict[str, Any]:
@@ -111,6 +113,56 @@ def stablelm(reader: ConfigReader) -> dict[str, Any]:
     )
 
 
+def persimmon(reader: ConfigReader) -> dict[str, Any]:
+    """persimmon: LayerNorm, biases except on the head, an MLP of two matrices, half of each head rotated."""
+    if reader.flag("qk_layernorm"):
+        reader.cannot("qk_layernorm", True, "q_layernorm and k_layernorm are LayerNorms with a bias, and qk_norm is RMSNorm", False)
+    layer_norm = {"norm": "layernorm"}
+    return decoder(
+        reader, biases(reader, None), mlp_bias=True, model=layer_norm, eps="layer_norm_eps", gated=False, partial=0.5, head_dim=None
+    )
+
+
+def phi_msft(reader: ConfigReader) -> dict[str, Any]:
+    """phi-msft: phi under GPT-2's names of fields."""
+    rotated, heads = reader.whole_or_null("rotary_dim"), reader.whole("n_head")
+    attention: dict[str, Any] = {"num_kv_heads": reader.whole_or_null("n_head_kv") or heads, "bias": True, "output_bias": True}
+    attention |= {"rope_theta": 10_000.0, **({} if rotated is None else {"rotary_dim": rotated})}
+    reader.skip("n_positions")
+    return _stack(reader, attention, {"head_bias": True}, ("n_embd", "n_layer", "n_head", "n_inner"), parallel=True)
+
+
+def codeshell(reader: ConfigReader) -> dict[str, Any]:
+    """codeshell: gpt2 with groups of heads that share keys and values, and with angles in the place of learned positions."""
+    reader.only("position_embedding_type", ("rope",), "positions are angles here")
+    groups = reader.whole("num_query_groups") if reader.flag("group_query_attention") else reader.whole("n_head")
+    reader.skip("num_query_groups", "n_positions")
+    attention = {"num_kv_heads": groups, "bias": True, "output_bias": True, "rope_theta": 10_000.0}
+    return _stack(reader, attention | rope_scaling(reader, reader.mapping("rope_scaling")), {}, ("n_embd", "n_layer", "n_head", "n_inner"))
+
+
+def phi3_small(reader: ConfigReader) -> dict[str, Any]:
+    """phi3small: LayerNorm, biases, a gated MLP; embeddings, scores and logits have a factor each; blocks of keys are left out."""
+    reader.only("ff_dim_multiplier", (None,), "the MLP's width is a field of its own")
+    every = reader.value("dense_attention_every_n_layers")
+    reader.warn("dense_attention_every_n_layers", every, "other layers attend to some blocks of keys in the original; every key is counted")
+    reader.skip("dense_attention_every_n_layers", *(f"blocksparse_{name}" for name in _BLOCKS), "ff_dim_multiplier")
+    width = reader.whole("hidden_size") // reader.whole("num_attention_heads")
+    attention = biases(reader, None) | {"rope_theta": reader.number("rope_embedding_base")}
+    attention |= {"softmax_scale": reader.number("mup_attn_multiplier") / width} if reader.flag("mup_use_scaling") else {}
+    factors = {
+        "embedding_multiplier": reader.number("mup_embedding_multiplier"),
+        "logits_multiplier": 1 / reader.number("mup_width_multiplier"),
+    }
+    reader.skip("mup_attn_multiplier")
+    return decoder(
+        reader, attention, mlp_bias=True, model={"norm": "layernorm"} | factors, eps="layer_norm_eps", head_dim=None, rotates=False
+    )
+
+
+_BLOCKS = ("block_size", "homo_head_pattern", "num_local_blocks", "triton_kernel_block_size", "vert_stride")
+
+
 def bloom(reader: ConfigReader) -> dict[str, Any]:
     """bloom: gpt2 with a norm on the embedding, and slopes in the place of positions."""
     if reader.flag("apply_residual_connection_post_layernorm"):
@@ -156,12 +208,11 @@ def mpt(reader: ConfigReader) -> dict[str, Any]:
     """mpt: bloom without a bias anywhere and without a norm on the embedding."""
     reader.warn("model_type", "mpt", _SLOPES)
     inside = reader.mapping("attn_config")
-    for key, built, why in (
-        ("attn_type", "multihead_attention", "its heads share keys and values"),
-        ("qk_ln", False, "it norms queries and keys"),
-    ):
-        if inside.get(key, built) != built:
-            reader.cannot("attn_config", {key: inside[key]}, f"{why} outside transformers' class", None)
+    if inside.get("qk_ln"):
+        reader.cannot("attn_config", {"qk_ln": True}, "it norms queries and keys outside transformers' class", None)
+    shared = {"multiquery_attention": 1, "grouped_query_attention": inside.get("kv_n_heads")}.get(inside.get("attn_type", ""))
+    if shared is not None:
+        reader.warn("attn_config", {"attn_type": inside["attn_type"]}, "a class that comes with the weights; transformers' shares no keys")
     if inside.get("clip_qkv") is not None:
         reader.warn("attn_config", {"clip_qkv": inside["clip_qkv"]}, "queries, keys and values are clamped; shapes are the same")
     reader.only("no_bias", (True, None), "transformers' class has no bias")
@@ -170,7 +221,8 @@ def mpt(reader: ConfigReader) -> dict[str, Any]:
         "attn_config", "max_seq_len", "emb_pdrop", "learned_pos_emb", "embedding_fraction", "norm_type", "init_device", "init_config"
     )
     names = "d_model", "n_layers", "n_heads", ""
-    return _stack(reader, _straight(reader.layers(2, "n_layers")), {"norm": "layernorm_no_bias"}, names, act=None, bias=False)
+    attention = _straight(reader.layers(2, "n_layers")) | ({} if shared is None else {"num_kv_heads": shared})
+    return _stack(reader, attention, {"norm": "layernorm_no_bias"}, names, act=None, bias=False)
 
 
 def falcon(reader: ConfigReader) -> dict[str, Any]:

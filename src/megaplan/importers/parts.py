@@ -12,7 +12,7 @@ SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention
 LAYER_NAMES = {"mamba": LINEAR, "attention": FULL, "global": FULL, "local": SLIDING, "deepseek_sparse_attention": "indexed_attention"}
 """Names of layers before transformers 5, each with its current name."""
 GATED_ACTIVATIONS = dict.fromkeys(("silu", "swish", "swigluoai"), "swiglu") | dict.fromkeys(
-    ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "geglu"
+    ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python", "gegelu"), "geglu"
 )
 PLAIN_ACTIVATIONS = {"relu2": "relu2"} | dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python"), "gelu")
 
@@ -205,6 +205,15 @@ def check_count(reader: ConfigReader, key: str, count: int) -> None:
     layers = reader.layers(1)
     if count and layers != count:
         reader.contradicts(key, f"{key} names {count} layers, and num_hidden_layers = {layers}", "correct the one that is wrong")
+
+
+def uniform(reader: ConfigReader, key: str) -> int:
+    """A count that is one value, or a list of it layer by layer."""
+    value = reader.value(key)
+    if isinstance(value, list) and value and len(set(map(str, value))) == 1 and isinstance(value[0], int):
+        reader.skip(key)
+        return value[0]
+    return reader.whole(key)
 
 
 def positions(letters: str, letter: str) -> list[int]:

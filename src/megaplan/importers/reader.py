@@ -12,7 +12,7 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import ClassFacts, class_facts
-from megaplan.importers.structure import names_a_tensor
+from megaplan.importers.structure import names_a_tensor, names_an_encoder
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
 from megaplan.scalars import MAX_INT, MAX_LAYERS
 from megaplan.spec.document import SourceMap
@@ -224,6 +224,11 @@ class ConfigReader:
             raise MegaplanError(self._errors)
 
     @property
+    def knows_nothing(self) -> bool:
+        """True if the config has fields, and the class has none of them."""
+        return bool(self._unknown) and set(self._unknown) == set(self._config) - {"model_type"}
+
+    @property
     def failed(self) -> bool:
         """True if an error was found already, so that values may be dummies."""
         return bool(self._errors)
@@ -264,6 +269,9 @@ class ConfigReader:
         if key in self.facts.fields and _among(value, (self.facts.fields[key],)):
             return
         loads = not self.strict and self.facts.origin and key not in self.facts.fields
+        if loads and names_an_encoder(key) and (isinstance(value, dict) or self._decides(key, value)):
+            self.warn(key, value, "of an encoder: not imported, and not counted")
+            return
         if loads and not self._decides(key, value):
             if key not in self.facts.common:
                 self._unknown[name] = value
@@ -325,7 +333,8 @@ _SAME = (
     ("num_attention_heads", "num_heads", "n_heads", "n_head"),
     ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
     ("hidden_size", "d_model", "n_embd", "embed_dim"),
-    ("intermediate_size", "moe_intermediate_size"),
+    ("intermediate_size", "moe_intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner"),
+    ("vocab_size", "padded_vocab_size", "org_vocab_size"),
 )
 """Names of one count in configs of different classes."""
 

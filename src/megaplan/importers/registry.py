@@ -21,6 +21,7 @@ from megaplan.importers import (
     mamba1,
     minimax,
     older,
+    other_experts,
     own_latents,
     repository,
     repository_dense,
@@ -48,6 +49,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "cohere_compass_text": cohere.cohere_compass,
     "cosmos3_edge_text": decoders.cosmos3_edge,
     "cwm": decoders.cwm,
+    "dbrx": other_experts.dbrx,
     "deepseek_v2": latent.deepseek_v2,
     "deepseek_v3": latent.deepseek_v3,
     "deepseek_v32": latent.sparse,
@@ -137,6 +139,7 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "olmoe": experts.olmoe,
     "opt": older.opt,
     "paddleocr_vl_text": decoders.ernie4_5,
+    "persimmon": older.persimmon,
     "phi": decoders.phi,
     "phi3": decoders.phi3,
     "phimoe": experts.phimoe,
@@ -167,21 +170,38 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 }
 """Import function of each `model_type` of transformers, from a config to `model` of a spec."""
 
+MAMBA_SSM = "mamba_ssm"
+"""The package whose own configs have no `model_type`."""
+MAMBA_SSM_FIELDS = {"d_model", "n_layer", "ssm_cfg"}
+"""Fields of all of them."""
+
 OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
+    "RefinedWeb": older.falcon,
+    "RefinedWebModel": older.falcon,
     "baichuan": repository_dense.baichuan,
     "bailing_moe": repository.bailing_moe,
     "bailing_moe_v2": repository.bailing_moe_v2,
     "chatglm": repository_dense.chatglm,
+    "codeshell": older.codeshell,
     "deepseek": repository.deepseek,
     "gated_deltanet": repository_linear.gated_deltanet,
+    "hunyuan": other_experts.hunyuan,
     "internlm": repository_dense.internlm,
     "internlm2": repository_dense.internlm,
     "llada": repository_dense.llada,
+    "longcat_flash_ngram": latent.longcat_ngram,
+    MAMBA_SSM: hybrids.mamba_ssm,
     "minicpm": repository_dense.minicpm,
+    "minimax_m1": minimax.minimax,
+    "minimax_text_01": minimax.minimax,
     "nemotron-nas": repository.nemotron_nas,
     "openelm": repository.openelm,
     "orion": repository_dense.orion,
+    "phi-msft": older.phi_msft,
+    "phi3small": older.phi3_small,
     "qwen": repository_dense.qwen,
+    "stablelm_epoch": older.stablelm,
+    "step3_text": other_experts.step3,
     "telechat3": decoders.llama,
     "transformer": repository_linear.transformer,
 }
@@ -191,8 +211,10 @@ IMPORTS = ARCHITECTURES | OF_REPOSITORIES
 """All of them."""
 
 REFUSED: dict[str, tuple[str, str]] = {
+    "arctic": ("parallel_attn_mlp_res", "experts read the stream before attention, and what they make is added behind a dense MLP"),
     "bailing_moe_linear": ("group_norm_size", "lightning attention norms queries and keys, and what heads make in groups"),
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
+    "diffllama": ("lambda_std_dev", "scores are a difference of two"),
     "gemma3n": ("text_config", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma3n_text": ("hidden_size_per_layer_input", "embeddings by layer, several streams (altup), shared keys and values"),
     "gemma4_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model, and a projection joins them"),
@@ -202,6 +224,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "inkling2_loop_text": ("loop_num_passes", "layers run several times, and attend to the outputs of earlier ones"),
     "inkling2_text": ("n_layers_per_attn_res_block", "attention to outputs of earlier layers, and positions are relative logits (r_proj)"),
     "inkling_text": ("d_rel", "positions are relative logits (r_proj), and keys, values and blocks have short convolutions"),
+    "jetmoe": ("kv_channels", "projections of queries and of attention's output are experts that tokens choose"),
     "kimi_k3": ("attention_residuals", "layers attend to the outputs of earlier ones (attention residuals)"),
     "ouro": ("total_ut_steps", "layers run several times, with an exit after each pass"),
     "phi4flash": ("mb_per_layer", "half of the layers share keys, values and states of one, and scores are a difference of two"),
@@ -209,6 +232,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "qwen4_exp": ("text_config", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have embeddings of their own"),
     "recurrent_gemma": ("lru_width", "two blocks in three are RG-LRU recurrences (rg_lru, linear_x, linear_y, conv_1d)"),
+    "rwkv": ("attention_hidden_size", "time mixing shifts tokens by learned factors, and a decay a channel has no state of keys"),
+    "rwkv5": ("attention_hidden_size", "time mixing shifts tokens by learned factors and decays by a constant a channel"),
     "rwkv6": ("proj_low_rank_dim", "time mixing shifts tokens by learned factors and decays by a low-rank product"),
     "rwkv7": ("decay_low_rank_dim", "time mixing shifts tokens, and low-rank products give its decay, rate, gate and removed keys"),
     "zamba2": ("hybrid_layer_ids", "its attention blocks share parameters (shared_transformer), and every layer of a spec has its own"),
@@ -219,10 +244,16 @@ REFUSED: dict[str, tuple[str, str]] = {
 RENAMED = {
     "Dream": "qwen2",
     "PanguEmbedded": "internlm2",
+    "Yi": "llama",
+    "aquila": "llama",
     "kimi_k2": "deepseek_v3",
     "llada2_moe": "bailing_moe_v2",
     "mimo": "qwen2",
+    "mimo_v2": "mimo_v2_flash",
     "minimax_m3": "minimax_m3_vl_text",
+    "phi3_v": "phi3",
+    "skywork": "llama",
+    "xverse": "llama",
     "youtu_llm": "youtu",
 }
 """Model types that are the class of another one under a new name: fields, blocks and names of tensors are the same."""

@@ -3,12 +3,16 @@
 Sources: `configuration_bailing_moe.py` of inclusionAI/Ling, `configuration_bailing_moe_v2.py` of inclusionAI/Ling-V2, and
 `configuration_decilm.py` of the Llama-Nemotron models, which extends Llama's class; `configuration_*.py` next to the weights of
 internlm/internlm2-7b, internlm/internlm-7b, baichuan-inc/Baichuan2-7B-Base, openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B, THUDM/chatglm3-6b,
-deepseek-ai/deepseek-moe-16b-base, OrionStarAI/Orion-14B-Base, TeleAI/TeleChat3-36B-Thinking, GSAI-ML/LLaDA-8B-Base and apple/OpenELM-1_1B;
-`models/gated_deltanet` and `models/transformer` of fla-org/flash-linear-attention.
+deepseek-ai/deepseek-moe-16b-base, OrionStarAI/Orion-14B-Base, TeleAI/TeleChat3-36B-Thinking, GSAI-ML/LLaDA-8B-Base, apple/OpenELM-1_1B,
+tencent/Tencent-Hunyuan-Large, meituan-longcat/LongCat-Flash-Lite, MiniMaxAI/MiniMax-Text-01, stepfun-ai/step3, WisdomShell/CodeShell-7B,
+microsoft/Phi-3-small-8k-instruct, and early revisions of microsoft/phi-2, stabilityai/stablelm-3b-4e1t and tiiuae/falcon-40b;
+`models/config_mamba.py` and `modules` of state-spaces/mamba; `models/gated_deltanet` and `models/transformer` of
+fla-org/flash-linear-attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,11 +24,13 @@ class RepositoryClass(NamedTuple):
         name: Class with a head over the vocabulary.
         fields: Fields with their defaults.
         extends: Model type whose fields it has, too; empty for none.
+        renamed: Fields of that type under names of its own.
     """
 
     name: str
     fields: MappingProxyType[str, Any]
     extends: str = ""
+    renamed: MappingProxyType[str, str] = MappingProxyType({})
 
 
 _LING: dict[str, Any] = {
@@ -67,8 +73,71 @@ _FLA: dict[str, Any] = {
     "vocab_size": 32000,
 }
 """Defaults of classes of flash-linear-attention."""
-REPOSITORY_CLASSES: MappingProxyType[str, RepositoryClass] = MappingProxyType(
+_GPT2: dict[str, Any] = {
+    **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
+    "layer_norm_epsilon": 1e-05,
+    "n_inner": None,
+    "tie_word_embeddings": True,
+}
+"""Defaults of classes that are made of GPT-2's."""
+_MINIMAX: tuple[dict[str, str], dict[str, Any]] = (
     {
+        f"layernorm_{own}_{part}": f"{name}_{part}_factor"
+        for own, name in (("full_attention", "full_attn"), ("linear_attention", "linear_attn"), ("mlp", "mlp"))
+        for part in ("alpha", "beta")
+    },
+    {"attn_type_list": None, "rotary_dim": None, "shared_intermediate_size": 0},
+)
+"""Other names of minimax's fields, and fields of its own, before transformers had the class."""
+_REFINED = {"n_head": "num_attention_heads", "n_layer": "num_hidden_layers", "n_head_kv": "num_kv_heads"}
+_EPOCH = {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor", "num_heads": "num_attention_heads"}
+"""Names of the fields of falcon and stablelm before transformers had the classes."""
+
+
+def _of(name: str, extends: str = "", renamed: Mapping[str, str] = MappingProxyType({}), **fields: Any) -> RepositoryClass:
+    return RepositoryClass(name, MappingProxyType(fields), extends, MappingProxyType(dict(renamed)))
+
+
+_LATER: dict[str, RepositoryClass] = {
+    "RefinedWeb": _of("RWForCausalLM", "falcon", _REFINED, new_decoder_architecture=True, num_kv_heads=8),
+    "RefinedWebModel": _of("RWForCausalLM", "falcon", _REFINED),
+    "codeshell": _of(
+        "CodeShellForCausalLM", activation_function="gelu_pytorch_tanh", group_query_attention=True, n_embd=4096, n_head=32, n_layer=42,
+        num_query_groups=1, position_embedding_type="learned_absolute", rope_scaling=None, vocab_size=70144, **_GPT2,
+    ),
+    "hunyuan": _of(
+        "HunYuanForCausalLM", "llama", {"attention_head_dim": "head_dim"}, cla_share_factor=1, moe_topk=1, num_experts=1,
+        num_shared_expert=1, use_cla=False, use_mixed_mlp_moe=False, use_mla=False, use_qk_norm=False,
+    ),
+    "longcat_flash_ngram": _of(
+        "LongcatFlashNgramForCausalLM", "longcat_flash", emb_neighbor_num=None, emb_split_num=None, ngram_vocab_size_ratio=None
+    ),
+    "mamba_ssm": _of(
+        "MambaLMHeadModel", attn_layer_idx=None, d_intermediate=0, fused_add_norm=True, pad_vocab_size_multiple=8, residual_in_fp32=True,
+        rms_norm=True, tie_embeddings=True, vocab_size=50277,
+    ),
+    "minimax_m1": _of("MiniMaxM1ForCausalLM", "minimax", _MINIMAX[0], **_MINIMAX[1]),
+    "minimax_text_01": _of("MiniMaxText01ForCausalLM", "minimax", _MINIMAX[0], **_MINIMAX[1]),
+    "phi-msft": _of(
+        "PhiForCausalLM", activation_function="gelu_new", n_embd=1024, n_head=16, n_head_kv=None, n_layer=20, rotary_dim=32,
+        vocab_size=50304, **(_GPT2 | {"tie_word_embeddings": False}),
+    ),
+    "phi3small": _of(
+        "Phi3SmallForCausalLM", "", {"ff_intermediate_size": "intermediate_size", "layer_norm_epsilon": "layer_norm_eps"},
+        ff_dim_multiplier=None, hidden_act="gegelu", hidden_size=4096, intermediate_size=14336, layer_norm_eps=1e-05,
+        mup_attn_multiplier=1.0, mup_embedding_multiplier=10.0, mup_use_scaling=True, mup_width_multiplier=8.0, num_attention_heads=32,
+        num_hidden_layers=32, num_key_value_heads=8, rope_embedding_base=1000000, tie_word_embeddings=True, vocab_size=100352,
+    ),
+    "stablelm_epoch": _of("StableLMEpochForCausalLM", "stablelm", _EPOCH),
+    "step3_text": _of(
+        "Step3TextForCausalLM", "llama", head_dim=256, hidden_size=7168, intermediate_size=18432, moe_intermediate_size=5120,
+        moe_layers_enum=None, moe_num_experts=48, moe_top_k=3, norm_expert_weight=False, num_attention_groups=1, num_attention_heads=64,
+        num_hidden_layers=61, rms_norm_eps=1e-05, rope_theta=500000.0, share_expert_dim=5120, share_q_dim=2048, vocab_size=128815,
+    ),
+}  # fmt: skip
+REPOSITORY_CLASSES: MappingProxyType[str, RepositoryClass] = MappingProxyType(
+    _LATER
+    | {
         "bailing_moe": RepositoryClass(
             "BailingMoeForCausalLM",
             MappingProxyType(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from megaplan.importers.decoders import decoder
-from megaplan.importers.parts import SLOPES, activation, biases, even_head_dim, minicpm_factors, model_of
+from megaplan.importers.experts import decoder as experts_decoder
+from megaplan.importers.parts import SLOPES, activation, biases, even_head_dim, experts, minicpm_factors, model_of
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rotary_width
 
@@ -73,13 +74,16 @@ _LLADA_OTHER = (
 
 
 def minicpm(reader: ConfigReader) -> dict[str, Any]:
-    """minicpm: llama whose embeddings, what a block adds, and what the head reads have a factor each."""
-    if reader.value("num_experts"):
-        reader.cannot("num_experts", reader.value("num_experts"), "MiniCPM's mixture of experts has a class of its own", 0)
+    """minicpm: llama whose embeddings, what a block adds, and what the head reads have a factor each; experts in every layer, or none."""
     if reader.value("sparse_config"):
         reader.warn("sparse_config", "given", "blocks of keys are chosen in the original; every key is counted")
-    reader.skip("sparse_config", "num_experts", "mup_denominator")
+    reader.skip("sparse_config", "mup_denominator")
     model, added = minicpm_factors(reader, reader.whole("hidden_size"), reader.layers(2))
+    if reader.value("num_experts"):
+        moe = experts(reader, count="num_experts", width="intermediate_size", normalize=True)
+        moe |= {"routed_scale": added["output_multiplier"]} if added else {}
+        return experts_decoder(reader, biases(reader) | added, moe, model=model)
+    reader.skip("num_experts", "num_experts_per_tok")
     return decoder(reader, biases(reader) | added, model=model, dense=added)
 
 

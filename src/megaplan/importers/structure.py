@@ -21,6 +21,18 @@ _SHARED = re.compile(r"(?:expert|layer|block|head|weight)s?_(?:pool|shar|tied?|t
 """Names of modes in which layers have parts in common."""
 
 
+_ENCODER = re.compile(r"(?:^|_)(?:mm|image|images|img|vision|visual|video|audio|speech|siglip\d?|clip|vit)(?:_|$)")
+
+
+def names_an_encoder(name: str) -> bool:
+    """True if an unknown field is of an encoder of images or sound, by its name.
+
+    Args:
+        name: Name of the field.
+    """
+    return _ENCODER.search(name) is not None and not name.startswith("clip_qkv")
+
+
 def names_a_tensor(name: str, value: Any) -> bool:
     """True if an unknown name says that it decides the number or size of tensors.
 

@@ -115,6 +115,10 @@ def drawn(kind: str, draw: Random) -> tuple[dict[str, Any], int]:
     attention = hidden * joined + joined * joint + heads * head_dim * hidden + hidden * out
     mlp = 3 * hidden * fed + (2 * width + hidden) * mlp_bias
     total = vocab * hidden * (1 if tied else 2) + hidden + layers * (attention + mlp + 2 * hidden)
+    if kind == "minicpm" and draw.random() < 0.5:
+        experts = draw.randint(2, 5)
+        fields |= {"num_experts": experts, "num_experts_per_tok": 1, "scale_depth": 1.4}
+        total += layers * (hidden * experts + mlp * (experts - 1))
     if kind == "deepseek":
         experts, shared, first, step = draw.randint(2, 5), draw.randint(0, 2), draw.randint(0, 2), draw.randint(1, 2)
         fields |= {"n_routed_experts": experts, "n_shared_experts": shared, "num_experts_per_tok": 1, "moe_intermediate_size": 6}
@@ -131,10 +135,16 @@ def test_parameters_by_hand(kind: str, seed: int) -> None:
     assert parameters(fields) == total
 
 
+@pytest.mark.parametrize(("kind", "heads"), [("multiquery_attention", 1), ("grouped_query_attention", 2), ("multihead_attention", 4)])
+def test_heads_of_mpt_share_keys_as_its_own_class_says(kind: str, heads: int) -> None:
+    fields = {"model_type": "mpt", "d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": 50, "tie_word_embeddings": True}
+    attention = {"attn_type": kind, "kv_n_heads": 2}
+    assert parameters(fields | {"attn_config": attention}) == 50 * 32 + 3 * 32 + 2 * 32 * 32 + 2 * 32 * 8 * heads + 8 * 32 * 32
+
+
 @pytest.mark.parametrize(
     ("fields", "key"),
     [
-        ({"model_type": "minicpm", "num_experts": 8}, "num_experts"),
         ({"model_type": "qwen", "visual": {"width": 1664}}, "visual"),
         ({"model_type": "chatglm", "position_encoding_2d": True, "inner_hidden_size": 16384}, "model_type"),
         ({"model_type": "chatglm", "vision_config": {"hidden_size": 1792}}, "vision_config"),
