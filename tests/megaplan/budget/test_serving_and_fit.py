@@ -60,6 +60,9 @@ def test_skew_is_bounded_by_the_rows_there_are() -> None:
     assert received_rows(moe, 10, ExpertMesh(4, 1)) == 10 * 4  # one local expert takes each token of four sources once
     assert received_rows(moe, 10, ExpertMesh(2, 1)) == 10 * 2 * 2
     assert received_rows(moe, 10, ExpertMesh(1, 1)) == 20
+    null = moe.model_copy(update={"null_experts": 1})
+    assert null.rows_of(10) == 16
+    assert received_rows(null, 10, ExpertMesh(2, 1)) == 16 * 2  # null experts keep their share
 
 
 def serving(spec: Spec) -> ServingBudget:

@@ -103,7 +103,8 @@ def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh, vari
     """Rows computed by the busiest expert rank: those that all ep · etp sources send to its experts.
 
     Dropless: N · k rows on average (ep sources, 1 / ep of the experts), times the layer's skew if rows can move between ranks, at most all
-    rows that could choose a local expert; etp ranks gather as many each. With a capacity: that of every local expert from every source.
+    rows except those of null experts, and all that could choose a local expert; etp ranks gather as many each. With a capacity: that of
+    every local expert from every source.
     """
     local, limit = moe.num_experts // mesh.ep, capacity(moe, num_tokens)
     if limit is not None:
@@ -111,7 +112,7 @@ def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh, vari
     mean = moe.rows_of(num_tokens)
     if mesh.ep == 1:
         return mean * mesh.etp
-    return min(ceil(mean * moe.skew_in(variant)), num_tokens * min(moe.top_k, local) * mesh.ep) * mesh.etp
+    return min(ceil(mean * moe.skew_in(variant)), mean * mesh.ep, num_tokens * min(moe.top_k, local) * mesh.ep) * mesh.etp
 
 
 def moe_program(

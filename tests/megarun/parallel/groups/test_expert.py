@@ -59,16 +59,18 @@ def test_measured_splits_are_what_the_counts_say() -> None:
 
 @pytest.mark.parametrize("skew", [1.0, 1.7, 2.0, 8.0])
 @pytest.mark.parametrize("degree", [2, 4])
-def test_stated_splits_add_up(spec_with: Any, degree: int, skew: float) -> None:
+@pytest.mark.parametrize("null_experts", [0, 1])
+def test_stated_splits_add_up(spec_with: Any, degree: int, skew: float, null_experts: int) -> None:
     """A rank sends each of its rows once and receives what the estimate says the busiest rank receives."""
-    moe = Spec.model_validate(spec_with({"model.moe.routing_skew": skew, "mesh": {"dp_shard": 4, "ep": degree}})).model.moe
+    changed = {"model.moe.routing_skew": skew, "model.moe.null_experts": null_experts}
+    moe = Spec.model_validate(spec_with(changed | {"mesh": {"dp_shard": 4, "ep": degree}})).model.moe
     assert moe is not None
     num_tokens = 37
     for index in range(degree):
         splits = StatedRouting(moe, num_tokens, ExpertMesh(degree, 1), index)(torch.empty(0), torch.empty(0))
         assert len(splits.sent) == len(splits.received) == degree
         assert min(*splits.sent, *splits.received) >= 0
-        assert sum(splits.sent) == num_tokens * moe.top_k
+        assert sum(splits.sent) == moe.rows_of(num_tokens)
         assert splits.num_received == received_rows(moe, num_tokens, ExpertMesh(degree, 1))
         assert splits.sent[index] == splits.received[index]
         if skew > 1:
@@ -111,12 +113,13 @@ def test_spread_leaves_nothing_over() -> None:
 
 @pytest.mark.parametrize("mesh", [ExpertMesh(1, 2), ExpertMesh(4, 1), ExpertMesh(4, 3)])
 @pytest.mark.parametrize("skew", [1.0, 1.7, 4.0])
-def test_stated_rows_of_experts_are_those_of_all_tokens(spec_with: Any, mesh: ExpertMesh, skew: float) -> None:
-    moe = Spec.model_validate(spec_with({"model.moe.routing_skew": skew})).model.moe
+@pytest.mark.parametrize("null_experts", [0, 1])
+def test_stated_rows_of_experts_are_those_of_all_tokens(spec_with: Any, mesh: ExpertMesh, skew: float, null_experts: int) -> None:
+    moe = Spec.model_validate(spec_with({"model.moe.routing_skew": skew, "model.moe.null_experts": null_experts})).model.moe
     assert moe is not None
     for index in range(mesh.ep):
         rows = StatedRouting(moe, 37, mesh, index).of_experts(torch.empty(0))
-        assert sum(rows) == 37 * moe.top_k * mesh.ep * mesh.etp
+        assert sum(rows) == moe.rows_of(37) * mesh.ep * mesh.etp
         assert min(rows) >= 0
         assert rows[index] == received_rows(moe, 37, mesh)
 
