@@ -39,7 +39,7 @@ def has_large_tiles(device: torch.device) -> bool:
 
 
 def has_descriptor(tensor: Tensor) -> bool:
-    """True if a tensor descriptor reads this matrix: two bytes an element, dense rows at multiples of 16 bytes, and not empty."""
+    """True if a tensor descriptor reads this matrix: two bytes per element, dense rows at multiples of 16 bytes, and not empty."""
     fits = tensor.element_size() == 2 and tensor.stride(1) == 1 and tensor.numel() > 0
     return fits and tensor.data_ptr() % DESCRIPTOR_BYTES == 0 and tensor.stride(0) * tensor.element_size() % DESCRIPTOR_BYTES == 0
 

@@ -349,7 +349,7 @@ class BlockProgram:
         held: Storages that a local of the block's forward names until it returns.
         reruns: Names of the operations that selective recompute runs again.
         caches: Storages that it keeps until then, whether or not an operation does, so that what makes them does not run again.
-        after: Names of operations behind what selective recompute wraps: what they keep is kept, though an operation of it makes it.
+        after: Names of operations after what selective recompute wraps: what they keep is kept, though an operation of it makes it.
     """
 
     ops: tuple[Op, ...]

@@ -161,7 +161,7 @@ class Served:
         rates: Rates of the device.
         dtype: Dtype of the parameters.
         degrees: Ranks of a tensor group, stages, and ranks of the experts.
-        read_bytes: Parameters that every step reads: all but embedding and routed experts.
+        read_bytes: Parameters that every step reads: all except embedding and routed experts.
         expert_bytes: Routed experts.
         experts: Routed experts of a layer, and those that a token uses; (1, 1) without.
         flops: FLOPs of a token outside attention's scores.

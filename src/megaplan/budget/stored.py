@@ -380,7 +380,7 @@ def _by_place(block: tuple[str, GroupBytes]) -> int:
 
 
 def reads_other_input(name: str, *, has_mtp: bool, normed: bool, merges: bool) -> bool:
-    """True if a block's input is no storage of the chunk, or is counted for another block: if two read one, for the first.
+    """True if a block's input is not a storage of the chunk, or is counted for another block: if two read one, for the first.
 
     Args:
         name: Name of the block.

@@ -99,7 +99,7 @@ def between(where: str, g: int, c: int, a: int = 0) -> Point:
 
 CAST, VALUE_SUMS = between("cast of {}", 0, 0), between("sums of earlier values' gradients after {}", 0, 0)
 BUCKET = between("bucket of {}", 0, 0)
-"""Points behind a block's backward, whose bytes are their level's: its first gradients are cast; those of earlier values are summed; its
+"""Points after a block's backward, whose bytes are their level's: its first gradients are cast; those of earlier values are summed; its
 gradients are cast to be summed over copies of the parameters."""
 GATHERS_AHEAD = between("gathers of later groups before {}", 0, 0)
 """Point before a stage's first block, whose bytes are its level's: the stage has begun the gathers of its first groups."""

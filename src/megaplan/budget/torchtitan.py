@@ -134,7 +134,7 @@ class PooledStored(StoredState):
     """FSDP2's storage without the contents of its streams' pools: outputs of gathers and reductions."""
 
     def __init__(self, sizes: Sizes, inventory: Inventory, *, frees_embedding: bool) -> None:
-        """`frees_embedding`: the gathered embedding is freed after its forward, which is no peak; gathered again it is alone."""
+        """`frees_embedding`: the gathered embedding is freed after its forward, which is not a peak; gathered again it is alone."""
         super().__init__(sizes, inventory)
         embedding = id(inventory.block("embedding"))
         self._blocks = {key: _pooled(storage, ungathered=frees_embedding and key == embedding) for key, storage in self._blocks.items()}

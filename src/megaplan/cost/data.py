@@ -226,8 +226,8 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
 
     A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or as good as.
     AdamW is one launch for many tensors, which the device waits for while the host looks at each. Where microbatches are replayed as CUDA
-    graphs, the host launches one for each, and all but the first while the device runs the one before; where the update is one, it launches
-    one for AdamW and Muon.
+    graphs, the host launches one for each, and all except the first while the device runs the one before; where the update is one, it
+    launches one for AdamW and Muon.
 
     Args:
         spec: A checked spec.

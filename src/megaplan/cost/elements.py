@@ -54,7 +54,7 @@ class LocalElements(NamedTuple):
     delayed_weights: int = 0
 
     def dense_bytes(self, size: int, pp: int) -> int:
-        """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes an element."""
+        """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes per element."""
         elements, stored = map(sum, zip(self.kept_packed, self.made_packed, strict=True))
         return (self.dense - elements) // pp * size + stored // pp
 

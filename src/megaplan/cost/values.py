@@ -70,7 +70,7 @@ class LayerTime:
         return self.input_ns - self.input_exchange_ns
 
     def __add__(self, other: LayerTime) -> LayerTime:
-        """Both, the other behind this one in the model."""
+        """Both, the other after this one in the model."""
         return LayerTime(
             self.forward_ns + other.forward_ns,
             self.input_ns + other.input_ns,
@@ -165,7 +165,7 @@ def replayed(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]], copi
 
 
 def _courses(slot: LayerTime, issue_ns: int) -> tuple[Course, Course]:
-    """A forward and a backward of a slot; what its host takes longer than the device is no part of its time."""
+    """A forward and a backward of a slot; what its host takes longer than the device is not part of its time."""
     forward, backward = slot.forward_ns, slot.backward_ns
     return (
         Course(slot.forward_legs, forward, min(forward, slot.forward_launches * issue_ns)),

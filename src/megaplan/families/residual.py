@@ -70,7 +70,7 @@ class ResidualPath(NamedTuple):
         scaled: The block's output is multiplied by a constant.
         streams: Hyper-connections; None for one stream.
         gate_rank: Width inside the gate of the norm before the block; None for no gate.
-        embedding_dim: Width of an embedding of the layer, which is added behind the block's own result; None for none.
+        embedding_dim: Width of an embedding of the layer, which is added after the block's own result; None for none.
         scales_stream: Each channel of the stream has a learned factor before the block adds to it.
         depth: Values that the block reads under attention residuals; None with a residual stream.
     """

@@ -15,7 +15,7 @@ class Slot(NamedTuple):
     """One pipeline stage slot.
 
     Attributes:
-        index: Index in model order, 0-based; slots of a second copy of the model are behind those of the first.
+        index: Index in model order, 0-based; slots of a second copy of the model are after those of the first.
         pp_rank: Owner on the pp axis.
         chunk: Position among the rank's slots (virtual stage).
         start: First layer, global index.

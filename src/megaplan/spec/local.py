@@ -83,7 +83,7 @@ class Boundary(NamedTuple):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The stream, and the values behind it."""
+        """The stream, and the values after it."""
         return self.stream, *self.values
 
     @property
@@ -168,7 +168,7 @@ class PackedGather(NamedTuple):
     Attributes:
         scaling: Scaling of their elements.
         families: Letters whose linears the recipe covers.
-        layers: The layers that it covers: the first, and the first behind them.
+        layers: The layers that it covers: the first, and the first after them.
         both: Letters whose weights are gathered in the form of both products at once.
         degrees: Ranks that share a dense weight, and those that share a bank.
     """

@@ -84,7 +84,7 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
     except OSError as error:
         raise _refusal("MP103", f"{name}: {(error.strerror or type(error).__name__).lower()}", name) from None
     except ValueError:  # a NUL in the path
-        raise _refusal("MP103", f"{name!r} is no path", None) from None
+        raise _refusal("MP103", f"{name!r} is not a path", None) from None
 
 
 def _cached(path: str, max_bytes: int) -> bytes:
@@ -94,7 +94,7 @@ def _cached(path: str, max_bytes: int) -> bytes:
         with found.open("rb") as file:
             return _bounded(file, max_bytes)
     if is_model_name(path) and not Path(path).parent.is_dir():
-        detail = f"{path} is no file, and the Hugging Face cache in {cache_folder()} has no {CONFIG} of a model of that name"
+        detail = f"{path} is not a file, and the Hugging Face cache in {cache_folder()} has no {CONFIG} of a model of that name"
         raise _refusal("MP101", detail, path, f"megaplan estimate {path} --fetch", f"hf download {path} {CONFIG}")
     raise _refusal("MP101", f"{path} does not exist", path, *_near_names(path))
 

@@ -79,7 +79,7 @@ class FirstForward:
         ends = path == last if path.startswith("embedding") else _is_block(path)
         if isinstance(module, BatchLoss) or (ends and not in_depth):
             self._hand_over(output)
-        if module is self._running and not self._running.predicts:  # which packs values behind the stream
+        if module is self._running and not self._running.predicts:  # which packs values after the stream
             self._hand_over(output)
         if module is self._running and self._running.predicts:  # a loss that is passed to the criterion, alone or after the logits
             losses = output[1:] if isinstance(output, tuple) else output if self._running.joins_loss else ()

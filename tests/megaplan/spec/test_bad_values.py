@@ -53,7 +53,7 @@ def test_a_flood_is_cut_with_its_count(refused: Refused) -> None:
         (("format: megaplan.spec/1\n", ""), "the document has no key format", "format: megaplan.spec/1"),
         (
             ("megaplan.spec/1", "megaplan.spec/2"),
-            "format = 'megaplan.spec/2', and this version reads megaplan.spec/1",
+            "format = 'megaplan.spec/2', but this version reads megaplan.spec/1",
             "pip install --upgrade megaplan",
         ),
         (("megaplan.spec/1", "megaplan.spec/0"), "format = 'megaplan.spec/0'", "format: megaplan.spec/1"),

@@ -86,7 +86,7 @@ def test_tensor_groups_across_nodes_warn_with_bytes(accepted: Accepted) -> None:
 
 @pytest.mark.requirement("R-37")
 def test_expert_groups_across_nodes_warn_with_bytes(accepted: Accepted) -> None:
-    """Dispatch and combine, forward and backward: 4 exchanges of top_k rows a token, all but 1 / ep of them to other ranks."""
+    """Dispatch and combine, forward and backward: 4 exchanges of top_k rows per token, all except 1 / ep of them to other ranks."""
     overrides = ["mesh.dp_shard=8", "mesh.ep=8", "device.per_node=4"]
     (found,) = (item for item in accepted(overrides=overrides).diagnostics if item.code == "MP210")
     assert "mesh.ep · mesh.etp = 8, device.per_node = 4, and 2 of 2 groups have ranks on several nodes" in found.detail

@@ -371,7 +371,7 @@ def test_a_rank_that_never_starts_is_named(tmp_path: Path, command: Any) -> None
 
 @pytest.mark.parametrize("matrix", ["adamw", "muon"])
 def test_a_checkpoint_has_the_bytes_that_were_planned(matrix: str, tmp_path: Path, command: Any) -> None:
-    """All but torch's generators, which are no part of a plan."""
+    """All except torch's generators, which are not part of a plan."""
     assert run(command("run", "--steps", "2", optimizer__matrix=matrix)) == 0
     index = read_index(list_checkpoints(tmp_path / "run")[0])
     item = {"torch.float32": 4, "torch.bfloat16": 2, "torch.int64": 8}

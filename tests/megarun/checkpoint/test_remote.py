@@ -173,7 +173,7 @@ def test_an_upload_is_tried_again_and_then_given_up(
     assert len(failed) == megarun.remote.ATTEMPTS - 1
     assert names(storage) == ["step-00000002"]
     with monkeypatch.context() as patch:
-        fail(patch, "pipe_file", 99, f"step-00000004/{MANIFEST}")  # everything but the commit
+        fail(patch, "pipe_file", 99, f"step-00000004/{MANIFEST}")  # everything except the commit
         assert run(command("run", "--steps", "4")) == 2
     said = capfd.readouterr().err
     assert "MP645" in said

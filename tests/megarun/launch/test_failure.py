@@ -82,7 +82,7 @@ def test_every_rank_ends_when_one_has_failed(tmp_path: Path, spec_with: Any) -> 
 @pytest.mark.slow
 @pytest.mark.requirement("R-59")
 def test_a_rank_that_is_killed_is_named_by_those_that_lose_it(tmp_path: Path, spec_with: Any) -> None:
-    """Not the rank that notices it is blamed, and it is no bug."""
+    """Not the rank that notices it is blamed, and it is not a bug."""
     statuses, said = run_job(tmp_path, spec_with, PROGRAM.format(action="os.kill(os.getpid(), 9)", sleep=0))
     assert statuses == [2, 2, -9, 2]
     text = "".join(said)

@@ -95,7 +95,7 @@ class IndexedSizes(NamedTuple):
         return self.core.accepted and 0 < self.index_width <= LARGEST_INDEX_WIDTH and self.index_heads > 0
 
     def work(self) -> Work:
-        """Ideal work of the index: scores of every visible pair, 2·dim FLOPs a head, and 2 for the weighted sum over heads.
+        """Ideal work of the index: scores of every visible pair, 2·dim FLOPs per head, and 2 for the weighted sum over heads.
 
         Backward repeats the scores and takes their gradient, of the chosen pairs alone in principle, through all heads: counted whole.
 
@@ -264,7 +264,7 @@ def key_programs(num_rows: int) -> int:
 
 
 def key_parts_bytes(num_rows: int, width: int, scale_bytes: int) -> int:
-    """Bytes of the parts of the gradients of scale and bias, and of a sum where the scale has `scale_bytes` an element and is no fp32."""
+    """Bytes of the parts of the gradients of scale and bias, and of a sum where the scale has `scale_bytes` an element and is not fp32."""
     return SUMS_BYTES * (2 * key_programs(num_rows) + (scale_bytes != SUMS_BYTES)) * width
 
 

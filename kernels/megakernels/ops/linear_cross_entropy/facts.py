@@ -66,7 +66,7 @@ class ScaledHead(NamedTuple):
 
     @property
     def _slices(self) -> set[int]:
-        """Widths of slices: of all but the last, and of the last."""
+        """Widths of slices: of all except the last, and of the last."""
         words = slice_columns(self.rows, self.vocab, scaled=True)
         return {words, self.vocab % words or words}
 

@@ -264,7 +264,7 @@ def product_options(num_cols: int, itemsize: int, largest: int = 128) -> dict[st
 
 
 def block_options(num_cols: int, largest: int, num_stages: int = 3) -> dict[str, int]:
-    """The same of products whose matrices descriptors read: two-byte elements, many rows an expert, a large shared memory."""
+    """The same of products whose matrices descriptors read: two-byte elements, many rows per expert, a large shared memory."""
     return {"COLS": tile_cols(num_cols, 2, largest), "STEP": BLOCK_STEP, "num_warps": 8, "num_stages": num_stages}
 
 

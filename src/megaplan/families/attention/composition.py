@@ -126,7 +126,7 @@ def attention_work(
     if indexer is not None and variant.indexed:
         rotated = core._replace(index_heads=indexer.num_heads), attention.qk_rope_head_dim
         ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, *rotated)
-    if variant.shares:  # keys outside the choice are no work of the model
+    if variant.shares:  # keys outside the choice are not work of the model
         ops += (OpWork("masked", "attention", Work(), MaskedSizes(core), counts=("attention",)),)
     return ops
 

@@ -289,7 +289,7 @@ def _head_layer_ops(layer: HeadLayer, kind: StreamNorm, made: str) -> tuple[Op, 
 
 
 def boundary_part(sent: Boundary, *, packs: bool) -> BlockReplay:
-    """The end of a stage that sends values behind the stream, or with `packs` false the start of one that receives them."""
+    """The end of a stage that sends values after the stream, or with `packs` false the start of one that receives them."""
     dtype = sent.stream.dtype
     one, everything = sent.stream.shape, (sent.bytes // dtype.bytes,)
     ends = (one, everything) if packs else (everything, one)

@@ -32,7 +32,7 @@ SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
 """Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
-"""Letters that are no operators."""
+"""Letters that are not operators."""
 VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
 """First code point of the letters of experts with a routing skew of their own, of attention to another layer's choice, and of an MLP that
 reads the norm of the attention beside it."""
@@ -105,7 +105,9 @@ class HybridPattern(NamedTuple):
                 raise _unfit(detail, at, f"write a multiple of {pp} segments")
             return self.segments
         if vpp > 1:
-            raise _unfit(f"{vpp} virtual stages a rank, and the pattern has no '|' to say where they begin", at, "write '|' between stages")
+            raise _unfit(
+                f"{vpp} virtual stages per rank, and the pattern has no '|' to say where they begin", at, "write '|' between stages"
+            )
         given = (first or 0) + (last or 0)
         between = pp - (first is not None) - (last is not None)
         free = len(self.main) - given

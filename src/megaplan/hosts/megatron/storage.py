@@ -58,7 +58,7 @@ def parameters(stage: MegatronStage) -> Parameters:
 
 
 class State(NamedTuple):
-    """Bytes of optimizer state on a rank: masters and moments of the matrices of blocks, and of all else."""
+    """Bytes of optimizer state on a rank: masters and moments of the matrices of blocks, and of everything else."""
 
     matrix_master: int
     matrix_moments: int
@@ -111,7 +111,7 @@ def _gradient_bytes(stage: MegatronStage) -> int:
 
 
 def _stored_bytes(run: MegatronRun, found: Parameters, *, experts: bool) -> int:
-    """Bytes of routed experts, or of all else, as they are stored, whole."""
+    """Bytes of routed experts, or of everything else, as they are stored, whole."""
     return sum([number * stored_bytes(run, one) for one, number in found.counts.items() if one.rule.is_expert is experts])
 
 
@@ -276,7 +276,7 @@ def uses_muon(spec: Spec) -> bool:
 
 
 def dealt_elements(stage: MegatronStage, found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
-    """Elements of Muon's matrices and of all else that each data rank steps; ranks behind the last of the list step none."""
+    """Elements of Muon's matrices and of everything else that each data rank steps; ranks after the last of the list step none."""
     key = ranks, experts, len(found.tensors)
     if key not in found.dealt:
         whole = stage.spec.host.layer_wise_layout
@@ -285,7 +285,7 @@ def dealt_elements(stage: MegatronStage, found: Parameters, ranks: int, *, exper
 
 
 def _laid_out(stage: MegatronStage, found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
-    """Matrices by the layouts of the chunks' buffers; all else is sharded evenly."""
+    """Matrices by the layouts of the chunks' buffers; everything else is sharded evenly."""
     layouts = _layouts(stage, found)[experts]
     others = sum(one.elements for one in found.tensors if one.rule.is_expert is experts and not one.rule.is_matrix)
     shares = [sum(layout.shares[rank] for layout in layouts) for rank in range(ranks)]

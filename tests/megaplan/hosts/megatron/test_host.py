@@ -196,7 +196,7 @@ def test_block_recompute_keeps_the_layers_behind_the_first() -> None:
         "uniform": ("host.recompute_num_layers=1",),
     }.items()}  # fmt: skip
     assert kept["none"] > kept["two"] > kept["all"]
-    assert kept["all"] == kept["uniform"]  # eight layers a rank, each alone
+    assert kept["all"] == kept["uniform"]  # eight layers per rank, each alone
 
 
 def test_megarun_does_not_train_it() -> None:
