@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from megakernels.ops.packed_weight.facts import Packing
-from megaplan.cost.beside import Matrices
+from megaplan.cost.outside_layers import Matrices
 from megaplan.inventory.adapters import packable, packed_tensor
 from megaplan.inventory.tensors import Group, Inventory, Owner, layer_names
 from megaplan.spec.local import delayed_weights, packed_gather

@@ -138,7 +138,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(keys) != len(pairs):
         names = [key for key, _ in pairs]
         twice = next(key for index, key in enumerate(names) if key in names[:index])
-        raise _ReadingError("MP110", f"the key {show(twice)} stands twice in one object")
+        raise _ReadingError("MP110", f"the key {show(twice)} occurs twice in one object")
     return keys
 
 

@@ -95,13 +95,13 @@ class PooledTimer:
         return self._replayed(spec, self.slots(spec), spans)[0] + self.added_ns(spec)
 
     def added_ns(self, spec: Spec) -> int:
-        """Time of a step beside its microbatches, which does not depend on cuts."""
+        """Time of a step outside its microbatches, which does not depend on cuts."""
         return sum(self._added_terms(spec).values())
 
     def _added_terms(self, spec: Spec) -> dict[str, int]:
         timed = list(zip(self.timers(spec), alone_specs(spec), strict=True))
         pace = timed[0][0].sums(timed[0][1])
-        return max((timer.beside_terms(alone, pace) for timer, alone in timed), key=lambda terms: sum(terms.values()))
+        return max((timer.outside_terms(alone, pace) for timer, alone in timed), key=lambda terms: sum(terms.values()))
 
     def _replayed(self, spec: Spec, times: Sequence[ModelTimes], spans: SlotSpans) -> tuple[int, int]:
         """Time of all microbatches of an update, and what turns hide on all ranks."""

@@ -195,8 +195,8 @@ class MeasuredCosts:
         digest: `sha256:` and the hex digest of the file's values; spaces and the order of keys do not count.
         static_bytes: Bytes of each layer, as `StoredBytes.static_bytes`.
         activation_bytes: Bytes of each layer, as `StoredBytes.activation_bytes`.
-        first: Memory of what `times.first` stands for.
-        last: Memory of what `times.last` stands for.
+        first: Memory of what `times.first` times.
+        last: Memory of what `times.last` times.
     """
 
     times: ModelTimes

@@ -165,7 +165,7 @@ BAD = [
         "twice",
         lambda _: '{"format": "megaplan.costs/1", "format": "megaplan.costs/1"}',
         "MP110",
-        "the key 'format' stands twice in one object",
+        "the key 'format' occurs twice in one object",
     ),
     ("many-digits", lambda _: '{"format": "megaplan.costs/1", "layers": ' + "9" * 5000 + "}", "MP342", "a number has 5,000 digits"),
     ("cut-off", lambda document: json.dumps(document)[:-20], "MP109", "column"),

@@ -246,7 +246,7 @@ def test_a_refused_access_is_not_tried_again(storage: RemotePath, monkeypatch: p
     assert pickle.loads(pickle.dumps(error.value)).diagnostics == error.value.diagnostics
 
 
-def test_a_bucket_that_does_not_exist_is_no_missing_file(storage: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_does_not_exist_is_not_a_missing_file(storage: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(self: Any, path: str, *_: Any, **__: Any) -> Any:
         raise FileNotFoundError("The specified bucket does not exist")
 

@@ -116,7 +116,7 @@ def test_a_file_of_a_later_version(token_file: Any, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("name", ["missing", "folder", "pipe", "loop", "n" * 300])
-def test_what_is_no_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pipe is refused rather than waited for."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")

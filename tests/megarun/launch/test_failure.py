@@ -92,7 +92,7 @@ def test_a_rank_that_is_killed_is_named_by_those_that_lose_it(tmp_path: Path, sp
     assert "rank 2 (pp 1, dp_shard 0): its process has ended; last seen in step " in text
 
 
-def test_an_error_of_a_file_is_no_lost_peer() -> None:
+def test_an_error_of_a_file_is_not_a_lost_peer() -> None:
     """Texts count only of torch's errors; one that wraps another counts as that."""
     assert not has_lost_peer(BrokenPipeError(32, "Broken pipe"))
     assert not has_lost_peer(RuntimeError("shape mismatch"))

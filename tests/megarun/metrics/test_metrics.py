@@ -113,7 +113,7 @@ def full_after(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("before", "taken"), [("", True), ('{"step": 1, "lo', True), ('{"step": 1}\n', False)])
-def test_a_file_without_a_line_is_no_run(before: str, taken: bool, tmp_path: Path) -> None:
+def test_a_file_without_a_line_is_not_a_run(before: str, taken: bool, tmp_path: Path) -> None:
     """A job that was killed before its first step is started again by the same command."""
     (tmp_path / FILE_NAME).write_text(before)
     with nullcontext() if taken else pytest.raises(MegaplanError, match="MP608"), MetricsFile(tmp_path, 0):

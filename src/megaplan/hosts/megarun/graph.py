@@ -16,7 +16,7 @@ class Graph(NamedTuple):
     """A program with derived facts: view roots, keepers, and the storages that a recompute region reads, drops and caches.
 
     `parts` are the operations of each checkpoint in order, where a block has several: each runs its part of the region again by itself.
-    `passed` are storages that the region makes and other blocks keep: they are gone when the region makes them again.
+    `passed` are storages that the region makes and other blocks keep: they are freed when the region makes them again.
     """
 
     ops: tuple[Op, ...]

@@ -105,7 +105,7 @@ def _caches(family: Family, model: Model) -> bool:
 
 
 def _turns(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse turns of a pair where there is no pair or no exchange, and where the ledger has no moments of the handing over."""
+    """Refuse turns of a pair where there is no pair or no exchange, and where the ledger has no points of the exchange."""
     spec = checked.spec
     if not spec.interleaves_pairs:
         return

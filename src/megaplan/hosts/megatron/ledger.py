@@ -84,10 +84,10 @@ def _delayed_bytes(sums: BlockBytes) -> int:
     away = run.program.graph.away
     most = waiting = 0
     there = {name for name, _ in run.saved}
-    for moment in run.backward:
-        there |= away.intersection(moment.storages)
-        made = sum(tensors[name][0] for name in moment.storages if name not in there)
-        made += sum(tensors[name][0] for name in moment.gradients if name != OUTPUT)
+    for point in run.backward:
+        there |= away.intersection(point.storages)
+        made = sum(tensors[name][0] for name in point.storages if name not in there)
+        made += sum(tensors[name][0] for name in point.gradients if name != OUTPUT)
         most = max(most, sum(tensors[name][0] for name in there) + made + waiting)
         waiting += made // 2
     return most

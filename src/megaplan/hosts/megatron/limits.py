@@ -39,7 +39,7 @@ NEAREST = {"R": "Megatron's letters are M * - E G D +; the nearest, G, is anothe
 MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
 WHY_UNPRICED = {
-    "distillation": "a teacher model stands beside the student",
+    "distillation": "a teacher model is held in addition to the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, with fp32 masters",
     "optimizer_cuda_graph": "the graph of the optimizer's step has a memory pool of its own",
 }
@@ -94,7 +94,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     yield from _implementation(spec)
     yield from _own_modules(spec, letters)
     if spec.data.packing != "none":
-        detail = f"data.packing = {spec.data.packing}: Megatron keeps documents apart by position ids and cu_seqlens of its own data set"
+        detail = f"data.packing = {spec.data.packing}: Megatron separates documents by position ids and cu_seqlens of its own data set"
         yield Limit("data.packing", detail, "data: {packing: none}", tensors=False)
 
 
@@ -312,11 +312,11 @@ def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
         if (given := getattr(host, key)) != usual:
             detail = f"host.{key} = {str(given).lower()}, host.transformer_impl = transformer_engine: Megatron's own modules have it alone"
             yield Limit(f"host.{key}", detail, f"{key}: {'null' if usual is None else 'false'}")
-    beside = spec.model.parallel_layers
-    if beside and (engine or host.model != "gpt" or any(letters[each] != "D" for each in beside)):
+    parallel = spec.model.parallel_layers
+    if parallel and (engine or host.model != "gpt" or any(letters[each] != "D" for each in parallel)):
         detail = (
             "model.parallel_layers is given, and Megatron's operators run one after another; "
-            "forks of its own modules have an MLP beside attention: transformer_impl: local, model: gpt"
+            "forks of its own modules have an MLP parallel to attention: transformer_impl: local, model: gpt"
         )
         yield Limit("model.parallel_layers", detail, "parallel_layers: []")
     if host.distribute_saved_activations and (spec.mesh.tp == 1 or host.sequence_parallel or not host.recompute_num_layers):

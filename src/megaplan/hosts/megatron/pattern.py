@@ -35,7 +35,7 @@ ENDS = EMBEDDING + MTP + LOSS
 """Letters that are not operators."""
 VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
 """First code point of the letters of experts with a routing skew of their own, of attention to another layer's choice, and of an MLP that
-reads the norm of the attention beside it."""
+reads the norm of the attention parallel to it."""
 
 
 def operators(letters: str) -> str:
@@ -82,12 +82,12 @@ class HybridPattern(NamedTuple):
     def stages(
         self, pp: int, first: int | None = None, last: int | None = None, vpp: int = 1, where: Location | None = None
     ) -> tuple[str, ...]:
-        """Symbols of each virtual stage: that of virtual stage v on rank r stands at v · pp + r.
+        """Symbols of each virtual stage: that of virtual stage v on rank r is at v · pp + r.
 
         Args:
             pp: Pipeline ranks.
             first: Layers of the first rank, where the pattern has no `|`.
-            last: Layers of the last rank, likewise.
+            last: Layers of the last rank, where the pattern has no `|`.
             vpp: Virtual stages a rank that were asked for, where the pattern has no `|`.
             where: Location of the text, for diagnostics.
 
@@ -159,7 +159,7 @@ def _symbols(text: str, part: str, start: int, at: Location, *, in_module: bool)
     for offset, symbol in enumerate(part):
         column = start + offset + 1
         if symbol == SEGMENT and in_module:
-            detail = f"{text!r}: '|' at column {column} stands in a prediction module, which is on one stage"
+            detail = f"{text!r}: '|' at column {column} is in a prediction module, which is on one stage"
             yield diagnostic("MP910", detail, at, ("remove the '|' after '/'",))
             return
         if symbol not in SYMBOLS and symbol != SEGMENT:

@@ -85,7 +85,7 @@ class Setting(NamedTuple):
             output = self.element_bytes * self.stream_tokens * hidden  # the router keeps it as it is; projections do where it is made again
         else:  # two projections of latent attention save a copy each in low precision
             output = (2 if latent and self.recipe is not None else 1) * self.input_bytes(self.stream_tokens, hidden)
-        own = 0 if letter == "-" and self.shares else 1  # the norm that an MLP beside attention reads is attention's
+        own = 0 if letter == "-" and self.shares else 1  # the norm that an MLP parallel to attention reads is attention's
         return {
             **self.narrow({"norm.input": (own, *dims.residual)}),
             **of_bytes({"norm.output": own * output}),

@@ -130,7 +130,7 @@ def stored_bytes(run: MegatronRun, tensor: Tensor) -> int:
 
 
 class Gathered(NamedTuple):
-    """Bytes that Megatron-FSDP holds beyond its shards at two moments of a step."""
+    """Bytes that Megatron-FSDP holds beyond its shards at two points of a step."""
 
     loss: int
     first_layer_backward: int
@@ -280,11 +280,11 @@ def dealt_elements(stage: MegatronStage, found: Parameters, ranks: int, *, exper
     key = ranks, experts, len(found.tensors)
     if key not in found.dealt:
         whole = stage.spec.host.layer_wise_layout
-        found.dealt[key] = _laid_out(stage, found, ranks, experts=experts) if whole else _dealt_elements(found, ranks, experts=experts)
+        found.dealt[key] = _arranged(stage, found, ranks, experts=experts) if whole else _dealt_elements(found, ranks, experts=experts)
     return found.dealt[key]
 
 
-def _laid_out(stage: MegatronStage, found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
+def _arranged(stage: MegatronStage, found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
     """Matrices by the layouts of the chunks' buffers; everything else is sharded evenly."""
     layouts = _layouts(stage, found)[experts]
     others = sum(one.elements for one in found.tensors if one.rule.is_expert is experts and not one.rule.is_matrix)
@@ -309,13 +309,13 @@ def _layouts(stage: MegatronStage, found: Parameters) -> dict[bool, list[Layout]
     if found.layouts:
         return found.layouts
     mesh, overlaps = stage.spec.mesh, bool(stage.spec.host.dp_comm_overlap) and stage.pp_rank == 0
-    apart = mesh.ep > 1 or mesh.etp != mesh.tp
+    separate = mesh.ep > 1 or mesh.etp != mesh.tp
     layouts: dict[bool, list[Layout]] = {}
     for experts, ranks in _kinds(stage):
         layouts[experts] = []
         for index, letters in enumerate(stage.chunks):
             own = found if len(stage.chunks) == 1 else parameters(stage._replace(chunks=(letters,)))
-            matrices = [one for one in own.tensors if one.rule.is_matrix and (one.rule.is_expert and apart) is experts]
+            matrices = [one for one in own.tensors if one.rule.is_matrix and (one.rule.is_expert and separate) is experts]
             bucket = bucket_elements(_data_ranks(stage)) if overlaps and index == 0 else None
             layouts[experts].append(layout_of([Matrix(one.elements, one.work) for one in matrices], ranks, bucket))
     found.layouts.update(layouts)

@@ -26,7 +26,7 @@ _MAJOR = {"a100": 8, "h100": 9, "h200": 9, "b200": 10, "gb200": 10, "b300": 10, 
 def cublas_bytes(device: str, setting: str | None = None, month: str | None = None) -> int:
     """Bytes of one handle; the forward thread and autograd's thread have one each.
 
-    Source: `parseChosenWorkspaceSize` of `aten/src/ATen/cuda/CublasHandlePool.cpp`, before and after it names Blackwell beside Hopper.
+    Source: `parseChosenWorkspaceSize` of `aten/src/ATen/cuda/CublasHandlePool.cpp`, before and after it names Blackwell and Hopper.
 
     Args:
         device: Name of the device, such as `gb200`.
