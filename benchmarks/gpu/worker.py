@@ -32,8 +32,8 @@ class Job:
         kind: `facts`, `checks`, `times`, `train` or `memory`.
         name: Unique with its kind.
         run: Does it, in its own process, and emits each line as soon as it is known.
-        seconds: It is stopped after so long.
-        least: It is not started with less time left.
+        seconds: Time after which it is stopped.
+        least: Time left that it needs to be started.
         lane: Jobs of one lane may run together; those of two never do.
         gib: Device memory that the job may use; jobs that run together use no more than the device has.
     """

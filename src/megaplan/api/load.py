@@ -191,7 +191,7 @@ def as_plan(source: object) -> PlanDocument:
     """The source, which must be a plan.
 
     Raises:
-        TypeError: It is none.
+        TypeError: The source is not one of these.
     """
     from megaplan.plan.document import PlanDocument  # noqa: PLC0415  (a spec needs none of the plan's models)
 

@@ -306,7 +306,7 @@ def in_group(unit: Unit, kept: int, made: int, taken: int) -> tuple[int, int, in
         unit: The layer.
         kept: Gradients of the layer in `precision.grads`, if it is the first backward.
         made: Gradients of the group's layers so far, as autograd makes them.
-        taken: These in `precision.grads`, in the same way.
+        taken: Received gradients in `precision.grads`, in the same way.
 
     Returns:
         Bytes that are kept now, and the other two without those.

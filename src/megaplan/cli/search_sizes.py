@@ -82,7 +82,7 @@ def batch_of_sizes(
     """The global batch of every size, that of the most devices where a model's config leaves it open; and the notes of reading.
 
     Raises:
-        MegaplanError: Those of `megaplan.load`; MP495, the batch is larger than a search takes.
+        MegaplanError: Errors of `megaplan.load`; MP495, the batch is larger than a search takes.
     """
     from megaplan.api.batch import open_batch  # noqa: PLC0415
     from megaplan.api.load import load_to_split  # noqa: PLC0415

@@ -33,7 +33,7 @@ DELAYED_PASSES, DELAYED_LAUNCHES = 30, 14
 """Numbers that an operand's next factor reads and writes, in addition to its history, and kernels of the update of all of a rank: one finds
 the largest of the history."""
 ADAMW_OPERATIONS, MUON_OPERATIONS = 2, 2
-"""Those for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; Muon's two passes."""
+"""Host operations for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; Muon's two passes."""
 
 
 class Matrices(NamedTuple):
@@ -69,14 +69,14 @@ class StoredParameters(NamedTuple):
     """Parameters that are stored and updated, on all pipeline ranks together.
 
     Attributes:
-        elements: That it gathers.
+        elements: Elements that it gathers.
         trained: Elements with gradients.
         shard: Trained elements of the rank's own shard.
         shard_matrices: Elements of the shard that Muon updates.
-        tensors: That it gathers.
+        tensors: Tensors that it gathers.
         trained_tensors: Tensors with gradients.
         groups: Blocks that are gathered and reduced together.
-        matrices: That Muon updates.
+        matrices: Matrices that Muon updates.
         packed: Elements of weights that are packed for the gather, and their bytes: of dense ones, and of banks.
         packed_tensors: Tensors of both.
         delayed_weights: Weights whose products have numbers of delayed scaling.

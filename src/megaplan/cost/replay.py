@@ -112,7 +112,7 @@ class ReplayTimer:
         """Kinds of kernels of all layers and ends that were timed."""
 
     def rates(self, spec: Spec) -> Rates:
-        """Those of a spec: kernels and plain torch have their own."""
+        """Rates of a spec: kernels and plain torch have their own."""
         found = self._rates.get(spec.host.kernels)
         if found is None:
             own = rates_of(spec)

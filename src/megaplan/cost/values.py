@@ -51,17 +51,17 @@ class LayerTime:
 
     @property
     def forward_exchange_ns(self) -> int:
-        """Those of F."""
+        """Exchanges of F that the other microbatch may hide."""
         return exchanged(self.forward_legs) if self.forward_legs else 0
 
     @property
     def input_exchange_ns(self) -> int:
-        """Those of I."""
+        """Exchanges of I that the other microbatch may hide."""
         return exchanged(self.backward_legs) if self.backward_legs else 0
 
     @property
     def forward_compute_ns(self) -> int:
-        """F without them."""
+        """F without exchanges."""
         return self.forward_ns - self.forward_exchange_ns
 
     @property

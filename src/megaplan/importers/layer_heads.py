@@ -104,7 +104,7 @@ def by_window(
         reader: Reader of the config.
         head_dim: Width of a head.
         full: Base and rotated share of layers without a window, if the config does not say.
-        window: Those of layers with a window.
+        window: Heads of layers with a window.
         flat: Field of the base of layers with a window, of releases before `rope_parameters`; None for a class that reads no flat field.
         wide: Width of a head in layers without a window; 0 for that of all.
     """

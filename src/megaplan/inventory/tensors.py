@@ -211,7 +211,7 @@ class Inventory:
         tied: The head reuses `embedding`.
         active_parameters: Parameters that one token uses: all except the routed experts that its router does not choose.
         ahead: Names of the side embeddings that the depths of multi-token prediction use too.
-        normed_ahead: These depths read hidden states after a norm, the first of them the final norm's output.
+        normed_ahead: MTP depths read hidden states after a norm, the first of them the final norm's output.
     """
 
     layers: tuple[Block, ...]

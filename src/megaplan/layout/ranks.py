@@ -21,7 +21,7 @@ class Slot(NamedTuple):
         start: First layer, global index.
         stop: One past the last layer.
         blocks: Names of the inventory blocks this slot holds, layers included, in execution order.
-        copies: Those of the blocks that are a second copy of another slot's block (tied head's embedding, MTP's embeddings, relation bias).
+        copies: Blocks among them that are a second copy of another slot's block (tied head's embedding, MTP's embeddings, relation bias).
     """
 
     index: int  # type: ignore[assignment]  # its place; a tuple's method of that name is not missed

@@ -79,7 +79,7 @@ def uneven_rounds(num_microbatches: int, pp: int, rounds: int) -> Problem:
 
 def one_chunk_a_rank(kind: str, vpp: int) -> Problem:
     """The schedule has no virtual stages."""
-    detail = f"schedule.kind = {kind} runs one chunk a rank, but mesh.vpp = {vpp}"
+    detail = f"schedule.kind = {kind} runs one chunk per rank, but mesh.vpp = {vpp}"
     return Problem("MP313", VPP, detail, ((VPP, (1,)), (KIND, ("interleaved_1f1b",))))
 
 

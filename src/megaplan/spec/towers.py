@@ -90,7 +90,7 @@ class Projection(OptionsSection):
         pooled_patches: Patches whose features are averaged.
         joined_patches: Patches, after that, whose features are one row.
         norm: Norm of the features; null for none.
-        norms_joined: That norm is over a joined row, not over a patch's features.
+        norms_joined: The norm is over a joined row, not over a patch's features.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"pooled_patches", "joined_patches", "norms_joined"})

@@ -40,7 +40,7 @@ def tensor_traffic(checked: Checked) -> str:
         f"{TENSOR_COLLECTIVES} collectives · {_sharded_blocks(checked)} blocks · {spec.schedule.microbatches_per_update} microbatches · "
         f"({spec.mesh.tp} − 1) · {_payload(checked)}"
     )
-    return f"the groups of one pipeline send {format_bytes(tensor_traffic_bytes(checked))} a step: {factors}"
+    return f"the groups of one pipeline send {format_bytes(tensor_traffic_bytes(checked))} per step: {factors}"
 
 
 def expert_traffic_bytes(checked: Checked) -> int:
@@ -65,7 +65,7 @@ def expert_traffic(checked: Checked) -> str:
         f"{EXPERT_EXCHANGES} exchanges · {_expert_blocks(checked)} blocks · {spec.schedule.microbatches_per_update} microbatches · "
         f"{copies} · {_payload(checked)}"
     )
-    return f"the tokens of one data rank send {format_bytes(expert_traffic_bytes(checked))} a step{when}: {factors}"
+    return f"the tokens of one data rank send {format_bytes(expert_traffic_bytes(checked))} per step{when}: {factors}"
 
 
 def _payload_bytes(checked: Checked) -> int:

@@ -54,7 +54,7 @@ class Drawn(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those that have gradients."""
+        """The tensors that have gradients."""
         return [each for each in self[:4] if each is not None]
 
 

@@ -97,7 +97,7 @@ class GroupedQueryAttention(OptionsSection):
         head_dim: Width of a head, independent of hidden_size / num_heads.
         qk_norm: RMSNorm over each query and key head.
         qk_norm_width: Width of one of these norms: head, or all_heads of a token together.
-        qk_norm_scale: These norms have a scale.
+        qk_norm_scale: The norms of queries and keys have a scale.
         output_norm: RMSNorm over all heads' outputs of a token, before the gate and the output projection.
         bias: Bias on the query, key and value projections.
         output_bias: Bias on the output projection.

@@ -72,7 +72,7 @@ def _frequencies(spec: Spec) -> int:
 
 
 def _window_frequencies(spec: Spec) -> int:
-    """Those of the tables of layers with a window, or with latents of another rotated width; 0 if they have none of their own."""
+    """Frequencies in the tables of layers with a window, or with latents of another rotated width; 0 without such tables."""
     attention = spec.model.attention
     if isinstance(attention, LatentAttention):
         rotated = {attention.with_heads(place).rotary_width for place in range(len(attention.layer_latents))}

@@ -56,9 +56,9 @@ class Replay:
         counts_input: True if the points of the forward have the input up to its last reader.
         forward: Every live set of the forward.
         backward: Every live set of the backward.
-        forward_peaks: Those of `forward` that can be the peak for some sizes: no other one has all their tensors.
-        backward_peaks: Those of `backward`, with all parameter gradients so far.
-        accumulating_peaks: Those of `backward`, with only the operation's own parameter gradients, and the function that picks these.
+        forward_peaks: Points of `forward` that can be the peak for some sizes: no other one has all their tensors.
+        backward_peaks: Points of `backward`, with all parameter gradients so far.
+        accumulating_peaks: Points of `backward`, with only the operation's own parameter gradients, and the function that picks these.
         of_params: Function that picks the values of all parameters, in the order in which they are made.
         program: The replayed program.
     """

@@ -155,9 +155,9 @@ def operator_replay(names: Names, away: Names, ops: tuple[Op, ...], *, held: Nam
 
     Args:
         names: Tensors that it keeps without recompute and offloading.
-        away: Those that recompute makes again, or that are in the host's memory, between forward and backward.
+        away: Storages that recompute makes again, or that are in the host's memory, between forward and backward.
         ops: Operations of the operator. Tensors that none of them keeps are counted to the operator's end.
-        held: Those of `away` that are there until the forward has ended.
+        held: Storages of `away` that are there until the forward has ended.
         again: A forward of the whole operator that backward begins with.
     """
     kept = {name for op in ops for name in op.keeps}

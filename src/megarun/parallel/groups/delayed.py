@@ -83,7 +83,7 @@ class OwnNumbers(NamedTuple):
     """Numbers of the products with one weight.
 
     Attributes:
-        stage: Those of its stage.
+        stage: Numbers of its stage.
         first: Index of its first operand.
     """
 
