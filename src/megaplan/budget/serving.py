@@ -131,8 +131,6 @@ def local_elements(block: Block, degrees: tuple[int, int, int], heads: int = 1, 
 
 
 NS = 1e-9
-REDUCTIONS = 2
-"""Sums over a tensor group in a layer pair of attention and MLP: one after each; a layer of the pattern has one."""
 KERNELS_OF_LAYER = 6
 """Kernels of a layer of the pattern in an engine: norm, projections, rotation and cache, attention or activation, and the sum."""
 ACTIVATION_BYTES = 2

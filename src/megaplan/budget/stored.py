@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
@@ -273,8 +273,8 @@ class StoredState:
         _, storages, layers = zip(*blocks, strict=True)
         runs = frozenset(names)
         copies = [storage.dense for name, storage, _ in blocks if name not in runs]
-        outside = sorted([(name, storage.both) for name, storage, layer in blocks if not layer and name in runs], key=_by_place)
-        root = together([*copies, *[group for _, group in outside]])
+        outside = [(fsdp_order(name), storage.both) for name, storage, layer in blocks if not layer and name in runs]
+        root = together([*copies, *[group for _, group in sorted(outside, key=itemgetter(0))]])
         units = self._units(slot)
         groups = [together(unit) for unit in units.values()]
         running = [root, *groups, *[group for _, group in outside]]
@@ -373,10 +373,6 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
             _, count = found.get(id(storage), (storage, 0))
             found[id(storage)] = storage, count + 1
     return tuple(found.values())
-
-
-def _by_place(block: tuple[str, GroupBytes]) -> int:
-    return fsdp_order(block[0])
 
 
 def reads_other_input(name: str, *, has_mtp: bool, normed: bool, merges: bool) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from megaplan.blocks.ops import Flow, Op, in_bank, runs_bank
@@ -205,7 +206,7 @@ def expert_phases(run: Replay, *, takes: bool) -> tuple[tuple[LiveSet, ...], tup
     """Points of a backward that can be the largest before the experts' operation, and from it on; only it if FSDP2 takes the gradients."""
     index = experts_index(run)
     before = run.backward[:index] or (run.backward[index].before(),)
-    return largest_points(before, _all_params) if takes else before, run.backward[index : index + 1 if takes else None]
+    return largest_points(before, attrgetter("params")) if takes else before, run.backward[index : index + 1 if takes else None]
 
 
 @cache
@@ -218,10 +219,6 @@ def after_experts(run: Replay) -> tuple[LiveSet, tuple[LiveSet, ...]]:
 def experts_index(run: Replay) -> int:
     """Index of the experts' operation among the points of a backward."""
     return next(index for index, point in enumerate(run.backward) if runs_bank(point.op))
-
-
-def _all_params(point: LiveSet) -> tuple[str, ...]:
-    return point.params
 
 
 def _without_experts(point: LiveSet) -> tuple[str, ...]:

@@ -186,18 +186,8 @@ class ReplayTimer:
         plain, recompute, exposed = (count * each // pp for each in (kept - fused, self._running(spec) - kept, waits))
         makespan, hidden = self._replayed(spec, sums, spans)
         busy, exposed = count * sums.total // pp - hidden // pp, exposed - hidden // pp
-        found = {
-            "layers": busy - plain - recompute - exposed,
-            PLAIN: plain,
-            "recompute": recompute,
-            f"{EXPOSED} transfers": exposed,
-            BUBBLE: makespan - busy,
-            **self.outside_terms(spec, sums),
-        }
-        absent = {PLAIN} if not plain else set()
-        if self.rates(spec).measured is None:
-            absent |= {COPIES, HOST}
-        return {name: value for name, value in found.items() if name not in absent}
+        found = terms_of(makespan, busy, plain, recompute, exposed) | self.outside_terms(spec, sums)
+        return without_unmeasured(found, self.rates(spec))
 
     def kinds(self, spec: Spec) -> list[Note]:
         """Every kind of kernels of a step, all pipeline ranks together, with its counts and its time; none without measured constants.
@@ -396,3 +386,15 @@ def linked_orders(kind: str, pp: int, vpp: int, count: int) -> LinkedOrders:
     """A schedule, linked; kept, for specs of one schedule share it."""
     copies = num_copies(placement(kind))
     return link(actions(kind, pp, vpp, count), pp * vpp * copies, copies)
+
+
+def terms_of(makespan: int, busy: int, plain: int, recompute: int, exposed: int) -> dict[str, int]:
+    """Nanoseconds by term of the microbatches: `busy` ones of a mean pipeline rank, of them three parts, and idle ones."""
+    shares = {PLAIN: plain, "recompute": recompute, f"{EXPOSED} transfers": exposed}
+    return {"layers": busy - sum(shares.values()), **shares, BUBBLE: makespan - busy}
+
+
+def without_unmeasured(terms: dict[str, int], rates: Rates) -> dict[str, int]:
+    """The terms without plain torch's if there is none, and without those of the host and of copies if no measured constant gives them."""
+    absent = {name for name in (PLAIN,) if not terms[name]} | ({COPIES, HOST} if rates.measured is None else set())
+    return {name: value for name, value in terms.items() if name not in absent}

@@ -80,7 +80,8 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
     except FileNotFoundError:
         return _cached(path, max_bytes)
     except IsADirectoryError:
-        raise _refusal("MP102", f"{name} is a directory", name, *_specs_inside(path)) from None
+        inside = (str(found) for found in sorted(Path(path).glob("*.yaml"))[:3])
+        raise _refusal("MP102", f"{name} is a directory", name, *inside) from None
     except OSError as error:
         raise _refusal("MP103", f"{name}: {(error.strerror or type(error).__name__).lower()}", name) from None
     except ValueError:  # a NUL in the path
@@ -129,10 +130,6 @@ def _near_names(path: str) -> list[str]:
     except OSError:
         return []
     return [str(folder / name) for name in get_close_matches(Path(path).name, names, n=1)]
-
-
-def _specs_inside(path: str) -> list[str]:
-    return [str(found) for found in sorted(Path(path).glob("*.yaml"))[:3]]
 
 
 def _refusal(code: str, detail: str, file: str | None, *hints: str, line: int | None = None) -> MegaplanError:

@@ -127,7 +127,7 @@ def replay(
     entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
     passed &= dropped
     why = {name: names for name, names in keepers.items() if name not in dropped and name not in away}
-    why |= _keepers_outside(keepers, passed, region)
+    why |= {name: [keeper for keeper in keepers[name] if keeper not in region] for name in passed}
     why |= {name: [AGAIN] for name in sorted((entering | cached) - set(why))}
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if not op.is_view for name in op.makes if name in why]
@@ -148,10 +148,6 @@ def replay(
         program=program,
         **_backward_fields(backward),
     )
-
-
-def _keepers_outside(keepers: dict[str, list[str]], passed: frozenset[str], region: frozenset[str]) -> dict[str, list[str]]:
-    return {name: [keeper for keeper in keepers[name] if keeper not in region] for name in passed}
 
 
 def with_backward(run: Replay, program: Program, *, splits: bool = False, splittable: bool = False) -> tuple[Replay, Backward]:

@@ -33,11 +33,6 @@ class StateBytes(NamedTuple):
     gradient: int
     unscaled: int
 
-    @property
-    def stays(self) -> int:
-        """Master and moments."""
-        return self.master + self.moments
-
 
 def is_single(spec: Spec) -> bool:
     """True if weights and activations are fp32."""
