@@ -106,7 +106,7 @@ eight bits, the log-sum-exp, and not its output, of which the output projection 
 device, in blocks of queries, and such a step has no time. Sinks, relation bias, indexers, context parallelism and other recipes are
 refused with it (MP905); prediction depths' attention stays in 16 bits.
 
-With `head` the output head's three products are in the recipe's bits, under every recipe that is trained, and those of prediction depths,
+With `head` the output head's three products are in the recipe's format, under every recipe that is trained, and those of prediction depths,
 which share it; Transformer Engine's is a linear as others. A tied head quantises the embedding's matrix. Its input is kept in 16 bits
 and quantised again in backward. Where head and loss are one operation (`host.kernels: triton`) the rows are quantised once a pass, and a
 slice of the weight and of the logits' gradient for each product; slices have multiples of 128 words, and scales of the whole matrix are a

@@ -33,6 +33,11 @@ def unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
+def given_or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """`tensor`, or a placeholder that the kernel does not read."""
+    return other if tensor is None else tensor.contiguous()
+
+
 def has_large_tiles(device: torch.device) -> bool:
     """True if descriptors fill four stages of 48 KiB of a program: on Hopper, data-center Blackwell, and in the interpreter."""
     return device.type == "cpu" or torch.cuda.get_device_properties(device).major in WITH_DESCRIPTORS

@@ -170,7 +170,7 @@ class _Checker:
         if not isinstance(document, dict):
             detail = f"the document is {show(document)}, and costs are an object with format: {FORMAT}"
         elif "format" not in document:
-            detail = f"the document has no key format, and a costs file has format: {FORMAT}"
+            detail = f"the document has no key `format`, but a costs file has format: {FORMAT}"
         else:
             detail = f"format = {show(document['format'])}, but this version reads {FORMAT}"
         return diagnostic("MP340", detail, Location(self._file, key="format"), (WRITE_ONE,))

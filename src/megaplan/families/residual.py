@@ -192,7 +192,7 @@ def cast_program(program: BlockProgram) -> BlockProgram:
 
 
 def cast_shapes(shapes: Shapes, stream: DType) -> Shapes:
-    """The storages of such a block, whose stream has the dtype `stream`."""
+    """The storages of a block between casts from and to a stream of the dtype `stream`."""
     ends = storages(stream, Column.ACTIVATIONS, dict.fromkeys((INPUT, OUTPUT), shapes[OUTPUT][2]))
     return shapes | {CAST_INPUT: shapes[OUTPUT], CAST_OUTPUT: shapes[OUTPUT]} | ends
 

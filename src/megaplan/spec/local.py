@@ -141,7 +141,7 @@ def payload_parts(spec: Spec, dims: Dims) -> list[tuple[Payload, Part]]:
 
 
 ONE_ROW = "shared_gate.weight"
-"""The weight of a linear that multiplies in a recipe's bits and has one row, so that it is not packed."""
+"""The weight of a linear that multiplies in a recipe's format and has one row, so that it is not packed."""
 BANKS, BANK_DIMS = frozenset({"experts.gate_proj", "experts.up_proj", "experts.down_proj"}), 3
 """Matrices of a bank [E, a, b], which are sharded as the rows of all."""
 

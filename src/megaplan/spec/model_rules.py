@@ -43,7 +43,7 @@ def _sections(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
             detail = f"layer {pattern.layers.index(letter)} of {text} is {letter}, and model.{name} is absent"
             yield checked.error("MP307", detail, "model.pattern", f"add model.{name}, or take {letter} out of the pattern")
         if present and letter not in pattern.layers:
-            detail = f"model.{name} is given, and there is no {letter} among the {plural(len(pattern.layers), 'layer')} of {text}"
+            detail = f"model.{name} is given, but there is no {letter} among the {plural(len(pattern.layers), 'layer')} of {text}"
             late = pattern.text.find(letter)
             hint = f"num_layers: {late + 1} or more reaches the first {letter}" if late >= 0 else f"remove model.{name}"
             yield checked.error("MP308", detail, f"model.{name}", hint)
@@ -255,7 +255,7 @@ def _multipliers(checked: Checked) -> Iterator[Diagnostic]:
     model = checked.spec.model
     if model.logits_multiplier != 1 and model.head_bias:
         detail = (
-            f"logits_multiplier = {model.logits_multiplier:g}, head_bias = true: what the head multiplies is scaled, and its bias is not"
+            f"logits_multiplier = {model.logits_multiplier:g}, head_bias = true: the product of the head is scaled, but its bias is not"
         )
         yield checked.error("MP715", detail, "model.logits_multiplier", "head_bias: false")
     if model.mlp is not None and model.mlp.gate_multiplier != 1 and model.mlp.activation not in GATED:
@@ -291,7 +291,7 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"attention.{name} has other num_heads, and features.relation_bias is a table with one value for each head of a layer"
         yield checked.error("MP715", detail, f"model.attention.{name}", "remove features.relation_bias, or num_heads there")
     if features.mtp is not None and features.mtp.side_embeddings and not features.sides:
-        detail = f"features.mtp.side_embeddings = true, and the model has none of {', '.join(SIDES)}"
+        detail = f"features.mtp.side_embeddings = true, but the model has none of {', '.join(SIDES)}"
         yield checked.error("MP715", detail, "model.features.mtp.side_embeddings", "side_embeddings: false")
     ngram = features.ngram
     if ngram is not None and ngram.num_rows < ngram.num_tables:

@@ -79,7 +79,7 @@ def _pools(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
         yield checked.error("MP850", detail, f"{KEY}.policy.updates", f"--set {KEY}.policy.updates=1")
     for name in ("reference", "reward", "critic"):
         if name in plan.offload and getattr(plan, name) is None:
-            yield checked.warning("MP850", f"offload has {name}, and the plan has none", f"{KEY}.offload")
+            yield checked.warning("MP850", f"offload has {name}, but the plan has none", f"{KEY}.offload")
 
 
 def _device(checked: Checked, device: DeviceRef, *, colocated: bool) -> Iterator[Diagnostic]:

@@ -48,7 +48,7 @@ def validate_document(document: Any, source: SourceMap) -> Spec:
 def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:
     if "format" not in document:
         return diagnostic(
-            "MP115", f"the document has no key format, and a spec begins with format: {FORMAT}", source.locate(""), (f"format: {FORMAT}",)
+            "MP115", f"the document has no key `format`, but a spec begins with format: {FORMAT}", source.locate(""), (f"format: {FORMAT}",)
         )
     written = document["format"]
     detail = f"format = {show(written)}, but this version reads {FORMAT}"

@@ -302,14 +302,14 @@ class Stage(nn.Module):
         """Embedded tokens [B, t, h], their ids, earlier tokens, classes and platforms -> the same with the side embeddings added."""
         if self.ngram is not None:
             if before is None:
-                raise ValueError("the stage has n-grams, and the batch has no earlier tokens; Batches.at should have read them")
+                raise ValueError("the stage has n-grams, but the batch has no earlier tokens; Batches.at should have read them")
             length = x.shape[1]
             x = self.ngram(x, tokens[:, self.tp.index * length :][:, :length] if self.slices_words else tokens, before)
         for embedding, ids in ((self.structure, structure), (self.platform, platform)):
             if embedding is not None:
                 if ids is None:
                     raise ValueError(
-                        "the stage embeds classes or platforms, and the batch has none; megarun.training.prepare should refuse such a file"
+                        "the stage embeds classes or platforms, but the batch has none; megarun.training.prepare should refuse such a file"
                     )
                 x = embedding(x, ids)
         return x

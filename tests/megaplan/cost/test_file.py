@@ -128,7 +128,7 @@ BAD = [
         "format = 'megaplan.costs/2', but this version reads megaplan.costs/1",
     ),
     ("a-plan", put("format", value="megaplan.plan/1"), "MP340", "format = 'megaplan.plan/1'"),
-    ("no-format", drop("format"), "MP340", "the document has no key format"),
+    ("no-format", drop("format"), "MP340", "the document has no key `format`"),
     ("a-list", lambda _: "[]", "MP340", "the document is []"),
     ("a-number", lambda _: "3", "MP340", "the document is 3"),
     ("no-layers", drop("layers"), "MP341", "a costs file lacks layers"),

@@ -50,7 +50,7 @@ def test_a_flood_is_cut_with_its_count(refused: Refused) -> None:
 @pytest.mark.parametrize(
     ("edit", "detail", "hint"),
     [
-        (("format: megaplan.spec/1\n", ""), "the document has no key format", "format: megaplan.spec/1"),
+        (("format: megaplan.spec/1\n", ""), "the document has no key `format`", "format: megaplan.spec/1"),
         (
             ("megaplan.spec/1", "megaplan.spec/2"),
             "format = 'megaplan.spec/2', but this version reads megaplan.spec/1",

@@ -27,7 +27,7 @@ INDEX_NORM_ROWS = 16
 KEY_PROGRAMS = 64
 """Programs of the backward of the keys' norm, each with a part of the gradients of its scale and bias."""
 KEY_WARPS = 8
-"""Warps of such a program."""
+"""Warps of a program of that backward."""
 LARGEST_HELD = 8192
 """Scores of a row that a program of the selection has in registers."""
 INDEX_TILES: dict[str, dict[tuple[bool, int], Tile]] = {
@@ -223,7 +223,7 @@ def chunk_rows(batch: int, piece_length: int, num_keys: int) -> int:
 
 
 def index_constants(kernel: str, width: int, itemsize: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Constants of a kernel of index products, and its launch options. Scores take a wide head's columns in two products."""
+    """Constants of a kernel of index products, and its launch options. The score kernel multiplies the columns of a wide head in two parts."""
     tile = _tile_of(INDEX_TILES[kernel], width, itemsize)
     numbers = {"WIDTH": width, "M": tile.queries, "N": tile.keys}
     if kernel == "score":

@@ -16,7 +16,7 @@ PULL_COLS = 64
 BLOCK_ROWS, BLOCK_COLS, BLOCK_STEP = 128, 256, 64
 """Sides of a tile and inner step of products whose operands descriptors read."""
 BLOCK_UP_COLS = {"swiglu": 128, "geglu": 128, "relu2": 256, "gelu": 128}
-"""Columns of such a tile of the forward's first product."""
+"""Columns of a tile of the forward's first product."""
 BIAS_COLS = 128
 """Columns of a tile of the sums that are the biases' gradients."""
 ROUTE = base.FixedRatios(

@@ -233,7 +233,7 @@ def _expanded(load: Workload, attention: LatentAttention, core: AttentionSizes) 
 
 
 def _expanding(load: Workload, attention: LatentAttention, core: AttentionSizes) -> Works:
-    """Keys and values of all tokens, made once forward and once backward, and the core, for one group of heads after another.
+    """The expansion of all tokens to keys and values, once forward and once backward, and the core: both per group of heads.
 
     In eight bits the gradients of the rank's own tokens multiply.
     """

@@ -29,7 +29,7 @@ FACTORS, HISTORY = "scaling_factors", "scaling_history"
 
 
 def is_scaling(name: str) -> bool:
-    """True for the name of such a tensor."""
+    """True for the name of a tensor of delayed scaling in a checkpoint."""
     return name.rpartition(".")[2] in (FACTORS, HISTORY)
 
 
