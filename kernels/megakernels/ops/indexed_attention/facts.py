@@ -223,7 +223,7 @@ def chunk_rows(batch: int, piece_length: int, num_keys: int) -> int:
 
 
 def index_constants(kernel: str, width: int, itemsize: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Constants of a kernel of index products, and its launch options. The score kernel multiplies the columns of a wide head in two parts."""
+    """Constants of a kernel of index products, and its launch options. The score kernel multiplies a wide head's columns in two parts."""
     tile = _tile_of(INDEX_TILES[kernel], width, itemsize)
     numbers = {"WIDTH": width, "M": tile.queries, "N": tile.keys}
     if kernel == "score":
