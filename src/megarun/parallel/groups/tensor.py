@@ -182,11 +182,11 @@ def column_parallel(
 
 def exchanged(exchange: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A linear exchange between ranks; the gradient is exchanged by its adjoint."""
-    result: Tensor = _apply(_Exchange, exchange, adjoint, x)
+    result: Tensor = _apply(_LinearExchange, exchange, adjoint, x)
     return result
 
 
-class _Exchange(torch.autograd.Function):
+class _LinearExchange(torch.autograd.Function):
     """See `exchanged`; saves nothing."""
 
     @staticmethod
