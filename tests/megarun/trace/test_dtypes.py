@@ -30,6 +30,16 @@ CASES: dict[str, dict[str, Any]] = {
     "narrow-zbv": NARROW | IN_V,
     "narrow-dp-reshard": NARROW | {"mesh": {"dp_shard": 2}, "sharding.reshard_after_forward": True},
     "fp16-router-losses": FP16 | PIPELINED | {"model.moe.balance_loss_coefficient": 0.01},
+    "fp16-router-backward": {  # its scratch is the peak: products of fp16 have the gradient of the logits in one part of fp32
+        "model.pattern": "E",
+        "model.num_layers": 1,
+        "model.hidden_size": 1024,
+        "model.moe": {"num_experts": 32, "top_k": 1, "ffn_hidden_size": 16},
+        "host": {"kernels": "triton"},
+        "batch": {"micro_batch_size": 1, "seq_length": 1024},
+        "schedule.num_microbatches": 1,
+    }
+    | FP16,
     "wide-tp-recompute": WIDE | {"mesh": {"tp": 2}, "recompute": {"default": "selective"}},
     "wide-gathers": {  # a layer's gather is the peak, before the gradient of its output is cast
         "model.pattern": "MM",

@@ -268,7 +268,7 @@ def _router_inside(dims: Dims, moe: MixtureOfExperts) -> Shapes:
     size, rows = dims.dtype.bytes, dims.batch * dims.residual_tokens
     sizes = RouterBytes(size, size, size * moe.router_bias, size * moe.score_correction)
     wanted = (True, not dims.frozen, not dims.frozen, not dims.frozen)
-    parts = 1 if dims.dtype is DType.FP32 else 2
+    parts = 2 if dims.dtype is DType.BF16 else 1
     inside = route_backward_bytes(rows, dims.hidden, moe.num_choices, sizes, wanted, parts=parts)
     return storages(dims.dtype, Column.WORKSPACE, {ROUTER_BACKWARD: (inside // size,)})
 
