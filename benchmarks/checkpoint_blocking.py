@@ -77,7 +77,7 @@ SPEC: dict[str, Any] = {
 
 
 def train(folder: Path, name: str, steps: int, every: int, *more: str) -> tuple[float, list[float]]:
-    """Seconds of all steps but the first, saves left out, and of each save; the wait for the last one is no training."""
+    """Seconds of all steps except the first, saves left out, and of each save; the wait for the last one is not training."""
     blocked: list[float] = []
     save = Saver.save
 
@@ -102,7 +102,7 @@ def train(folder: Path, name: str, steps: int, every: int, *more: str) -> tuple[
 
 
 def train_on_two_nodes(folder: Path, name: str, steps: int, *more: str) -> tuple[float, list[float]]:
-    """Seconds of all steps but the first, and for each step what the slower rank waits: to begin a copy, and for it before the update."""
+    """Seconds of all steps except the first, and the slower rank's wait in each step: to begin a copy, and for it before the update."""
     program, left, out = folder / "rank.py", folder / f"{name}-ranks", folder / name
     program.write_text(COPYING)
     left.mkdir()

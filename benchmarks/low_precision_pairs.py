@@ -88,8 +88,8 @@ Of later runs, against 3.539 in bf16: 3.558 (+0.54 %) under fp8_blockwise, 3.535
 with the head, and 3.552 (+0.37 %) under fp8_current with attention; 3.541 (+0.04 %) under fp8_delayed, against 3.540; the test
 requires at most 1 %.
 
-With `param_gather` a rank packs its shard of a weight of these linears, and FSDP2 gathers the rows of bytes: elements, and behind them
-the scales of their blocks, per element 1 byte under fp8_delayed, fp8_current, fp8_blockwise and fp8_rowwise (and 4 bytes a row), 1.03
+With `param_gather` a rank packs its shard of a weight of these linears, and FSDP2 gathers the rows of bytes: elements, and after them
+the scales of their blocks, per element 1 byte under fp8_delayed, fp8_current, fp8_blockwise and fp8_rowwise (and 4 bytes per row), 1.03
 under mxfp8 and 0.56 under nvfp4. Under fp8_delayed factors are known before a gather, and no maxima are exchanged for it. A shard is
 rounded to `params` first, so the gathered weights are bit by bit those that a product would make of a weight gathered in 16 bits, or in
 fp32 with `params: fp32`. There is no copy of the weight with 16 bits. A weight is packed if each shard has whole blocks: rows of a shard
@@ -106,7 +106,7 @@ eight bits, the log-sum-exp, and not its output, of which the output projection 
 device, in blocks of queries, and such a step has no time. Sinks, relation bias, indexers, context parallelism and other recipes are
 refused with it (MP905); prediction depths' attention stays in 16 bits.
 
-With `head` the output head's three products are in the recipe's bits, under every recipe that is trained, and those of prediction depths,
+With `head` the output head's three products are in the recipe's format, under every recipe that is trained, and those of prediction depths,
 which share it; Transformer Engine's is a linear as others. A tied head quantises the embedding's matrix. Its input is kept in 16 bits
 and quantised again in backward. Where head and loss are one operation (`host.kernels: triton`) the rows are quantised once a pass, and a
 slice of the weight and of the logits' gradient for each product; slices have multiples of 128 words, and scales of the whole matrix are a

@@ -68,7 +68,7 @@ def site_links(markdown: str, path: str, place: str) -> str:
 
 
 def _on_site(target: str, place: str) -> str:
-    """A file of the repository as the page at `place` names it; one that is no page stays, and the strict build says so."""
+    """A file of the repository as the page at `place` names it; one that is not a page stays, and the strict build says so."""
     if target.startswith("docs/") and (ROOT / target).is_dir():
         target = f"{target}/{FOLDER_PAGE}"
     found = PAGES.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else target)

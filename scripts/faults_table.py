@@ -49,7 +49,7 @@ def page(rows: dict[str, Outcome], on_fuse: dict[str, Outcome]) -> str:
         "`tests/megarun/faults` holds the same cases as tests; seeds draw times and ranks.",
         "",
         "Seconds are from the fault to the end of the last process, or of the refused command, on a machine with other work; past its own",
-        f"timeout nothing may take over {LIMIT_SECONDS:.0f}, but for the job that continues without a node, which trains to its last step.",
+        f"timeout nothing may take over {LIMIT_SECONDS:.0f}, except the job that continues without a node, which trains to its last step.",
         "Steps lost were made and had to be made again; a dash: none had been made. The exit status is that of the command, torchrun's",
         "own where it started the ranks (1 if a rank failed or was stopped by a signal).",
         f"{len(on_fuse)} of one process were also done with all files on a FUSE server of this machine, where the same must hold;",

@@ -21,7 +21,7 @@ HEAD = """# Well-known models
 
 What `megaplan estimate` answers for models that an engineer tries first, from their `config.json` alone: MODEL is its path, or the model's
 name where its config is in the local cache (`hf download NAME config.json` puts it there). Every answer takes less than a second. The batch
-is one sequence of 4,096 tokens a GPU, the GPUs are H200s, the optimizer is AdamW, and parameters are unique ones.
+is one sequence of 4,096 tokens per GPU, the GPUs are H200s, the optimizer is AdamW, and parameters are unique ones.
 `scripts/models_page.py` writes this page.
 
 The last column says whether megarun trains the model, or which options it refuses (MP790); whether its weights move in and out, with

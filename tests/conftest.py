@@ -1,4 +1,4 @@
-"""Settings that all suites share: generated examples have no time limit, for a busy machine is no defect."""
+"""Settings that all suites share: generated examples have no time limit, for a busy machine is not a defect."""
 
 import sys
 from pathlib import Path

@@ -27,7 +27,7 @@ def read(table: Path) -> Recorded:
     """The committed cells.
 
     Raises:
-        ValueError: The file has other columns than this script writes, or a cell that is no number.
+        ValueError: The file has other columns than this script writes, or a cell that is not a number.
     """
     found: Recorded = {}
     with table.open(newline="") as file:
@@ -41,7 +41,7 @@ def read(table: Path) -> Recorded:
 
 
 def estimated(budget: RankBudget) -> dict[tuple[Phase, Column], int]:
-    """Today's estimate of the cells that a trace shows: all but the allocator's overhead."""
+    """Today's estimate of the cells that a trace shows: all except the allocator's overhead."""
     return {(phase, column): size for phase in Phase for column, size in budget.cells[phase].items() if column is not Column.OVERHEAD}
 
 

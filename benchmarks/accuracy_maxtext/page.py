@@ -140,7 +140,7 @@ whose input is saved was computed again without its neighbours in the scanned bl
 The reasons of the large errors are not measured. gpt-oss has heads of width 64 and experts of width 2,880, of which neither is a
 multiple of the 256 columns of a matrix unit, and clamped activations with biases; Llama 4 Maverick has one expert of 128 a token under
 tensor parallelism. Layers of gated delta nets (Qwen3-Next) have no time, and the small Gemma 4 models, with embeddings of layers, are
-not read. The batch of llama2-70b on v6e-256 is that of the published log, 8,192 tokens a device; its recipe lists another.
+not read. The batch of llama2-70b on v6e-256 is that of the published log, 8,192 tokens per device; its recipe lists another.
 
 Worst first. *Inside*: the published seconds are in the interval.
 

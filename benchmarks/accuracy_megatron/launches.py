@@ -48,7 +48,7 @@ def spec_of_launch(
         month: Month of the container image, as `2026-05`; None for a new one.
 
     Raises:
-        MegaplanError: It is refused.
+        MegaplanError: The launch is refused.
     """
     device = platform.removeprefix("dgx_")
     overrides = [f"device.name={DEVICES.get(device, device)}"]

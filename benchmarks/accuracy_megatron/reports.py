@@ -245,7 +245,7 @@ def _pairs() -> Iterator[str]:
         "and of 19 runs by SimuMax, whose segments do not grow, 4.5 % (0.7 to 9.3, 152 ranks).",
         f"Of the pairs found last the default percentage misses {_missed(last)} on average,",
         f"of every third of them, which was held back, {_missed([row for row in last if row.get('back')])}:",
-        "it is no model of a run's allocator.",
+        "it is not a model of a run's allocator.",
         "",
         f"*Fits narrowly* reads the largest of runs whose segments grow, {_most(rows, grows=True):.1f} %, and of those whose do not,",
         f"{_most(rows, grows=False):.1f} %. Runs with *room*, on devices of which a fifth or more was left, do not count: torch never had",

@@ -55,7 +55,7 @@ class Replay:
         run_peak: Estimated peak of the whole run with balanced routing.
         outside: Distance of the second step's measured peak from the quoted range; 0 inside it.
         run_outside: The same of the whole run's.
-        implied_skew: Rows of the measured rank over its even share, if nothing but routing misses; None without experts.
+        implied_skew: Rows of the measured rank over its even share, if only routing misses; None without experts.
         ranged: Reason why no single number is quoted; None if one is.
         experts: Number of the rank's experts; 0 without.
     """
@@ -199,7 +199,7 @@ def _introduction(runs: int, stated: int, priced: int, ranged: int, older: int, 
         "Errors are percent of the measurement, negative where the estimate is low. There is no multiplier. Most terms are",
         "tensors and workspaces read in the sources; five are inferred from measurements of this kind or approximate: what",
         "interleaving leaves after a step and a pipeline's second attention mask, the workspace of overlapped expert communication,",
-        "the router's 16 bytes a token and expert, a prediction module's 16 bytes a token and channel, and flash attention",
+        "the router's 16 bytes per token and expert, a prediction module's 16 bytes per token and channel, and flash attention",
         "where a run leaves the backend to Transformer Engine. These runs are therefore no held-out test of those terms.",
         "",
         "*After step* and *peak* are of the second step, the first with all of the optimizer's state; *peak of the run* is the",

@@ -45,7 +45,7 @@ def stage_lines() -> list[str]:
         f"{mean(map(abs, theirs)):.2f} %, worst {max(theirs, key=abs):+.2f} %.",
         "The temporary tensors of the schedule, of a row-parallel linear and of a layer of experts were read in the sources",
         "while these runs",
-        "were known, so that they are no held-out test of those terms.",
+        "were known, so that they are not a held-out test of those terms.",
         "",
         "| Run | Stage | Peak MiB | Error | SimuMax's error | Phase |",
         "|---|---|---|---|---|---|",

@@ -114,7 +114,7 @@ no number was tuned, it is {held_error:.1f} %, and {near} of them are within 5 %
 {others_most:.1f} %, errors of everything else included: set `host.reserved_percent` to what your own runs show.
 
 The formulas were written from the sources, with December's tables known. The {num_unseen} rows of other tables were estimated only after
-they were final: mean {unseen_error:.1f} %, and {nearer} of them, all but those of B200, {nearer_error:.1f} %. Two terms came later,
+they were final: mean {unseen_error:.1f} %, and {nearer} of them, all except those of B200, {nearer_error:.1f} %. Two terms came later,
 from the source: until July 2025 the last block stays gathered together with the head, at most 1 % of a row; and with flex attention
 the version of October 2025 checkpoints attention and experts separately (`host.checkpoints: halves`), without which the two rows of
 DeepSeek-V3 are +5.2 and +4.1 %.

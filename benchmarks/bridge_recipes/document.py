@@ -89,7 +89,7 @@ def architecture(model: str, stated: Mapping[str, Any]) -> dict[str, Any]:
     """The model's own fields by Megatron-Bridge's names.
 
     Raises:
-        NotExpressedError: It is in no table, and the recipe does not state it.
+        NotExpressedError: The value is in no table, and the recipe does not state it.
     """
     table = _table()
     found = table["models"].get(model)

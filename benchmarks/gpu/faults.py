@@ -39,7 +39,7 @@ def is_killed(emit: Emit) -> None:
 
 
 def babbles(emit: Emit) -> None:
-    """Bytes that are no JSON, in the pipe itself."""
+    """Bytes that are not JSON, in the pipe itself."""
     emit({"before": "the failure"})
     for descriptor in range(3, 64):
         try:

@@ -104,7 +104,7 @@ def _torch_attention(backend: str) -> Callable[[KernelCase], Peer | None]:
 
 
 def _fla_ssd(_: KernelCase) -> Peer:
-    """Mamba-2 as linear attention whose keys and queries are B and C and whose log decay is −exp(A_log) Δ, one a head."""
+    """Mamba-2 as linear attention whose keys and queries are B and C and whose log decay is −exp(A_log) Δ, one per head."""
 
     def call(x: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor) -> Tensor:
         step = softplus(dt.float() + dt_bias.float())

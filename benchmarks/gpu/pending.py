@@ -77,7 +77,7 @@ LINES = (
     ),
     Line(
         "Allocated and reserved bytes of eighteen one-GPU plans and two in eight bits with Triton kernels, phase by phase, under both"
-        " allocators, also at 32k and 128k tokens a sequence; a miss: `python benchmarks/gpu/run.py --explain NAME`",
+        " allocators, also at 32k and 128k tokens per sequence; a miss: `python benchmarks/gpu/run.py --explain NAME`",
         r"^memory/",
         "`make gpu ONLY=memory`",
     ),

@@ -105,7 +105,7 @@ def time_candidates(case: KernelCase, emit: Emit, device: str) -> None:
                 with forced(_only(key, candidate)):
                     row |= _compared(default, case, inputs, device)
                     row["us"] = _time(case, inputs, key, device)[1]
-            except Exception as failure:  # a candidate that does not compile or fit is no candidate
+            except Exception as failure:  # a candidate that does not compile or fit is not a candidate
                 row |= {"us": float("inf"), "right": False, "failure": said(failure)}
             others.append(row)
         others.sort(key=lambda row: float(row["us"]))

@@ -19,7 +19,7 @@ from typing import Any
 from gpu.checks import Emit, said
 
 MOST_SHOWN = 200
-"""Characters of a line that is no JSON, or of a log's end, that a failure quotes."""
+"""Characters of a line that is not JSON, or of a log's end, that a failure quotes."""
 ENDS_WITH_PARENT = 1
 """prctl's option PR_SET_PDEATHSIG."""
 
@@ -32,8 +32,8 @@ class Job:
         kind: `facts`, `checks`, `times`, `train` or `memory`.
         name: Unique with its kind.
         run: Does it, in its own process, and emits each line as soon as it is known.
-        seconds: It is stopped after so long.
-        least: It is not started with less time left.
+        seconds: Time after which it is stopped.
+        least: Time left that it needs to be started.
         lane: Jobs of one lane may run together; those of two never do.
         gib: Device memory that the job may use; jobs that run together use no more than the device has.
     """
@@ -144,7 +144,7 @@ def finite(value: Any) -> Any:
 
 
 def read_lines(running: Running) -> list[dict[str, Any]]:
-    """The complete lines that have arrived; what is no JSON object is kept as garbage."""
+    """The complete lines that have arrived; what is not a JSON object is kept as garbage."""
     while True:
         try:
             part = os.read(running.pipe, 1 << 16)

@@ -26,7 +26,7 @@ WORDS = {
 
 
 def draw_near_legal(seed: int) -> Spec:
-    """Plain values one change away from a drawn spec; most are refused, none may be answered with anything but diagnostics."""
+    """Plain values one change away from a drawn spec; most are refused, none may be answered with anything except diagnostics."""
     choice = Draw(f"near/{seed}")
     spec = draw(seed, Scope.ANY, SMALL)
     choice.choice(CHANGES)(choice, spec)

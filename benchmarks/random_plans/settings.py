@@ -69,7 +69,7 @@ def optimizer_section(draw: Draw) -> dict[str, Any]:
 
 
 def recompute_section(draw: Draw, letters: str, *, megatron: bool) -> dict[str, Any]:
-    """`recompute`: E and M refuse full, and Megatron has no policy but attention's core."""
+    """`recompute`: E and M refuse full, and Megatron has no policy except attention's core."""
     present = sorted(set(letters))
     if megatron:
         return {"blocks": {"A": "selective"}} if "A" in present and draw.chance(0.3) else {}

@@ -96,7 +96,7 @@ def _changed(document: Spec, **sections: Any) -> Change:
 
 
 def _fit_keys(attention: Spec, places: list[int]) -> None:
-    """Remove readers of keys, and their source, that are no layers of attention."""
+    """Remove readers of keys, and their source, that are not layers of attention."""
     groups = attention.pop("shared_keys", [])
     for group in groups:
         group["layers"] = [layer for layer in group["layers"] if layer in places]

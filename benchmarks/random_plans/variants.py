@@ -93,7 +93,7 @@ KEYS_SHARE = 0.25
 
 
 def add_shared_keys(draw: Draw, model: dict[str, Any]) -> None:
-    """Write layers that read the keys and values of earlier ones, in their stage or behind it, of one or of two groups."""
+    """Write layers that read the keys and values of earlier ones, in their stage or after it, of one or of two groups."""
     attention, attends = model.get("attention", {}), _attends(model)
     if _has_equal_keys(attention) and len(attends) > 1 and draw.chance(KEYS_SHARE):
         source, *rest = attends[draw.randint(0, len(attends) - 2) :]

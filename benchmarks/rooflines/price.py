@@ -23,7 +23,7 @@ def whole_rates(spec: Spec) -> Rates:
     Raises:
         MegaplanError: MP504, the data file has no such device.
     """
-    plain = spec.model_copy(update={"host": spec.host.model_copy(update={"kernels": "reference"})})  # measured constants are no bounds
+    plain = spec.model_copy(update={"host": spec.host.model_copy(update={"kernels": "reference"})})  # measured constants are not bounds
     rates = rates_of(plain)
     return Rates(rates.device, dict.fromkeys(rates.percent, WHOLE_PERCENT), rates.launch_ns, rates.latency_ns, rates.step_ns)
 

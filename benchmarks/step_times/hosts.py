@@ -95,7 +95,7 @@ def lora_of(row: Row) -> dict[str, Any] | None:
 
 
 def launch_of(row: Row) -> dict[str, Any] | None:
-    """The sections of a spec that say what ran a row; None for a framework that is no host of specs."""
+    """The sections of a spec that say what ran a row; None for a framework that is not a host of specs."""
     name = framework_of(row)
     if lora_of(row) is not None:
         return None

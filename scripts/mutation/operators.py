@@ -116,7 +116,7 @@ class _Finder(ast.NodeVisitor):
         self._add(node, f"({ast.unparse(changed)})", what)
 
     def visit(self, node: ast.AST) -> None:
-        """Keep the statement, and leave out what is no code of the program."""
+        """Keep the statement, and leave out what is not a code of the program."""
         outer = self._statement
         if isinstance(node, ast.stmt):
             self._statement = node.lineno

@@ -1,6 +1,6 @@
 """A pytest plugin: records which lines of megaplan each test runs and how long it takes, or runs chosen tests in a given order.
 
-MUTATION_RECORD names the file to record to, MUTATION_SELECT a file of node ids, one a line, in order. A test has its own setup; what a
+MUTATION_RECORD names the file to record to, MUTATION_SELECT a file of node ids, one per line, in order. A test has its own setup; what a
 wider fixture does, or a module when it is imported, is counted to the first test that asks for it.
 """
 

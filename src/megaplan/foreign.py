@@ -21,7 +21,7 @@ _MARKUP = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 _SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|ACCESS_KEY_ID|PRIVATE_KEY|CREDENTIALS?)$")
 _SHORTEST_SECRET = 12
-"""Shorter values of such variables are words and numbers that texts have by chance."""
+"""Shorter values of variables with a secret's name are words and numbers that texts have by chance."""
 _SECRET = re.compile(
     r"(?<=://)[^/\s@]+(?=@)"  # user and password of a URL
     r"|(?<=Bearer )[\w.~+/=-]{8,}"

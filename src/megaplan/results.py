@@ -1,7 +1,7 @@
 """Results as Python shows them: a summary of a few lines, a table for notebooks, plain values, a DataFrame, a picture.
 
 A class of results gives its summary and the rows of its table, in raw units; names of cells have the house's suffixes (`_bytes`,
-`_seconds`, `_share`), by which the table for notebooks writes them. All else is here.
+`_seconds`, `_share`), by which the table for notebooks writes them. Everything else is here.
 """
 
 from __future__ import annotations

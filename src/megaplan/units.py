@@ -17,18 +17,18 @@ def parse_bytes(text: str) -> int:
     """Bytes of a size with its unit: `4GiB`, `512 MiB`, `80GB`, `1.5KiB`.
 
     Raises:
-        ValueError: The text is no size, has no or an unknown unit, or is no whole number of bytes.
+        ValueError: The text is not a size, has no or an unknown unit, or is not a whole number of bytes.
     """
     match = _SIZE.fullmatch(text) if len(text) <= _MAX_SIZE_TEXT else None
     if match is None:
-        raise ValueError(f"{text[:_MAX_SIZE_TEXT]!r} is no size; write one like 4GiB")
+        raise ValueError(f"{text[:_MAX_SIZE_TEXT]!r} is not a size; write one like 4GiB")
     number, unit = match.groups()
     by_lower_case = {name.lower(): factor for name, factor in _BYTE_UNITS.items()}
     if unit.lower() not in by_lower_case:
         raise ValueError(f"{text!r} has {'the unknown unit ' + repr(unit) if unit else 'no unit'}; use one of {', '.join(_BYTE_UNITS)}")
     size = Fraction(number) * by_lower_case[unit.lower()]
     if size.denominator != 1:
-        raise ValueError(f"{text!r} is {float(size)} bytes, which is no whole number")
+        raise ValueError(f"{text!r} is {float(size)} bytes, which is not a whole number")
     return int(size)
 
 
@@ -95,12 +95,12 @@ def parse_count(text: str) -> int:
     """A count with its decimal prefix: `2T`, `15.6T`, `300B`, `4e9`.
 
     Raises:
-        ValueError: The text is no count, or is no whole number.
+        ValueError: The text is not a count, or is not a whole number.
     """
     number, unit = _quantity(text, _COUNTS, "2T")
     count = Fraction(number) * int(_COUNTS[unit])
     if count.denominator != 1:
-        raise ValueError(f"{text!r} is {float(count)}, which is no whole number")
+        raise ValueError(f"{text!r} is {float(count)}, which is not a whole number")
     return int(count)
 
 
@@ -112,7 +112,7 @@ def parse_seconds(text: str, without_unit: float = 1.0) -> float:
         without_unit: Seconds of the unit of a text that names none.
 
     Raises:
-        ValueError: The text is no duration, or its unit is unknown.
+        ValueError: The text is not a duration, or its unit is unknown.
     """
     number, unit = _quantity(text, {"": without_unit, **_SECONDS}, "30min")
     return float(number) * (without_unit if not unit else _SECONDS[unit])
@@ -132,7 +132,7 @@ def parse_bandwidth(text: str) -> int:
     """Bytes per second of a rate: `10GB/s`, `400Gb/s`, `2.5e9`.
 
     Raises:
-        ValueError: The text is no rate, or is no whole number of bytes.
+        ValueError: The text is not a rate, or is not a whole number of bytes.
     """
     compact = text.strip().removesuffix("/s")
     bits = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)b", compact)
@@ -145,7 +145,7 @@ def _quantity(text: str, units: Mapping[str, float], example: str) -> tuple[str,
     """Number and unit of a text; a unit is found whatever the case of its letters, where that names one."""
     match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_SIZE_TEXT else None
     if match is None:
-        raise ValueError(f"{text[:_MAX_SIZE_TEXT]!r} is no quantity; write one like {example}")
+        raise ValueError(f"{text[:_MAX_SIZE_TEXT]!r} is not a quantity; write one like {example}")
     number, unit = match.groups()
     if unit in units:
         return number, unit

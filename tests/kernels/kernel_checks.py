@@ -100,7 +100,7 @@ def check_values(
 ) -> None:
     """Outputs and every gradient against autograd through the fp64 formula, in order and shuffled, the same bits each time.
 
-    `terms` names what a parameter is added to: its gradient is a sum of that one's, which may cancel but for the rounding of each.
+    `terms` names what a parameter is added to: its gradient is a sum of that one's, which may cancel except for the rounding of each.
     """
     inputs = case.make(num_positions, dtype)
     if views:

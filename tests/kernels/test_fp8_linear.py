@@ -78,7 +78,7 @@ def test_slices_give_the_same_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(first, second) for first, second in zip(whole, copies(), strict=True))
 
 
-def test_a_part_of_a_matrix_rounds_as_the_whole_but_for_its_smallest_elements() -> None:
+def test_a_part_of_a_matrix_rounds_as_the_whole_except_its_smallest_elements() -> None:
     """Ranks can therefore scale their own parts: the scales differ, and only what is 2^-14 of the largest or below can."""
     x = made(256, 64, seed=0)
     x[:128] *= 37

@@ -108,7 +108,7 @@ def test_all_configurations_fit_an_sm90(operation: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("operation", "most"), [("causal_conv1d", (13, 30)), ("gated_conv1d", (13, 35))])
 def test_a_convolution_issues_fewer_instructions_than_memory_takes(operation: str, most: tuple[int, int], tmp_path: Path) -> None:
-    """Forward 4 bytes an element, which 26 instructions take as long as; backward 6, and 38; between gates 8 and 14 bytes."""
+    """Forward 4 bytes per element, which 26 instructions take as long as; backward 6, and 38; between gates 8 and 14 bytes."""
     done = run_python([str(HERE / "sm90" / "issue.py"), operation], tmp_path)
     assert done.returncode == 0, done.stderr
     found = [float(line.split()[-3]) for line in done.stdout.splitlines() if line.endswith("an element")]
@@ -158,7 +158,7 @@ def kernel_files() -> Iterator[Path]:
 def careless(source: str) -> list[str]:
     """Lines of a file that compute with what may be bf16, which the interpreter does wrongly in silence.
 
-    A loaded tile is widened where it is loaded, or goes nowhere but into `dot`; a narrowed one goes nowhere but into `dot` or a store.
+    A loaded tile is widened where it is loaded, or used only by `dot`; a narrowed one is used only by `dot` or a store.
     Only the shared `dot` multiplies tiles.
     """
     tree = ast.parse(source)

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megakernels.ops.fp8_linear.delayed import update_factors
-from megaplan.cost.beside import DELAYED_LAUNCHES
+from megaplan.cost.outside_layers import DELAYED_LAUNCHES
 
 pytestmark = pytest.mark.runtime
 

@@ -224,7 +224,7 @@ def test_the_working_set_of_recompute(kind: str, policy: str, seed: int, random_
 
 @pytest.mark.parametrize(("kind", "policy", "name", "seed"), LOW)
 def test_linears_in_eight_bits(kind: str, policy: str, name: str, seed: int, random_specs: ModuleType, live_storages: ModuleType) -> None:
-    """At odd sizes, but for experts': copies and scales that are kept, and the peaks with what operations state of their insides."""
+    """At odd sizes, except for experts': copies and scales that are kept, and the peaks with what operations state of their insides."""
     spec, inventory, stage = built(random_specs, kind, seed, policy, name)
     for index in range(2):
         check_kept(spec, inventory, stage, index, packed=False)

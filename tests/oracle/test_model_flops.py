@@ -61,7 +61,7 @@ class Kind(NamedTuple):
 
     Attributes:
         model: Sections of a spec.
-        core: FLOPs a token inside its operations, forward and backward, repeated ones left out.
+        core: FLOPs per token inside its operations, forward and backward, repeated ones left out.
         part: Place of the block: a layer, or one of the ends.
     """
 
@@ -147,7 +147,7 @@ def test_model_flops_are_the_counter_s_and_the_core(name: str, capsys: pytest.Ca
     counted, num_tokens = counter.get_total_flops(), ROWS * LENGTH
     found = costs(kind.part, model_costs(spec, inventory)).model_flops
     with capsys.disabled():
-        sys.stdout.write(f"{name}: model {found:,} FLOPs a token = {counted // num_tokens:,} counted by torch + {kind.core:,} core\n")
+        sys.stdout.write(f"{name}: model {found:,} FLOPs per token = {counted // num_tokens:,} counted by torch + {kind.core:,} core\n")
     assert counted == num_tokens * (found - kind.core)
     linears = [op.work for op in ops(kind.part, spec) if op.is_linear]
     assert counted == num_tokens * sum(work.forward + work.input_grad + work.weight_grad for work in linears)

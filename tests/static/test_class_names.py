@@ -49,7 +49,7 @@ def test_a_package_without_repeated_names_leaves_the_list(package: str) -> None:
 
 
 def test_classes_and_aliases_are_found(tmp_path: Path) -> None:
-    """Constants are no types; two modules with one class are a hit."""
+    """Constants are not types; two modules with one class are a hit."""
     (tmp_path / "one.py").write_text("class Step: ...\nVectors = list[int]\nLIMIT = 3\n", encoding="utf-8")
     (tmp_path / "two.py").write_text("Step = int\nLIMIT = 4\n", encoding="utf-8")
     assert repeated(".", tmp_path) == {"Step": ["one.py:1", "two.py:1"]}

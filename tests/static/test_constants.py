@@ -17,7 +17,7 @@ WORDS = {
 }
 """A constant whose name has one of these is the size of a tile, of a segment, or of a part of either."""
 FOREIGN = {"PRODUCT_ROWS", "PRODUCT_COLUMNS", "CHUNK_ELEMENTS", "STEP_BYTES"}
-"""Sizes in the planner that are no kernel's of this project: tiles of cuBLAS, chunks of torch's foreach operations, counts of steps."""
+"""Sizes in the planner that are not a kernel's of this project: tiles of cuBLAS, chunks of torch's foreach operations, counts of steps."""
 
 
 def constants(path: Path) -> Iterator[tuple[str, ast.expr]]:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("benchmarks", "kernels", "scripts", "src/megaplan", "src/megarun", "tests")
 WORDS = (
     "Of|What|Whether|Beside|Besides|How|Which|Where|Who|Why|When|By|For|From|With|Within|Without|Same|Than|Until|As|Its|Their|Also|Likewise"
+    "|Those|That|These"
 )
 _START = re.compile(rf"(?:{WORDS})\b")
 _FIELD = re.compile(rf"^ +(?:[*\w][\w*, .]*: (?:{WORDS})|\w+: (?:{WORDS.lower()}))\b")

@@ -13,7 +13,7 @@ ROWS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "megaplan/h
     "rows"
 ]
 STATED = [row for row in ROWS if row["gpus"] and row["padded_vocab_size"]]
-"""Those whose GPUs and padded vocabulary are known."""
+"""Goldens whose GPUs and padded vocabulary are known."""
 
 
 def stage_of(row: dict[str, Any], **changes: Any) -> MegatronStage:

@@ -113,7 +113,7 @@ class _Survivors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         result = func(*args, **(kwargs or {}))
         before = {_pointer(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and _pointer(leaf) not in before:  # a view is no new storage
+            if isinstance(leaf, Tensor) and _pointer(leaf) not in before:  # a view is not a new storage
                 self._made[_pointer(leaf)] = (weakref.ref(leaf.untyped_storage()), _record(leaf, tuple(leaf.shape), False))
         return result
 

@@ -15,7 +15,7 @@ EPS, NORM_EPS, MAGNITUDE, FACTOR = 1e-6, 1e-5, 1.7, 1.5
 
 
 def theirs(kind: str, module: Any, streams: torch.Tensor, made: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The stream that a block reads and, but for the head, the new streams."""
+    """The stream that a block reads and, except for the head, the new streams."""
     if kind == "head":
         return (module(streams),)
     post, *comb, read = module(streams)

@@ -20,7 +20,7 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 
 def rms_ratio(found: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference over that of what is expected, or plain where that is zero but for rounding; NaN is infinite."""
+    """Root mean square of the difference over that of what is expected, or plain where that is zero up to rounding; NaN is infinite."""
     difference = (found.double() - expected.double()).square().mean().sqrt()
     size = expected.double().square().mean().sqrt()
     ratio = (difference / size if size > ZERO else difference).item()

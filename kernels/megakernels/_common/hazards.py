@@ -18,7 +18,7 @@ class Hazard:
     """The first version without it; None where none is known."""
     symptom: str
     kernels: tuple[str, ...]
-    """Those of this package that had it, or have what sets it off."""
+    """Kernels of this package that had the symptom, or have what triggers it."""
     measure: str
     """The countermeasure taken here, and what a user can do."""
     source: str

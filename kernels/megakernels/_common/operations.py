@@ -132,9 +132,9 @@ def piece(
         name: Name of the recurrence; the torch ops are `name_piece` and `name_piece_backward`.
         arguments: Arguments of the torch op without the state and the written outputs, which are those of `bind`.
         bind: Function from these to the argument of `forward` and `backward`.
-        made: Names of the outputs of `forward` before the last state, which the op writes; backward reads all but the first.
+        made: Names of the outputs of `forward` before the last state, which the op writes; backward reads all except the first.
         gradients: Arguments that have a gradient, in the order of the backward's results; a caller that gives None for one drops it.
-        summed: Those of them whose gradients are accumulated; all others are overwritten.
+        summed: Inputs among them whose gradients are accumulated; all others are overwritten.
         forward: Function of the initial state and the result of `bind` that returns the outputs and the last state.
         backward: Function of the gradients of the last state and of the first output, the result of `bind`, and the other outputs, that
             returns the gradients and that of the initial state.

@@ -26,7 +26,7 @@ class ScanOperation(Implementation):
         name: Name of the torch op.
         inputs: NamedTuple of the arguments of the torch op.
         gradients: Arguments that have a gradient.
-        accumulated: Those whose gradients a piece adds to; it overwrites all others.
+        accumulated: Inputs to whose gradients a piece adds; it overwrites all others.
         output_like: Argument that has the shape of y.
         sizes: Module with `sizes_of`, whose result has the shape `states`, and with `forward_bytes`, `backward_bytes`, `forward_cost` and
             `backward_cost`, which take the arguments of `forward` and `backward`.

@@ -33,13 +33,18 @@ def unit_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
+def given_or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """`tensor`, or a placeholder that the kernel does not read."""
+    return other if tensor is None else tensor.contiguous()
+
+
 def has_large_tiles(device: torch.device) -> bool:
     """True if descriptors fill four stages of 48 KiB of a program: on Hopper, data-center Blackwell, and in the interpreter."""
     return device.type == "cpu" or torch.cuda.get_device_properties(device).major in WITH_DESCRIPTORS
 
 
 def has_descriptor(tensor: Tensor) -> bool:
-    """True if a tensor descriptor reads this matrix: two bytes an element, dense rows at multiples of 16 bytes, and not empty."""
+    """True if a tensor descriptor reads this matrix: two bytes per element, dense rows at multiples of 16 bytes, and not empty."""
     fits = tensor.element_size() == 2 and tensor.stride(1) == 1 and tensor.numel() > 0
     return fits and tensor.data_ptr() % DESCRIPTOR_BYTES == 0 and tensor.stride(0) * tensor.element_size() % DESCRIPTOR_BYTES == 0
 

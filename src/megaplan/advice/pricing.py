@@ -45,7 +45,7 @@ class Price(NamedTuple):
     """A spec under the cuts that the command chooses.
 
     Attributes:
-        spans: Those cuts.
+        spans: The cuts.
         peak_bytes: The largest peak of any rank.
         over_bytes: Excess of the peak over usable memory; 0 or less if it fits.
     """

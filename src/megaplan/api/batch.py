@@ -50,7 +50,7 @@ def one_by_one(job: LoadedJob, batch: int) -> tuple[str, ...]:
 
 def assumed(batch: int) -> str:
     """The note on a global batch that nothing states."""
-    return f"global batch {batch}, {SEQUENCES_PER_GPU} sequences a GPU, until --global-batch sets it"
+    return f"global batch {batch}, {SEQUENCES_PER_GPU} sequences per GPU, until --global-batch sets it"
 
 
 def _stated(job: LoadedJob) -> int | None:

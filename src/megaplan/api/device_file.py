@@ -23,7 +23,7 @@ def device_changes(path: str | os.PathLike[str], device: str, host: str, subject
         subject: The path of the spec or plan.
 
     Raises:
-        MegaplanError: MP491, the file is no device file, or has no shares of the device; MP480, both are standard input.
+        MegaplanError: MP491, the file is not a device file, or has no shares of the device; MP480, both are standard input.
     """
     name = os.fspath(path)
     if name == subject == STDIN:
@@ -51,7 +51,7 @@ def _calibrations(name: str) -> list[dict[str, Any]]:
         raise refuse("MP491", f"{name} is not JSON: {error}", hint, file=name) from None
     found = document.get("calibrations") if isinstance(document, dict) and document.get("format") == FORMAT else None
     if not isinstance(found, list):
-        raise refuse("MP491", f"{name} is no document of format {FORMAT}", hint, file=name)
+        raise refuse("MP491", f"{name} is not a document of format {FORMAT}", hint, file=name)
     for number, each in enumerate(found):
         if not isinstance(each, dict) or not isinstance(each.get("device"), str) or not isinstance(each.get("reached"), dict):
             raise refuse("MP491", f"calibrations[{number}] of {name} has no device with its shares", hint, file=name)

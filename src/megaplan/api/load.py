@@ -191,7 +191,7 @@ def as_plan(source: object) -> PlanDocument:
     """The source, which must be a plan.
 
     Raises:
-        TypeError: It is none.
+        TypeError: The source is not one of these.
     """
     from megaplan.plan.document import PlanDocument  # noqa: PLC0415  (a spec needs none of the plan's models)
 
@@ -233,7 +233,7 @@ def _value_text(value: Any) -> str:
 
 
 def _refuse_value(value: object) -> Any:
-    raise TypeError(f"{value!r:.80} ({type(value).__name__}) is no value of a spec: give text, a number, a bool, None, a list or a dict")
+    raise TypeError(f"{value!r:.80} ({type(value).__name__}) is not a value of a spec: give text, a number, a bool, None, a list or a dict")
 
 
 def _from_text(text: str, path: str, changes: Sequence[str], costs: FilePath | None) -> LoadedJob:
@@ -316,7 +316,7 @@ def _loaded(text: str, name: str, changes: Sequence[str]) -> LoadedSpec:
         return load_spec_text(text, name, changes)
     except MegaplanError:
         if not _says_format(text):
-            from megaplan.importers.megatron.front_ends import refuse_file  # noqa: PLC0415  (only for what is no spec)
+            from megaplan.importers.megatron.front_ends import refuse_file  # noqa: PLC0415  (only for what is not a spec)
 
             refuse_file(text, name)
         raise
@@ -328,7 +328,7 @@ def _says_format(text: str) -> bool:
 
 
 def _is_hf_config(text: str) -> bool:
-    """True if the text is meant to be a Hugging Face config: a JSON object with `model_type` that is no file of megaplan's."""
+    """True if the text is meant to be a Hugging Face config: a JSON object with `model_type` that is not a file of megaplan's."""
     return text.lstrip().startswith("{") and '"model_type"' in text and '"megaplan.' not in text
 
 

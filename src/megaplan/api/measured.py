@@ -106,7 +106,7 @@ def _of_row(path: str, number: int, row: Any) -> MeasuredStep:
         raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and {needed}", FORM)
     changes = row.get("set") or []
     if not isinstance(changes, list) or not all(isinstance(text, str) for text in changes):
-        raise refuse("MP487", f"row {number} of {path}: set = {json.dumps(changes)[:80]}, and it is a list of KEY=VALUE", FORM)
+        raise refuse("MP487", f"row {number} of {path}: set = {json.dumps(changes)[:80]}, but set must be a list of KEY=VALUE", FORM)
     return _step(f"row {number}", row["spec"], tuple(changes), float(seconds))
 
 

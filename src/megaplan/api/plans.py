@@ -104,7 +104,7 @@ def diff(before: PlanSource, after: PlanSource, /) -> Diff:
         after: The proposed plan.
 
     Raises:
-        MegaplanError: One is no plan, of another version, or its keys or types are wrong. A plan whose digest does not hold is compared;
+        MegaplanError: One is not a plan, of another version, or its keys or types are wrong. A plan whose digest does not hold is compared;
             `changes.tampered` says so.
         TypeError: One is of another type.
 
@@ -133,7 +133,7 @@ def check(plan: PlanSource, /, *, costs: FilePath | None = None, spec: FilePath 
         What was found; `passes(strict=...)` says whether it is good enough.
 
     Raises:
-        MegaplanError: It is no plan, its inputs cannot be planned any more, or the costs file or the public key is wrong.
+        MegaplanError: It is not a plan, its inputs cannot be planned any more, or the costs file or the public key is wrong.
         TypeError: `plan` is of another type, or no file although it must be signed.
 
     Examples:

@@ -70,7 +70,7 @@ def _results(path: str) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise refuse("MP487", f"{path} is not JSON, nor a line of JSON for each run: {error}", FORM) from None
     if not all(isinstance(each, dict) for each in documents):
-        raise refuse("MP487", f"{path} has a line that is no object", FORM)
+        raise refuse("MP487", f"{path} has a line that is not an object", FORM)
     found: dict[str, Any] = {"runs": []}
     for each in documents:
         if "run" in each:

@@ -124,7 +124,7 @@ def project(
         report: Callback for the progress of a search.
 
     Raises:
-        MegaplanError: MP473, a number is no multiple of the measured devices; MP487, the measured steps cannot be read; what
+        MegaplanError: MP473, a number is not a multiple of the measured devices; MP487, the measured steps cannot be read; what
             `megaplan.search` raises.
 
     Examples:

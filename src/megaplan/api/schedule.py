@@ -40,7 +40,7 @@ class Schedule(Result):
         slots = f"pp {self.pp} x vpp {self.vpp}, {self.num_microbatches:,} microbatches"
         idle = " to ".join(f"{each:,}" for each in dict.fromkeys((min(self.bubbles), max(self.bubbles))))
         waits = f"{idle} units idle, at most {max(self.peak_in_flight):,} microbatches in flight"
-        return (f"{self.kind}: {slots}", f"{self.makespan:,} units a step", waits)
+        return (f"{self.kind}: {slots}", f"{self.makespan:,} units per step", waits)
 
     def _rows(self) -> Sequence[Row]:
         inside = self.timeline.bubbles_inside

@@ -60,7 +60,7 @@ def load_sized(source: Source, changes: Sequence[str], size: JobSize, *, costs: 
         costs: A costs file.
 
     Raises:
-        MegaplanError: Those of `megaplan.load`; MP495, the size contradicts the mesh or the microbatches.
+        MegaplanError: Errors of `megaplan.load`; MP495, the size contradicts the mesh or the microbatches.
     """
     texts = [*changes, *size.changes]
     job = load(source, *texts, costs=costs)

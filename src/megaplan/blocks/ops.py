@@ -145,7 +145,7 @@ class Op(NamedTuple):
         params: Parameters whose gradients its backward makes, by their names in the block.
         grads: Storages that receive a gradient; None for all of `reads`.
         fetches: Storages its backward makes for itself: gathered inputs that were not kept, partial sums before a reduction.
-        sums: Storages in which it sums its parameters' gradients, which it makes of them at its end, when `fetches` are gone.
+        sums: Storages in which it sums its parameters' gradients, which it makes of them at its end, when `fetches` are freed.
         flow: Way in which gradients pass.
         holds: Storages that a Python frame still names while it runs, though nothing reads them any more.
         keeps_first: True if it saves before it runs, as torch's products do: `keeps`, and its weight, which is all if that is frozen.
@@ -154,7 +154,7 @@ class Op(NamedTuple):
         late_inside: Scratch of the one product that makes all of those gradients; empty if each has a product of its own.
         hands_views: True if the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
         call: The first of the linears that one call of the runtime multiplies, where several are operations of their own.
-        before: Moments of its backward before its parameters' gradients, each with the storages that it makes for itself, in place of
+        before: Points of its backward before its parameters' gradients, each with the storages that it makes for itself, in place of
             `fetches`, and whether the gradients of what it reads are there.
         waits: True if another block's W needs what it keeps.
     """
@@ -205,7 +205,7 @@ class Op(NamedTuple):
 
     @property
     def is_linear(self) -> bool:
-        """True if each of its parameters' gradients is a product of its own, apart from its input's."""
+        """True if each of its parameters' gradients is a product separate from its input's."""
         return bool(self.late) and not self.late_inside
 
     @property
@@ -257,7 +257,7 @@ class Projection(NamedTuple):
 def project(reads: str, gathered: str, *projections: Projection, sharded: bool, holds: tuple[str, ...] = ()) -> tuple[Op, ...]:
     """Column-parallel linears of one input, as `TensorParallel.project` runs them.
 
-    Under TP they are one operation: own tokens are gathered, multiplied and kept, and gathered again in backward, beside the partial
+    Under TP they are one operation: own tokens are gathered, multiplied and kept, and gathered again in backward, next to the partial
     gradient of what was gathered, which leaves as a reduce-scatter.
 
     Args:
@@ -349,7 +349,7 @@ class BlockProgram:
         held: Storages that a local of the block's forward names until it returns.
         reruns: Names of the operations that selective recompute runs again.
         caches: Storages that it keeps until then, whether or not an operation does, so that what makes them does not run again.
-        after: Names of operations behind what selective recompute wraps: what they keep is kept, though an operation of it makes it.
+        after: Names of operations after what selective recompute wraps: what they keep is kept, though an operation of it makes it.
     """
 
     ops: tuple[Op, ...]

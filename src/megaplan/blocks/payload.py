@@ -47,7 +47,7 @@ class Payload(NamedTuple):
 
 
 def pack_op() -> Op:
-    """The end of a stage that sends values behind the stream. Gradients are views of the tensor that is received."""
+    """The end of a stage that sends values after the stream. Gradients are views of the tensor that is received."""
     return Op(PACK, (INPUT,), (OUTPUT,), grads=())
 
 

@@ -16,7 +16,7 @@ from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 
 Stored = tuple[int, Column, tuple[int, ...], DType, Basis]
-"""A storage: its bytes, the column they stand in, and what they are made of. A plain tuple: an evaluation makes hundreds."""
+"""A storage: its bytes, their column, and what they are made of. A plain tuple: an evaluation makes hundreds."""
 Shapes = dict[str, Stored]
 
 
@@ -63,7 +63,7 @@ def num_lanes(num_heads: int, cp: int) -> int:
 
 
 def handed_storages(dims: Dims, num_heads: int, lanes: int, *widths: int) -> Shapes:
-    """Lanes of state held at the highest moment of a walk, beside what is kept: `handed`, and `arriving`, which another rank has sent.
+    """Lanes of state held at the peak of a walk, in addition to what is kept: `handed`, and `arriving`, which another rank has sent.
 
     Each rank holds what the walk begins with and the lane that is being made; one that sends on what it makes also the lane before that,
     and the one where the walk turns all the lanes before that, until it has the last one.
@@ -117,7 +117,7 @@ def sums_separately(dims: Dims, parameters: DType) -> bool:
 
 
 INSIDE, INSIDE_BACKWARD = "inside", "inside_backward"
-"""Names of the storages that stand for it."""
+"""Names of the storages that represent it."""
 
 
 class Lane(NamedTuple):
@@ -163,7 +163,7 @@ def lane_of(dims: Dims, heads: int, groups: int) -> Lane:
 
 
 def inside_storages(dims: Dims, inside: KernelScratch | None) -> Shapes:
-    """The storages that stand for what an operation holds, counted in elements of activations; none for plain torch."""
+    """The storages that represent what an operation holds, counted in elements of activations; none for plain torch."""
     if inside is None:
         return {}
     counts = {INSIDE: (inside.forward // dims.dtype.bytes,), INSIDE_BACKWARD: (inside.backward // dims.dtype.bytes,)}

@@ -2,10 +2,10 @@
 
 What is counted. FLOPs are the multiplications and additions of contractions (matrix products, convolutions, recurrences); norms,
 activations, softmax and rotations count in bytes only. Bytes are ideal: each operand of an operation is read once and each result written
-once. Backward is split into the gradient of the inputs (I) and of the weights (W), because pipeline schedules place them apart. Costs
+once. Backward is split into the gradient of the inputs (I) and of the weights (W), because pipeline schedules place them separately. Costs
 (FLOPs and bytes) are for the unsharded model; times divide by the mesh's degrees, which a `Workload` then carries.
 
-An operation's work, and what its implementations take, are in its facts beside its kernel (`megakernels.ops.<operation>.facts`).
+An operation's work, and what its implementations take, are in its facts next to its kernel (`megakernels.ops.<operation>.facts`).
 """
 
 from __future__ import annotations

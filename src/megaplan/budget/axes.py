@@ -30,7 +30,7 @@ AXES: dict[str, Axis] = {
         "Receive buffers that grow with the number of microbatches, whole accumulated gradients, idle time at both ends.",
     ),
     "vpp": Axis(
-        "virtual pipeline: slots a rank",
+        "virtual pipeline: slots per rank",
         "Nothing: a rank holds as many layers as before, in more pieces.",
         "Memory. It shortens idle time and raises the in-flight counts of the early chunks.",
         "More boundaries to send, and receive buffers for each of them.",

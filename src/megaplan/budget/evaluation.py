@@ -280,7 +280,7 @@ class Evaluation:
         return new(SlotParts, (chunk, stored, step_sums))
 
     def _holding(self, name: str, slot: Slot, owned: bool, policy: ChunkPolicy) -> Unit:
-        """A block of a slot whose output's gradient waits for the W of a layer behind it."""
+        """A block of a slot whose output's gradient waits for the W of a layer after it."""
         return self._in_stage(name, slot.start).unit(owned, policy, Arriving(output=True))
 
     def _in_stage(self, name: str, start: int) -> Evaluated:

@@ -135,11 +135,8 @@ def largest_micro_batch(spec: Spec, inventory: Inventory, layout: Layout) -> int
     Everything else is unchanged, the number of microbatches included.
     """
 
-    def with_size(size: int) -> Spec:
-        return spec.model_copy(update={"batch": spec.batch.model_copy(update={"micro_batch_size": size})})
-
     def fits(size: int) -> bool:
-        changed = with_size(size)
+        changed = spec.model_copy(update={"batch": spec.batch.model_copy(update={"micro_batch_size": size})})
         return all(
             max(StagePeaks(part.spec, inventory).of(layout, part.ranks)) <= spec_device(part.spec, spec.mesh.world_size).usable_bytes
             for part in parts_of(changed)

@@ -157,7 +157,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, outside_gra
     """Fill the overhead column: reserved less allocated, phase by phase.
 
     Args:
-        cells: Cells of a rank, all but overhead.
+        cells: Cells of a rank, all except overhead.
         reserving: Reserving of the rank.
         step: Peaks of its steps.
         outside_graphs: Bytes that the optimizer takes while the memory of recorded microbatches is a pool that serves nothing else; else 0.
@@ -201,7 +201,7 @@ class Persistent(NamedTuple):
 
     Attributes:
         stored: Storage of its parameters.
-        other_shard_bytes: Gradient shards of groups that hold nothing but AdamW's tensors, which its step drops before Muon's runs; 0
+        other_shard_bytes: Gradient shards of groups that hold only AdamW's tensors, which its step drops before Muon's runs; 0
             without Muon.
         slots: Tensors that building each slot of the rank allocates.
         buffer_bytes: Rotary tables and sums of a step.

@@ -131,8 +131,6 @@ def local_elements(block: Block, degrees: tuple[int, int, int], heads: int = 1, 
 
 
 NS = 1e-9
-REDUCTIONS = 2
-"""Sums over a tensor group in a layer pair of attention and MLP: one after each; a layer of the pattern has one."""
 KERNELS_OF_LAYER = 6
 """Kernels of a layer of the pattern in an engine: norm, projections, rotation and cache, attention or activation, and the sum."""
 ACTIVATION_BYTES = 2
@@ -161,7 +159,7 @@ class Served:
         rates: Rates of the device.
         dtype: Dtype of the parameters.
         degrees: Ranks of a tensor group, stages, and ranks of the experts.
-        read_bytes: Parameters that every step reads: all but embedding and routed experts.
+        read_bytes: Parameters that every step reads: all except embedding and routed experts.
         expert_bytes: Routed experts.
         experts: Routed experts of a layer, and those that a token uses; (1, 1) without.
         flops: FLOPs of a token outside attention's scores.

@@ -201,7 +201,7 @@ def left_to_weights(units: Sequence[Unit], end: int) -> LeftToWeights:
 
 
 def holding_above(units: Sequence[Unit]) -> list[bool]:
-    """True for each unit whose output's gradient is that of a unit behind it, which leaves it to W."""
+    """True for each unit whose output's gradient is that of a unit after it, which leaves it to W."""
     found = [False] * len(units)
     for index in range(len(units) - 2, -1, -1):
         behind = units[index + 1]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
@@ -273,8 +273,8 @@ class StoredState:
         _, storages, layers = zip(*blocks, strict=True)
         runs = frozenset(names)
         copies = [storage.dense for name, storage, _ in blocks if name not in runs]
-        outside = sorted([(name, storage.both) for name, storage, layer in blocks if not layer and name in runs], key=_by_place)
-        root = together([*copies, *[group for _, group in outside]])
+        outside = [(fsdp_order(name), storage.both) for name, storage, layer in blocks if not layer and name in runs]
+        root = together([*copies, *[group for _, group in sorted(outside, key=itemgetter(0))]])
         units = self._units(slot)
         groups = [together(unit) for unit in units.values()]
         running = [root, *groups, *[group for _, group in outside]]
@@ -375,12 +375,8 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
     return tuple(found.values())
 
 
-def _by_place(block: tuple[str, GroupBytes]) -> int:
-    return fsdp_order(block[0])
-
-
 def reads_other_input(name: str, *, has_mtp: bool, normed: bool, merges: bool) -> bool:
-    """True if a block's input is no storage of the chunk, or is counted for another block: if two read one, for the first.
+    """True if a block's input is not a storage of the chunk, or is counted for another block: if two read one, for the first.
 
     Args:
         name: Name of the block.

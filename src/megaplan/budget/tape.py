@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from megaplan.blocks.ops import Flow, Op, in_bank, runs_bank
@@ -99,7 +100,7 @@ def between(where: str, g: int, c: int, a: int = 0) -> Point:
 
 CAST, VALUE_SUMS = between("cast of {}", 0, 0), between("sums of earlier values' gradients after {}", 0, 0)
 BUCKET = between("bucket of {}", 0, 0)
-"""Points behind a block's backward, whose bytes are their level's: its first gradients are cast; those of earlier values are summed; its
+"""Points after a block's backward, whose bytes are their level's: its first gradients are cast; those of earlier values are summed; its
 gradients are cast to be summed over copies of the parameters."""
 GATHERS_AHEAD = between("gathers of later groups before {}", 0, 0)
 """Point before a stage's first block, whose bytes are its level's: the stage has begun the gathers of its first groups."""
@@ -205,7 +206,7 @@ def expert_phases(run: Replay, *, takes: bool) -> tuple[tuple[LiveSet, ...], tup
     """Points of a backward that can be the largest before the experts' operation, and from it on; only it if FSDP2 takes the gradients."""
     index = experts_index(run)
     before = run.backward[:index] or (run.backward[index].before(),)
-    return largest_points(before, _all_params) if takes else before, run.backward[index : index + 1 if takes else None]
+    return largest_points(before, attrgetter("params")) if takes else before, run.backward[index : index + 1 if takes else None]
 
 
 @cache
@@ -218,10 +219,6 @@ def after_experts(run: Replay) -> tuple[LiveSet, tuple[LiveSet, ...]]:
 def experts_index(run: Replay) -> int:
     """Index of the experts' operation among the points of a backward."""
     return next(index for index, point in enumerate(run.backward) if runs_bank(point.op))
-
-
-def _all_params(point: LiveSet) -> tuple[str, ...]:
-    return point.params
 
 
 def _without_experts(point: LiveSet) -> tuple[str, ...]:
@@ -306,7 +303,7 @@ def in_group(unit: Unit, kept: int, made: int, taken: int) -> tuple[int, int, in
         unit: The layer.
         kept: Gradients of the layer in `precision.grads`, if it is the first backward.
         made: Gradients of the group's layers so far, as autograd makes them.
-        taken: These in `precision.grads`, in the same way.
+        taken: Received gradients in `precision.grads`, in the same way.
 
     Returns:
         Bytes that are kept now, and the other two without those.

@@ -37,7 +37,6 @@ from megaplan.budget.values import (
     device_budget,
 )
 from megaplan.columns import Phase
-from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.embedding import boundary_bytes, input_bytes, label_bytes, rotary_bytes
 from megaplan.hosts.megarun.sizes import NOTHING, GroupBytes, Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import OWNER_COLUMNS, BlockStorage
@@ -76,7 +75,6 @@ class TitanEvaluation(Evaluation):
         self.inventory = blocks = transformer_blocks(inventory)
         self.dims = local_dims(spec)
         self.boundary_bytes = boundary_bytes(self.dims)
-        self.boundary_slack_bytes = slack_bytes([self.boundary_bytes])
         self.step_sum_bytes: dict[str, int] = {}
         self.workspace_bytes = device_of(spec.device).gemm_workspace.value
         sizes, pipelined = titan_sizes(spec), spec.mesh.is_pipelined
@@ -134,7 +132,7 @@ class PooledStored(StoredState):
     """FSDP2's storage without the contents of its streams' pools: outputs of gathers and reductions."""
 
     def __init__(self, sizes: Sizes, inventory: Inventory, *, frees_embedding: bool) -> None:
-        """`frees_embedding`: the gathered embedding is freed after its forward, which is no peak; gathered again it is alone."""
+        """`frees_embedding`: the gathered embedding is freed after its forward, which is not a peak; gathered again it is alone."""
         super().__init__(sizes, inventory)
         embedding = id(inventory.block("embedding"))
         self._blocks = {key: _pooled(storage, ungathered=frees_embedding and key == embedding) for key, storage in self._blocks.items()}

@@ -227,7 +227,7 @@ class HandedValue(NamedTuple):
     def value(self) -> Payload:
         """The value itself."""
         if self.part.value is None:
-            raise ValueError("the stream is no value")
+            raise ValueError("the stream is not a value")
         return self.part.value
 
     @property

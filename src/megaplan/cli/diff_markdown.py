@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.api.parts import JobParts
-from megaplan.cli.diff_text import (
-    change_lines,
-    column_rows,
-    flip_texts,
-    move_text,
-    owner_text,
-    rank_blocks,
-    ranks_label,
-)
+from megaplan.cli.diff_text import change_sections, column_rows, flip_texts, rank_blocks, ranks_label
 from megaplan.cli.parts_text import part_tables
 from megaplan.cli.time_text import change_line
 from megaplan.foreign import markdown
@@ -60,21 +52,13 @@ def _lines(diff: PlanDiff, times: StepTimePair, parts: tuple[JobParts, JobParts]
     if diff.ranks:
         yield ""
         yield from markdown_table([("ranks", "peak before GiB", "peak after GiB", "headroom after GiB"), *map(_summary, diff.ranks)])
-    for title, lines in (
-        ("Cuts", [move_text(move) for move in diff.moves]),
-        ("Owners", [owner_text(move) for move in diff.owners]),
-        ("Decisions", change_lines((*diff.decisions, *diff.split))),
-        ("Inputs", change_lines(diff.inputs)),
-        ("Training, outside the digest", change_lines(diff.training)),
-        ("Other", change_lines(diff.other)),
-    ):
-        if lines:
-            yield ""
-            yield f"<details><summary>{title} ({len(lines)})</summary>"
-            yield ""
-            yield from (f"- {markdown(line)}" for line in lines)
-            yield ""
-            yield "</details>"
+    for title, lines in change_sections(diff):
+        yield ""
+        yield f"<details><summary>{title.capitalize()} ({len(lines)})</summary>"
+        yield ""
+        yield from (f"- {markdown(line)}" for line in lines)
+        yield ""
+        yield "</details>"
     for rank, sentence in rank_blocks(diff):
         yield ""
         if sentence:

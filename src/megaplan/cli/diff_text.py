@@ -41,23 +41,28 @@ def diff_lines(
         yield f"stale reason: changed since the manual split was decided: {', '.join(diff.stale)}", "yellow"
     if not diff.same:
         yield from ((line, "") for line in wrap(change_line(*times), indent="  "))
-    for title, lines in (
-        ("cuts", [move_text(move) for move in diff.moves]),
-        ("owners", [owner_text(move) for move in diff.owners]),
-        ("decisions", change_lines((*diff.decisions, *diff.split))),
-        ("inputs", change_lines(diff.inputs)),
-        ("training (outside the digest)", change_lines(diff.training)),
-        ("other", change_lines(diff.other)),
-    ):
-        if lines:
-            yield "", ""
-            yield title, "bold"
-            yield from ((f"  {line}", "") for line in lines)
+    for title, lines in change_sections(diff):
+        yield "", ""
+        yield title, "bold"
+        yield from ((f"  {line}", "") for line in lines)
     yield from _memory(diff)
     for title, rows in () if diff.same else part_tables(*parts):
         yield "", ""
         yield title, "bold"
         yield from ((line, "") for line in table(rows, indent="  "))
+
+
+def change_sections(diff: PlanDiff) -> Iterator[tuple[str, list[str]]]:
+    """Titles and lines of the changes, by kind; kinds without a change are left out."""
+    found = {
+        "cuts": [move_text(move) for move in diff.moves],
+        "owners": [owner_text(move) for move in diff.owners],
+        "decisions": change_lines((*diff.decisions, *diff.split)),
+        "inputs": change_lines(diff.inputs),
+        "training (outside the digest)": change_lines(diff.training),
+        "other": change_lines(diff.other),
+    }
+    return ((title, lines) for title, lines in found.items() if lines)
 
 
 def flip_texts(diff: PlanDiff) -> list[tuple[str, bool]]:

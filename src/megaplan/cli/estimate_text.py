@@ -82,7 +82,7 @@ def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:
         ]
     if rank.host.total:
         pinned, node = format_bytes(rank.host.pinned), format_bytes(found.host_bytes_per_node)
-        rows.append(("host memory", rank.host.total, f"offloaded, {pinned} of it page-locked; up to {node} a node"))
+        rows.append(("host memory", rank.host.total, f"offloaded, {pinned} of it page-locked; up to {node} per node"))
     if found.memory_copies_bytes:
         rows.append(("host, copies", found.memory_copies_bytes, "a node: states of the last steps, for a restart (run.save: memory)"))
     width = max(len(name) for name, _, _ in rows)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LOSES = 1
 CHROME_TRACE, MEMORY_SNAPSHOT = "chrome-trace", "memory-snapshot"
 OTHERS = ("fsdp2", "deepspeed", "nanotron", "verl", "nemo-rl", CHROME_TRACE, MEMORY_SNAPSHOT)
-"""Frameworks that are no host and have an exporter, and the formats of viewers."""
+"""Frameworks that are not hosts and have an exporter, and the formats of viewers."""
 if TYPE_CHECKING:
     Target = str
 else:

@@ -20,6 +20,7 @@ FAILED_ON = 3
 _HEADROOM = "headroom<"
 _STEP = re.compile(r"step>(?:(\d+(?:\.\d+)?)(s|ms)|\+(\d+(?:\.\d+)?)%)")
 _TOKENS = re.compile(r"tokens<(?:(\d+(?:\.\d+)?)|-(\d+(?:\.\d+)?)%)")
+_RATE = " tokens/s per device"
 _EXAMPLE = "--fail-on 'oom,headroom<4GiB,step>1.5s,tokens<-5%'"
 
 
@@ -45,52 +46,43 @@ def _untimed(*times: Time | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCondition:
-    """A condition as the user wrote it; a step longer than `seconds`, or `growth` times the old one, meets it. One of both is None."""
+class TimeCondition:
+    """A condition as the user wrote it, met by a figure of the step beyond `limit`, or beyond `share` of the old one. One of both is None.
+
+    Attributes:
+        text: The condition.
+        limit: Seconds, or tokens per second and device.
+        share: Share of the old figure.
+        rates: True for tokens per second and device, of which fewer meet it; else more seconds of the step do.
+    """
 
     text: str
-    seconds: float | None
-    growth: float | None
-
-    def met_by(self, before: Time | None, after: Time) -> list[str]:
-        """One sentence if it is met, or if it cannot be decided because a step has no time."""
-        if untimed := _untimed(before if self.growth is not None else after, after):
-            return [f"{self.text}: not timed: {untimed}"]
-        assert isinstance(after, PlannedTime)
-        if self.seconds is not None:
-            return [f"{self.text}: step {after.seconds:.4g} s"] if after.seconds > self.seconds else []
-        assert self.growth is not None
-        assert isinstance(before, PlannedTime)
-        share = after.seconds / before.seconds
-        return (
-            [f"{self.text}: step {before.seconds:.4g} → {after.seconds:.4g} s, {100 * (share - 1):+.1f} %"] if share > self.growth else []
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RateCondition:
-    """A condition as the user wrote it; fewer tokens per second and device than `rate`, or `share` of the old ones, meet it."""
-
-    text: str
-    rate: float | None
+    limit: float | None
     share: float | None
+    rates: bool = False
 
     def met_by(self, before: Time | None, after: Time) -> list[str]:
         """One sentence if it is met, or if it cannot be decided because a step has no time."""
         if untimed := _untimed(before if self.share is not None else after, after):
             return [f"{self.text}: not timed: {untimed}"]
-        assert isinstance(after, PlannedTime)
-        new = after.tokens_per_second_per_device
-        if self.rate is not None:
-            return [f"{self.text}: {new:,.0f} tokens/s per device"] if new < self.rate else []
+        new, shown = self._figure(after)
+        if self.limit is not None:
+            return [f"{self.text}: {shown}"] if self._beyond(new, self.limit) else []
         assert self.share is not None
-        assert isinstance(before, PlannedTime)
-        old = before.tokens_per_second_per_device
-        change = f"{old:,.0f} → {new:,.0f} tokens/s per device, {100 * (new / old - 1):+.1f} %"
-        return [f"{self.text}: {change}"] if new / old < self.share else []
+        old, shown_before = self._figure(before)
+        values = f"{shown_before.removesuffix(_RATE if self.rates else ' s')} → {shown.removeprefix('step ')}"
+        return [f"{self.text}: {values}, {100 * (new / old - 1):+.1f} %"] if self._beyond(new / old, self.share) else []
+
+    def _beyond(self, value: float, limit: float) -> bool:
+        return value < limit if self.rates else value > limit
+
+    def _figure(self, time: Time | None) -> tuple[float, str]:
+        assert isinstance(time, PlannedTime)
+        rate = time.tokens_per_second_per_device
+        return (rate, f"{rate:,.0f}{_RATE}") if self.rates else (time.seconds, f"step {time.seconds:.4g} s")
 
 
-Condition = Headroom | StepCondition | RateCondition
+Condition = Headroom | TimeCondition
 
 
 def parse_conditions(text: str | None, *, compares: bool = True) -> tuple[Condition, ...]:
@@ -133,16 +125,16 @@ def _parse(part: str, *, compares: bool) -> Condition:
     if (found := _STEP.fullmatch(compact)) is not None:
         length, unit, percent = found.groups()
         if length is not None:
-            return StepCondition(part, float(length) / (1000 if unit == "ms" else 1), None)
+            return TimeCondition(part, float(length) / (1000 if unit == "ms" else 1), None)
         if compares:
-            return StepCondition(part, None, 1 + float(percent) / 100)
+            return TimeCondition(part, None, 1 + float(percent) / 100)
         raise _no_older_plan(part, "step>1.5s")
     if (found := _TOKENS.fullmatch(compact)) is not None:
         rate, percent = found.groups()
         if rate is not None:
-            return RateCondition(part, float(rate), None)
+            return TimeCondition(part, float(rate), None, rates=True)
         if compares:
-            return RateCondition(part, None, 1 - float(percent) / 100)
+            return TimeCondition(part, None, 1 - float(percent) / 100, rates=True)
         raise _no_older_plan(part, "tokens<15000")
     raise refuse(
         "MP486", f"--fail-on {part!r} is none of oom, headroom<SIZE, step>SECONDS, step>+PERCENT, tokens<RATE and tokens<-PERCENT", _EXAMPLE

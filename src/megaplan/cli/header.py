@@ -41,7 +41,7 @@ def _towers(spec: Spec, towers: Towers) -> str:
     if towers.stated is not None:
         encoder, projection = towers.stated
         tokens = counted(encoder.patches // projection.patches_per_token, "token")
-        how = f"{counted(spec.batch.images, 'image')} a sequence, of {encoder.patches:,} patches and {tokens}"
+        how = f"{counted(spec.batch.images, 'image')} per sequence, of {encoder.patches:,} patches and {tokens}"
     return f"{', '.join(parts)}; on the first stage, {how}"
 
 

@@ -100,5 +100,5 @@ def _variable(text: str) -> tuple[str, str]:
     """Name and value of `NAME=VALUE`."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise typer.BadParameter(f"{text!r} is no NAME=VALUE, such as TP=8.", param_hint="--env")
+        raise typer.BadParameter(f"{text!r} is not a NAME=VALUE, such as TP=8.", param_hint="--env")
     return name, value

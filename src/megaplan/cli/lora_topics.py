@@ -12,7 +12,7 @@ LORA: dict[str, tuple[str, ...]] = {
         "Gradients, their reduction and the optimizer's state: of the adapters alone, by AdamW.",
         "Activations: a frozen linear keeps nothing; an adapted one keeps its input and x A^T. What norms, activation functions and "
         "attention keep is unchanged.",
-        "Time: weight gradients of frozen parameters are left out, 4 FLOPs a parameter and token instead of 6.",
+        "Time: weight gradients of frozen parameters are left out, 4 FLOPs per parameter and token instead of 6.",
         "Not with multi-token prediction, an indexer or precision.recipe (MP726), and of host megarun alone.",
     )
 }

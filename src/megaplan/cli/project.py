@@ -65,7 +65,7 @@ def _lines(found: Projection) -> Iterator[StyledLine]:
     from megaplan.terminal.table import table, wrap  # noqa: PLC0415
     from megaplan.units import format_gib  # noqa: PLC0415
 
-    yield f"{found.name}: measured on {found.devices:,} {found.device}, {format_seconds(found.measured_seconds)} a step", "bold"
+    yield f"{found.name}: measured on {found.devices:,} {found.device}, {format_seconds(found.measured_seconds)} per step", "bold"
     shares = f"{found.dtype} products reach {found.share:.3f} of the peak, {found.share_before:.3f} by the constants"
     text = f"{shares}; the model then says {format_seconds(found.modelled_seconds)}"
     yield from ((line, "") for line in wrap(text, indent="  "))

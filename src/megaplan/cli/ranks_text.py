@@ -54,30 +54,16 @@ class RankView(NamedTuple):
 
 def view_of(rank: RankBudget) -> RankView:
     """The view of a budget's rank."""
-    return RankView(
-        runs=runs_of(rank.ranks),
-        parameters=rank.parameters,
-        columns=rank.columns,
-        phases=rank.phases,
-        peak_phase=rank.peak_phase,
-        peak_bytes=rank.peak_bytes,
-        headroom_bytes=rank.headroom_bytes,
-        fits=rank.fits,
-    )
+    return _view(rank, runs_of(rank.ranks), rank.columns)
 
 
 def view_of_estimate(rank: RankEstimate) -> RankView:
     """The view of a plan's rank."""
-    return RankView(
-        runs=rank.ranks,
-        parameters=rank.parameters,
-        columns={column: rank.columns[column.key] for column in Column},
-        phases=rank.phases,
-        peak_phase=rank.peak_phase,
-        peak_bytes=rank.peak_bytes,
-        headroom_bytes=rank.headroom_bytes,
-        fits=rank.fits,
-    )
+    return _view(rank, rank.ranks, {column: rank.columns[column.key] for column in Column})
+
+
+def _view(rank: RankBudget | RankEstimate, runs: tuple[RankRun, ...], columns: dict[Column, int]) -> RankView:
+    return RankView(runs, rank.parameters, columns, rank.phases, rank.peak_phase, rank.peak_bytes, rank.headroom_bytes, rank.fits)
 
 
 def rank_table(ranks: Sequence[RankView], *, all_ranks: bool = False) -> Iterator[str]:

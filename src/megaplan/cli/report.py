@@ -41,7 +41,7 @@ def report(
         from megaplan.report.comparison import comparison_report  # noqa: PLC0415
 
         if given:
-            raise refuse("MP492", f"{subject} and {other} are compared as they are, with no option but --output", file=subject)
+            raise refuse("MP492", f"{subject} and {other} are compared as they are, with no option except --output", file=subject)
         compared = diff(subject, other)
         written(comparison_report(compared, subject, other))
         output.report(compared.diagnostics)
@@ -50,7 +50,7 @@ def report(
         from megaplan.report.search import search_report  # noqa: PLC0415
 
         if given:
-            raise refuse("MP492", f"{subject} is the result of a search, which takes no option but --output", file=subject)
+            raise refuse("MP492", f"{subject} is the result of a search, which takes no option except --output", file=subject)
         written(search_report(result, subject))
         return 0
     found = estimate(load(subject, *(overrides or ()), *_run_keys(tokens, price), costs=costs))

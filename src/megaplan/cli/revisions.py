@@ -41,13 +41,13 @@ def changed_plans(revisions: str, paths: Sequence[str]) -> list[ChangedPlan]:
         paths: Files or folders to which the comparison is limited; empty for the folder and those below it.
 
     Raises:
-        MegaplanError: MP480, git does not know a revision, or this is no repository.
+        MegaplanError: MP480, git does not know a revision, or this is not a repository.
     """
     first, _, last = revisions.partition("..." if "..." in revisions else RANGE)
     before, after = first or "HEAD", (last or "HEAD") if RANGE in revisions else None
     for name in (before, after):
         if name is not None and _git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") is None:
-            raise refuse("MP480", f"{name} is no file, and no revision of a git repository here", "megaplan diff OLD.json NEW.json")
+            raise refuse("MP480", f"{name} is not a file, and no revision of a git repository here", "megaplan diff OLD.json NEW.json")
     if "..." in revisions:
         base = _git("merge-base", before, after or "HEAD")
         if base is None:

@@ -28,7 +28,7 @@ def rl_lines(found: RlEstimate) -> Iterator[StyledLine]:
         f"device peak {format_bytes(found.peak_bytes)} in {found.peak_phase}, headroom {format_bytes(peak.headroom_bytes)}; {held}"
     )
     room = "" if found.host_capacity_bytes is None else f" of {format_bytes(found.host_capacity_bytes)}"
-    yield from _wrapped(f"host peak {format_bytes(found.host_peak_bytes)}{room} a node, in {found.host_peak_phase}")
+    yield from _wrapped(f"host peak {format_bytes(found.host_peak_bytes)}{room} per node, in {found.host_peak_phase}")
     spread = found.iteration_seconds
     ends = f"80 % interval {format_seconds(spread.low)} to {format_seconds(spread.high)}"
     yield from _wrapped(f"iteration {format_seconds(spread.value)}, {ends}; {found.tokens_per_second_per_device:,.0f} tokens/s per device")

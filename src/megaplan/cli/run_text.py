@@ -141,7 +141,7 @@ def _checkpoints(found: RunEstimate) -> Iterator[StyledLine]:
     saved, interval = found.checkpoints, found.interval
     largest = max(stage.largest_rank_bytes for stage in saved.ranks)
     yield f"checkpoint {format_bytes(saved.whole_bytes)}, at most {format_bytes(largest)} of a rank", "bold"
-    yield f"  host memory of a save: {format_bytes(saved.rank_host_bytes)} a rank, {format_bytes(saved.node_host_bytes)} a node", ""
+    yield f"  host memory of a save: {format_bytes(saved.rank_host_bytes)} per rank, {format_bytes(saved.node_host_bytes)} per node", ""
     how = "best" if interval.chosen else "given"
     yield f"  a save every {interval.steps:,} steps, {format_seconds(interval.seconds)} ({how})", ""
     tried = f"half of it {percent(interval.goodput_at_half)}, twice {percent(interval.goodput_at_double)}"

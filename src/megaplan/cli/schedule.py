@@ -85,7 +85,7 @@ def _lines(found: Schedule) -> Iterator[StyledLine]:
     from megaplan.terminal.table import table, wrap  # noqa: PLC0415
 
     step, num_slots = found.timeline, found.num_slots
-    yield f"{found.kind}, {found.placement} placement: {found.pp} ranks of {found.vpp} slots, {step.makespan:,} units a step", "bold"
+    yield f"{found.kind}, {found.placement} placement: {found.pp} ranks of {found.vpp} slots, {step.makespan:,} units per step", "bold"
     yield "", ""
     rows = [["pp", "peak in flight", "bubble", "inside its span"]]
     for rank, (peak, idle, inside) in enumerate(zip(found.peak_in_flight, step.bubbles, step.bubbles_inside, strict=True)):

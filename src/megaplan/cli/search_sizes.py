@@ -43,7 +43,7 @@ def sizes_of(devices: str | None, names: str | None, prices: str | None) -> list
     """Every number of devices with every device, in the order given.
 
     Raises:
-        MegaplanError: MP489, a text is no number, or no list of them; MP504, a device is unknown.
+        MegaplanError: MP489, a text is not a number, or no list of them; MP504, a device is unknown.
     """
     numbers = [_number(text) for text in devices.split(",")] if devices is not None else [None]
     known = [named_device(text, "--device ") for text in names.split(",")] if names is not None else [None]
@@ -58,7 +58,7 @@ def sizes_of(devices: str | None, names: str | None, prices: str | None) -> list
 
 def _number(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
-        raise refuse("MP489", f"--devices {text.strip()!r} is no number of devices", "--devices 8", "--devices 32,64,128")
+        raise refuse("MP489", f"--devices {text.strip()!r} is not a number of devices", "--devices 8", "--devices 32,64,128")
     return int(text)
 
 
@@ -71,7 +71,7 @@ def _prices(text: str | None) -> dict[str, float]:
             found[named_device(name, "--price ") if name else ""] = float(value)
         except ValueError:
             raise refuse(
-                "MP489", f"--price {part.strip()!r} is no price of a device hour", "--price 2.5", "--price h100=2.5,b200=4"
+                "MP489", f"--price {part.strip()!r} is not a price of a device hour", "--price 2.5", "--price h100=2.5,b200=4"
             ) from None
     return found
 
@@ -82,7 +82,7 @@ def batch_of_sizes(
     """The global batch of every size, that of the most devices where a model's config leaves it open; and the notes of reading.
 
     Raises:
-        MegaplanError: Those of `megaplan.load`; MP495, the batch is larger than a search takes.
+        MegaplanError: Errors of `megaplan.load`; MP495, the batch is larger than a search takes.
     """
     from megaplan.api.batch import open_batch  # noqa: PLC0415
     from megaplan.api.load import load_to_split  # noqa: PLC0415
@@ -125,7 +125,7 @@ def sizes_lines(sizes: Sequence[Size], results: Sequence[Search]) -> Iterator[St
     """A row for each size: its best layout; then the commands."""
     priced = any(size.price is not None for size in sizes)
     head = ("device", "number", "step", "tok/s/dev", "MFU", "peak GiB", *(("an hour", "1B tokens") if priced else ()), "gap", "layout")
-    yield results[0].job.spec.name + f", {results[0].job.spec.global_batch_size:,} sequences a step", "bold"
+    yield results[0].job.spec.name + f", {results[0].job.spec.global_batch_size:,} sequences per step", "bold"
     yield "", ""
     rows = [_row(size, found, priced=priced) for size, found in zip(sizes, results, strict=True)]
     yield from ((line, "") for line in table([head, *rows], left=(0, len(head) - 1)))

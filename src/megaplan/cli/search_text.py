@@ -22,7 +22,7 @@ def search_lines(found: Search, written: Sequence[str], price: float | None = No
     """Rows with their commands, why other classes lost, the certificate."""
     batch = found.job.spec.global_batch_size
     state = {"": "", "interrupt": "; interrupted: the best so far"}.get(found.stopped, "; the best so far")
-    yield f"{found.job.spec.name} on {found.devices_text}, {plural(batch, 'sequence')} a step{state}", "bold"
+    yield f"{found.job.spec.name} on {found.devices_text}, {plural(batch, 'sequence')} per step{state}", "bold"
     yield f"{found.num_layouts:,} meshes, {found.num_evaluated:,} exact evaluations", ""
     if batch < found.devices:
         yield from ((line, "bold") for line in wrap(_small_batch(found), indent="  "))

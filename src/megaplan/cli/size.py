@@ -33,7 +33,7 @@ def sized_job(
     The settings' device counts where neither the source nor an argument names one, their GPUs where a model's config states no mesh.
 
     Raises:
-        MegaplanError: Those of `load_sized`; MP480, an override contradicts the size; MP504, no such device; MP825, not downloaded.
+        MegaplanError: Errors of `load_sized`; MP480, an override contradicts the size; MP504, no such device; MP825, not downloaded.
     """
     if size.device is not None:
         named_device(size.device, "--device ")

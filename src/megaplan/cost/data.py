@@ -1,10 +1,10 @@
 """Exchanges of data ranks and the optimizer's pass over its state, which a step has besides its layers, in whole nanoseconds.
 
-Megarun's FSDP2 gathers parameters and reduces gradients beside the layers. Without a pipeline it does both for every microbatch, and once
-more gathers for backward where parameters are freed after forward. torch's pipeline schedules keep what they gathered and reduce once, at
-the end of the step. Under `sharding.mode: ddp` nothing is gathered, and gradients are all-reduced once a step. What is exposed: without a
-pipeline the gather before the first unit, the reduction after the last, and what all of it takes beyond the layers' own time; under a
-pipeline the reduction, and what gathers take beyond the forwards beside which they run.
+Megarun's FSDP2 gathers parameters and reduces gradients while the layers run. Without a pipeline it does both for every microbatch, and
+once more gathers for backward where parameters are freed after forward. torch's pipeline schedules keep what they gathered and reduce once,
+at the end of the step. Under `sharding.mode: ddp` nothing is gathered, and gradients are all-reduced once a step. What is exposed: without
+a pipeline the gather before the first unit, the reduction after the last, and what all of it takes beyond the layers' own time; under a
+pipeline the reduction, and what gathers take beyond the forwards that run meanwhile.
 
 Parameters are those of a mean pipeline rank, so that no figure here depends on the cuts. Each of Muon's matrices is sent to one of the
 ranks that share it, orthogonalised there, and sent back.
@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from megakernels.facts import KindWork
 from megakernels.ops.fp8_linear.facts import DELAYED_ROLES, SCALE_BYTES
-from megaplan.cost.beside import (
+from megaplan.cost.elements import LocalElements, local_elements, with_recipe
+from megaplan.cost.outside_layers import (
     CLIP_OPERATIONS,
     Matrices,
     StoredParameters,
@@ -36,7 +37,6 @@ from megaplan.cost.beside import (
     reduce_parts,
     sum_parts,
 )
-from megaplan.cost.elements import LocalElements, local_elements, with_recipe
 from megaplan.cost.rates import Rates
 from megaplan.cost.transfers import RankGroup as Ranks
 from megaplan.cost.transfers import gather_ns, sum_ns
@@ -134,7 +134,7 @@ def stage_ranks(spec: Spec) -> Ranks:
 
 
 def mirrors_of(spec: Spec) -> Ranks:
-    """The two ranks with the copies of a part of the model, as far apart as the ends of the pipeline are."""
+    """The two ranks with the copies of a part of the model, at the distance of the pipeline's ends."""
     return Ranks(2, spec.mesh.world_size // 2)
 
 
@@ -226,8 +226,8 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
 
     A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or as good as.
     AdamW is one launch for many tensors, which the device waits for while the host looks at each. Where microbatches are replayed as CUDA
-    graphs, the host launches one for each, and all but the first while the device runs the one before; where the update is one, it launches
-    one for AdamW and Muon.
+    graphs, the host launches one for each, and all except the first while the device runs the one before; where the update is one, it
+    launches one for AdamW and Muon.
 
     Args:
         spec: A checked spec.

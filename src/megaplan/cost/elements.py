@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from megakernels.ops.packed_weight.facts import Packing
-from megaplan.cost.beside import Matrices
+from megaplan.cost.outside_layers import Matrices
 from megaplan.inventory.adapters import packable, packed_tensor
 from megaplan.inventory.tensors import Group, Inventory, Owner, layer_names
 from megaplan.spec.local import delayed_weights, packed_gather
@@ -54,7 +54,7 @@ class LocalElements(NamedTuple):
     delayed_weights: int = 0
 
     def dense_bytes(self, size: int, pp: int) -> int:
-        """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes an element."""
+        """Bytes of a mean pipeline rank's dense tensors as they are gathered, `size` bytes per element."""
         elements, stored = map(sum, zip(self.kept_packed, self.made_packed, strict=True))
         return (self.dense - elements) // pp * size + stored // pp
 

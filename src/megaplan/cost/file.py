@@ -49,7 +49,7 @@ def read_costs(path: str, spec: Spec, inventory: Inventory) -> MeasuredCosts:
         inventory: Inventory of the spec.
 
     Raises:
-        MegaplanError: The file cannot be read (MP101 … MP107), is no JSON (MP109, MP110, MP117), or not the costs of this model's layers
+        MegaplanError: The file cannot be read (MP101 … MP107), is not JSON (MP109, MP110, MP117), or not the costs of this model's layers
             (MP340 … MP343); all that is found.
     """
     try:
@@ -138,7 +138,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(keys) != len(pairs):
         names = [key for key, _ in pairs]
         twice = next(key for index, key in enumerate(names) if key in names[:index])
-        raise _ReadingError("MP110", f"the key {show(twice)} stands twice in one object")
+        raise _ReadingError("MP110", f"the key {show(twice)} occurs twice in one object")
     return keys
 
 
@@ -170,9 +170,9 @@ class _Checker:
         if not isinstance(document, dict):
             detail = f"the document is {show(document)}, and costs are an object with format: {FORMAT}"
         elif "format" not in document:
-            detail = f"the document has no key format, and a costs file has format: {FORMAT}"
+            detail = f"the document has no key `format`, but a costs file has format: {FORMAT}"
         else:
-            detail = f"format = {show(document['format'])}, and this version reads {FORMAT}"
+            detail = f"format = {show(document['format'])}, but this version reads {FORMAT}"
         return diagnostic("MP340", detail, Location(self._file, key="format"), (WRITE_ONE,))
 
     def _layers(self, layers: Any, spec: Spec) -> Iterator[Diagnostic]:
@@ -227,4 +227,4 @@ class _Checker:
             yield self._wrong(key, value, f"a whole number from 0 to {limit:,}")
 
     def _wrong(self, key: str, value: Any, wanted: str, *hints: str) -> Diagnostic:
-        return diagnostic("MP342", f"{key} = {show(value)}, and it takes {wanted}", Location(self._file, key=key), hints)
+        return diagnostic("MP342", f"{key} = {show(value)}, but it takes {wanted}", Location(self._file, key=key), hints)

@@ -36,4 +36,4 @@ FORMULAS: dict[str, Formula] = {
         "6 · 7504658432 + 32 · 3 · 67117056 = 51471187968",
     ),
 }
-"""Those of every block, of each family and of the whole model."""
+"""Formulas of every block, of each family and of the whole model."""

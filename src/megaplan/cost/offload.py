@@ -39,7 +39,7 @@ def waits_of(times: Sequence[LayerTime], plain: Sequence[LayerTime]) -> LayerTim
 
 
 def _copies_ns(spec: Spec, inventory: Inventory, rates: Rates) -> list[int]:
-    """Time of each layer's copy, of all but the last, which is never offloaded; 0 for layers that keep their tensors on the device."""
+    """Time of each layer's copy, of all except the last, which is never offloaded; 0 for layers that keep their tensors on the device."""
     kept_bytes, made = spec.host.kind.layer_kept, dict[tuple[int, str, bool], int]()
     found = []
     for index, block in enumerate(inventory.layers[:-1]):

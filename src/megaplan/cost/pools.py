@@ -12,17 +12,14 @@ from dataclasses import replace
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.rates import Rates, rates_of
 from megaplan.cost.replay import (
-    BUBBLE,
-    COPIES,
-    EXPOSED,
-    HOST,
-    PLAIN,
     WITHOUT_RECOMPUTE,
     Change,
     ReplayTimer,
     SlotSpans,
     Sums,
     linked_orders,
+    terms_of,
+    without_unmeasured,
 )
 from megaplan.cost.times import model_times
 from megaplan.cost.transfers import boundary_times, layer_transfers
@@ -95,13 +92,13 @@ class PooledTimer:
         return self._replayed(spec, self.slots(spec), spans)[0] + self.added_ns(spec)
 
     def added_ns(self, spec: Spec) -> int:
-        """Time of a step beside its microbatches, which does not depend on cuts."""
+        """Time of a step outside its microbatches, which does not depend on cuts."""
         return sum(self._added_terms(spec).values())
 
     def _added_terms(self, spec: Spec) -> dict[str, int]:
         timed = list(zip(self.timers(spec), alone_specs(spec), strict=True))
         pace = timed[0][0].sums(timed[0][1])
-        return max((timer.beside_terms(alone, pace) for timer, alone in timed), key=lambda terms: sum(terms.values()))
+        return max((timer.outside_terms(alone, pace) for timer, alone in timed), key=lambda terms: sum(terms.values()))
 
     def _replayed(self, spec: Spec, times: Sequence[ModelTimes], spans: SlotSpans) -> tuple[int, int]:
         """Time of all microbatches of an update, and what turns hide on all ranks."""
@@ -126,18 +123,8 @@ class PooledTimer:
         plain, recompute, exposed = (count * each // pp for each in (kept - fused, running - kept, waits))
         makespan, hidden = self._replayed(spec, times, spans)
         busy, exposed = count * whole // pp - hidden // pp, exposed - hidden // pp
-        found = {
-            "layers": busy - plain - recompute - exposed,
-            PLAIN: plain,
-            "recompute": recompute,
-            f"{EXPOSED} transfers": exposed,
-            BUBBLE: makespan - busy,
-            **self._added_terms(spec),
-        }
-        absent = {PLAIN} if not plain else set()
-        if self.timers(spec)[0].rates(spec).measured is None:
-            absent |= {COPIES, HOST}
-        return {name: value for name, value in found.items() if name not in absent}
+        found = terms_of(makespan, busy, plain, recompute, exposed) | self._added_terms(spec)
+        return without_unmeasured(found, self.timers(spec)[0].rates(spec))
 
     def _waits(self, spec: Spec, own: Sequence[int], spans: SlotSpans) -> int:
         """Transfers of one microbatch that the layers of all slots wait for."""

@@ -75,7 +75,7 @@ class Rates:
         return 0 if self.measured is None else self.measured.issue_ns
 
     def kind_ns(self, kind: str, num_bytes: int, flops: int, part: str, dtype: DType) -> int:
-        """Time of one kind of kernels beside their launches: the counted floor over the measured share, or the modelled rates.
+        """Time of one kind of kernels without their launches: the counted floor over the measured share, or the modelled rates.
 
         A percentage that the spec gives changes the share as it changes the device's own.
         """
@@ -227,7 +227,7 @@ class Prices:
         return max(compute, memory, steps) + done.launches * rates.launch_ns
 
     def moved_ns(self, op: OpWork, done: Pass, letter: str) -> int:
-        """A pass over memory beside an op."""
+        """A pass over memory in addition to an op."""
         if self._counts:
             return self.parts_ns(op, (KindWork(MEMORY, done.num_bytes, 0, done.launches),), 0, letter)
         self._launches += done.launches

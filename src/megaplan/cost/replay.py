@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from megakernels.facts import KindWork
-from megaplan.cost.beside import adamw_parts, clip_parts, delayed_parts, gather_parts, muon_parts, reduce_parts, sum_parts
 from megaplan.cost.blocks import rank_workload
 from megaplan.cost.data import DataTimes, copies_ns, data_times, exchanges, exposed_ns, held_of, host_ns, part_ns
 from megaplan.cost.elements import LocalElements, local_elements, with_recipe
 from megaplan.cost.offload import waits_of, with_copies
+from megaplan.cost.outside_layers import adamw_parts, clip_parts, delayed_parts, gather_parts, muon_parts, reduce_parts, sum_parts
 from megaplan.cost.rates import Note, Rates, Seen, rates_of
 from megaplan.cost.times import end_times, layer_time
 from megaplan.cost.transfers import layer_transfers
@@ -46,7 +46,7 @@ class Sums(NamedTuple):
         computing: The same without exchanges that the other microbatch of a pair may hide.
         forward: F.
         chain: F and I, which the first microbatch runs one after another.
-        largest: The largest layer, and either end with the layer it stands with.
+        largest: The largest layer, and either end with its layer.
         first: Time of the first slot without its layers.
         last: Time of the last slot without its layers.
         forward_launches: Kernels that the host launches in F.
@@ -112,7 +112,7 @@ class ReplayTimer:
         """Kinds of kernels of all layers and ends that were timed."""
 
     def rates(self, spec: Spec) -> Rates:
-        """Those of a spec: kernels and plain torch have their own."""
+        """Rates of a spec: kernels and plain torch have their own."""
         found = self._rates.get(spec.host.kernels)
         if found is None:
             own = rates_of(spec)
@@ -166,7 +166,7 @@ class ReplayTimer:
     def step_ns(self, spec: Spec, spans: SlotSpans) -> int:
         """The replay's makespan, and what data ranks and the optimizer add."""
         sums = self.sums(spec)
-        return self._replayed(spec, sums, spans)[0] + self.beside(spec, sums)
+        return self._replayed(spec, sums, spans)[0] + self.outside_layers(spec, sums)
 
     def turns_ns(self, spec: Spec, spans: SlotSpans) -> tuple[int, int]:
         """Exchanges of rows in a step at which pairs take turns, and what these hide, on a mean pipeline rank."""
@@ -186,23 +186,13 @@ class ReplayTimer:
         plain, recompute, exposed = (count * each // pp for each in (kept - fused, self._running(spec) - kept, waits))
         makespan, hidden = self._replayed(spec, sums, spans)
         busy, exposed = count * sums.total // pp - hidden // pp, exposed - hidden // pp
-        found = {
-            "layers": busy - plain - recompute - exposed,
-            PLAIN: plain,
-            "recompute": recompute,
-            f"{EXPOSED} transfers": exposed,
-            BUBBLE: makespan - busy,
-            **self.beside_terms(spec, sums),
-        }
-        absent = {PLAIN} if not plain else set()
-        if self.rates(spec).measured is None:
-            absent |= {COPIES, HOST}
-        return {name: value for name, value in found.items() if name not in absent}
+        found = terms_of(makespan, busy, plain, recompute, exposed) | self.outside_terms(spec, sums)
+        return without_unmeasured(found, self.rates(spec))
 
     def kinds(self, spec: Spec) -> list[Note]:
         """Every kind of kernels of a step, all pipeline ranks together, with its counts and its time; none without measured constants.
 
-        Those beside the layers have the empty letter.
+        Those outside the layers have the empty letter.
         """
         if self.rates(spec).measured is None:
             return []
@@ -212,13 +202,13 @@ class ReplayTimer:
         for index, block in enumerate(layers):
             layer_time(spec, self.rates(spec), block, spec.policy(index, block.family), scaled=self.scaled[index], seen=seen)
         end_times(spec, self.rates(spec), seen=seen)
-        return notes * count + [("", part, part_ns(spec, self.rates(spec), part)) for part in self._parts_beside(spec)]
+        return notes * count + [("", part, part_ns(spec, self.rates(spec), part)) for part in self._parts_outside(spec)]
 
     def kinds_seen(self, spec: Spec) -> set[str]:
-        """Names of the kinds of kernels of what was timed, and of what a step runs beside its layers."""
-        return self.seen.kinds | {part.kind for part in self._parts_beside(spec)}
+        """Names of the kinds of kernels of what was timed, and of what a step runs outside its layers."""
+        return self.seen.kinds | {part.kind for part in self._parts_outside(spec)}
 
-    def _parts_beside(self, spec: Spec) -> list[KindWork]:
+    def _parts_outside(self, spec: Spec) -> list[KindWork]:
         local = local_elements(self.inventory, spec.mesh.tp, spec.mesh.ep, spec.mesh.etp, spec.packing)
         held = held_of(spec, with_recipe(spec, self.inventory, local))
         gathers, reductions = exchanges(spec)
@@ -232,12 +222,12 @@ class ReplayTimer:
             *muon_parts(spec, held, self.rates(spec).device.num_sms.value),
         ]
 
-    def beside(self, spec: Spec, sums: Sums) -> int:
-        """Time of a step beside its microbatches: waits for data ranks and for the host, FSDP2's copies, and the optimizer."""
-        return sum(self.beside_terms(spec, sums).values())
+    def outside_layers(self, spec: Spec, sums: Sums) -> int:
+        """Time of a step outside its microbatches: waits for data ranks and for the host, FSDP2's copies, and the optimizer."""
+        return sum(self.outside_terms(spec, sums).values())
 
-    def beside_terms(self, spec: Spec, sums: Sums) -> dict[str, int]:
-        """The parts of `beside` by term; `sums` are those of the computation that hides exchanges."""
+    def outside_terms(self, spec: Spec, sums: Sums) -> dict[str, int]:
+        """The parts of `outside_layers` by term; `sums` are those of the computation that hides exchanges."""
         data = self._data_of(spec)
         exposed, copies = exposed_ns(spec, data, sums.forward, sums.total), copies_ns(spec, data)
         return {f"{EXPOSED} data": exposed, COPIES: copies, "optimizer": data.optimizer_ns, HOST: self._host(spec, sums)}
@@ -396,3 +386,15 @@ def linked_orders(kind: str, pp: int, vpp: int, count: int) -> LinkedOrders:
     """A schedule, linked; kept, for specs of one schedule share it."""
     copies = num_copies(placement(kind))
     return link(actions(kind, pp, vpp, count), pp * vpp * copies, copies)
+
+
+def terms_of(makespan: int, busy: int, plain: int, recompute: int, exposed: int) -> dict[str, int]:
+    """Nanoseconds by term of the microbatches: `busy` ones of a mean pipeline rank, of them three parts, and idle ones."""
+    shares = {PLAIN: plain, "recompute": recompute, f"{EXPOSED} transfers": exposed}
+    return {"layers": busy - sum(shares.values()), **shares, BUBBLE: makespan - busy}
+
+
+def without_unmeasured(terms: dict[str, int], rates: Rates) -> dict[str, int]:
+    """The terms without plain torch's if there is none, and without those of the host and of copies if no measured constant gives them."""
+    absent = {name for name in (PLAIN,) if not terms[name]} | ({COPIES, HOST} if rates.measured is None else set())
+    return {name: value for name, value in terms.items() if name not in absent}

@@ -246,7 +246,7 @@ class _Timer:
         return unpacking + (fused if plain is None else self._prices.run_ns(op, fused, plain[0]))
 
     def _input_ns(self, passes: _Passes) -> int:
-        """I; for an operation that is no linear, with its weight gradient, in one pass over memory."""
+        """I; for an operation that is not a linear, with its weight gradient, in one pass over memory."""
         op, scaled, kernels, plain = passes
         if scaled is not None:
             inputs = self._prices.scaled_ns(op, scaled[1], 0, INPUT) + self._unpacking_ns(op, INPUT)

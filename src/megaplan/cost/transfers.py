@@ -9,7 +9,7 @@ another microbatch's work hides):
 - Expert groups: rows go out and come back, forward and backward; ranks with slices of an expert gather them, and scatter their sums.
   With `host.moe_dispatcher: allgather` megarun's ranks gather all tokens, and scatter the sums of their rows.
 
-Not counted: what happens once a step or beside the layers (gathering parameters and reducing gradients of FSDP2, the optimizer).
+Not counted: what happens once per step or outside the layers (gathering parameters and reducing gradients of FSDP2, the optimizer).
 
 Collectives over n ranks whose gathered payload is S bytes: latency + (n − 1) / n · S / bandwidth. In a node that is the fabric's; across
 nodes the slower of the fabric and the adapters of the group's ranks in one node together, an upper bound of what is reached, and each
@@ -66,7 +66,7 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks of one axis: how many, and how far apart two neighbours are; they stand in `stride · size` consecutive ranks."""
+    """Ranks of one axis: how many, and the distance of two neighbours; they are in `stride · size` consecutive ranks."""
 
     size: int
     stride: int
@@ -81,7 +81,7 @@ class RankGroup:
         return min(self.size, max(1, fabric_size(spec.device) // self.stride)) if self.crosses(spec) else self.size
 
     def nodes(self, spec: Spec) -> int:
-        """Number of nodes that it lies in."""
+        """Number of nodes that it spans."""
         return -(-self.size // self.per_node(spec))
 
 
@@ -144,7 +144,7 @@ def boundary_times(rates: Rates, spec: Spec, *, leaves: bool = False) -> tuple[i
 def boundary_ns(rates: Rates, spec: Spec, sent_bytes: int, *, leaves: bool = False) -> int:
     """One microbatch's boundary from a pipeline rank to the next; over the network as soon as one such link leaves a node.
 
-    Neighbouring pipeline ranks are world size / pp ranks apart, and all of them together span the job: they leave a node if the job does,
+    Neighbouring pipeline ranks differ by world size / pp, and all of them together span the job: they leave a node if the job does,
     or if `leaves` says so.
     """
     leaves = leaves or spec.mesh.world_size > spec.device.per_node

@@ -51,17 +51,17 @@ class LayerTime:
 
     @property
     def forward_exchange_ns(self) -> int:
-        """Those of F."""
+        """Exchanges of F that the other microbatch may hide."""
         return exchanged(self.forward_legs) if self.forward_legs else 0
 
     @property
     def input_exchange_ns(self) -> int:
-        """Those of I."""
+        """Exchanges of I that the other microbatch may hide."""
         return exchanged(self.backward_legs) if self.backward_legs else 0
 
     @property
     def forward_compute_ns(self) -> int:
-        """F without them."""
+        """F without exchanges."""
         return self.forward_ns - self.forward_exchange_ns
 
     @property
@@ -70,7 +70,7 @@ class LayerTime:
         return self.input_ns - self.input_exchange_ns
 
     def __add__(self, other: LayerTime) -> LayerTime:
-        """Both, the other behind this one in the model."""
+        """Both, the other after this one in the model."""
         return LayerTime(
             self.forward_ns + other.forward_ns,
             self.input_ns + other.input_ns,
@@ -165,7 +165,7 @@ def replayed(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]], copi
 
 
 def _courses(slot: LayerTime, issue_ns: int) -> tuple[Course, Course]:
-    """A forward and a backward of a slot; what its host takes longer than the device is no part of its time."""
+    """A forward and a backward of a slot; what its host takes longer than the device is not part of its time."""
     forward, backward = slot.forward_ns, slot.backward_ns
     return (
         Course(slot.forward_legs, forward, min(forward, slot.forward_launches * issue_ns)),
@@ -195,8 +195,8 @@ class MeasuredCosts:
         digest: `sha256:` and the hex digest of the file's values; spaces and the order of keys do not count.
         static_bytes: Bytes of each layer, as `StoredBytes.static_bytes`.
         activation_bytes: Bytes of each layer, as `StoredBytes.activation_bytes`.
-        first: Memory of what `times.first` stands for.
-        last: Memory of what `times.last` stands for.
+        first: Memory of what `times.first` times.
+        last: Memory of what `times.last` times.
     """
 
     times: ModelTimes

@@ -50,7 +50,7 @@ class ReplayClock:
         step = max(count * -(-sums.computing // mesh.pp), count // copies * sums.largest, sums.chain)
         if mesh.pp > 1 and spec.schedule.kind in WHOLE:
             step = max(step, filled(sums.total, mesh.pp, count))
-        return step + self._timer.beside(spec, sums)
+        return step + self._timer.outside_layers(spec, sums)
 
     def bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """See `bound_ns`."""
@@ -61,12 +61,12 @@ class ReplayClock:
         timer, mesh, schedule = self._timer, spec.mesh, spec.schedule
         sums: Sums = timer.sums(spec)
         if mesh.pp == 1:
-            return schedule.microbatches_per_update * sums.total + timer.beside(spec, sums)
+            return schedule.microbatches_per_update * sums.total + timer.outside_layers(spec, sums)
         key = (schedule.kind, mesh.pp, mesh.vpp, schedule.microbatches_per_update, timer.work_key(spec))
         found = self._least.get(key)
         if found is None:
             found = kept(self._least)[key] = max(self._on_paths(spec, sums), self._on_ranks(spec))
-        return found + timer.beside(spec, sums)
+        return found + timer.outside_layers(spec, sums)
 
     def _on_paths(self, spec: Spec, sums: Sums) -> int:
         """The mean of the paths, with every layer on the slot where it adds the least."""
@@ -103,8 +103,8 @@ class ReplayClock:
 
     def most_cost(self, spec: Spec, limit_ns: int) -> int:
         """The busiest part runs every microbatch, or every one of its copy of the model."""
-        beside = self._timer.beside(spec, self._timer.sums(spec))
-        return (limit_ns - beside) // (spec.schedule.microbatches_per_update // spec.num_copies)
+        outside = self._timer.outside_layers(spec, self._timer.sums(spec))
+        return (limit_ns - outside) // (spec.schedule.microbatches_per_update // spec.num_copies)
 
     def step_ns(self, spec: Spec, spans: Spans) -> int:
         """The step, as `planned_time` computes it."""

@@ -97,7 +97,7 @@ class Fitting:
         proven: True if it is proven that no cuts fit; then `over_bytes` is the excess of storage and kept tensors alone.
         beyond: True if it is proven that the step of any fitting cuts is longer than the limit.
         by_sums: True if the proof also holds for every policy that keeps more. It does for sums of what is held, not for what the allocator
-            reserves: that may be less where more is held.
+            reserves, which may be less where more is held.
     """
 
     spans: Spans

@@ -12,14 +12,7 @@ from typing import Any
 
 from megaplan.exporters.values import Source
 from megaplan.exporters.viewers import ReplayedStep, replayed_step
-from megaplan.schedules import ActionKind
-
-NAMES = {
-    ActionKind.FORWARD: "forward",
-    ActionKind.BACKWARD: "backward",
-    ActionKind.INPUT: "input gradients",
-    ActionKind.WEIGHT: "weight gradients",
-}
+from megaplan.schedules import ACTION_NAMES
 
 
 def chrome_trace(source: Source) -> str:
@@ -45,12 +38,12 @@ def _events(step: ReplayedStep) -> Iterator[dict[str, Any]]:
                 yield {
                     "ph": "X",
                     "name": f"{part.kind}{part.microbatch}",
-                    "cat": NAMES[part.kind],
+                    "cat": ACTION_NAMES[part.kind],
                     "pid": rank,
                     "tid": step.chunks[part.slot],
                     "ts": item.start / 1000,
                     "dur": (item.stop - item.start) / 1000,
-                    "args": {"action": NAMES[part.kind], "slot": part.slot, "microbatch": part.microbatch},
+                    "args": {"action": ACTION_NAMES[part.kind], "slot": part.slot, "microbatch": part.microbatch},
                 }
         for time, size in dict(levels).items():
             yield {"ph": "C", "name": "memory", "pid": rank, "ts": time / 1000, "args": {"bytes": size}}

@@ -1,4 +1,4 @@
-"""Exporters by the name of their framework: those of the hosts, and of frameworks that are no host here."""
+"""Exporters by the name of their framework: those of the hosts, and of frameworks that are not hosts here."""
 
 from __future__ import annotations
 

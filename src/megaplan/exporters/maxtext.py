@@ -212,7 +212,7 @@ def _differences(mine: Any, other: Any, key: str) -> Iterator[Loss]:
             if name not in OF_ESTIMATES:
                 yield from _differences(mine.get(name), other.get(name), f"{key}.{name}")
     elif mine != other and not (mine in (None, False, [], 0) and other in (None, False, [], 0)):
-        yield Loss(key, f"{key} = {mine}, and MaxText's block has {other}", strict=key.rpartition(".")[2] not in VALUES_ALONE)
+        yield Loss(key, f"{key} = {mine}, but MaxText's block has {other}", strict=key.rpartition(".")[2] not in VALUES_ALONE)
 
 
 def _mesh(source: Source) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def _script(spec: Spec, arguments: list[tuple[str, object]], program: str) -> st
         elif value is not None and value is not False:
             items = value if isinstance(value, tuple) else (value,)
             quoted = " ".join(shlex.quote(_text(item)) for item in items)
-            joint = "=" if _text(items[0]).startswith("-") else " "  # a pattern that begins with a dense layer is no option
+            joint = "=" if _text(items[0]).startswith("-") else " "  # a pattern that begins with a dense layer is not an option
             words.append(f"{name}{joint}{quoted}")
     return "\n".join(lines) + "\n" + " \\\n  ".join(words) + "\n"
 

@@ -31,7 +31,7 @@ def export_nanotron(source: Source) -> Exported:
     """YAML.
 
     Raises:
-        MegaplanError: MP921, the model is no Llama.
+        MegaplanError: MP921, the model is not a Llama.
     """
     layers = transformer_layers(source, "nanotron", ("AD",))
     spec = source.spec

@@ -63,7 +63,7 @@ class Job(NamedTuple):
 
     @property
     def pools(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(nodes, GPUs a node) of the training and of the rollout."""
+        """(nodes, GPUs per node) of the training and of the rollout."""
         world = self.spec.mesh.world_size
         per_node = self.spec.device.per_node
         return nodes_of(world, per_node), nodes_of(self.plan.rollout.gpus or world, per_node)

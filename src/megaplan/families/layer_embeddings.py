@@ -34,7 +34,7 @@ class LayerEmbeddings(Section):
     """Embeddings of single layers.
 
     Attributes:
-        num_rows: Rows of the table, one a token.
+        num_rows: Rows of the table, one per token.
         dim: Width of one layer's embedding.
         layers: Layers that read one: 0-based global indices, rising.
     """
@@ -96,7 +96,7 @@ def layer_tensors(dim: int, hidden_size: int) -> tuple[ParamTensor, ...]:
 
 
 def layer_ops() -> tuple[Op, ...]:
-    """Operations behind a layer's addition, whose result is `ADDED`."""
+    """Operations after a layer's addition, whose result is `ADDED`."""
     return (
         Op("take embedding", (), (GIVEN,)),
         linear(f"{PREFIX}.gate", ADDED, "embedding_gate", f"{PREFIX}.gate.weight"),

@@ -70,7 +70,7 @@ class ResidualPath(NamedTuple):
         scaled: The block's output is multiplied by a constant.
         streams: Hyper-connections; None for one stream.
         gate_rank: Width inside the gate of the norm before the block; None for no gate.
-        embedding_dim: Width of an embedding of the layer, which is added behind the block's own result; None for none.
+        embedding_dim: Width of an embedding of the layer, which is added after the block's own result; None for none.
         scales_stream: Each channel of the stream has a learned factor before the block adds to it.
         depth: Values that the block reads under attention residuals; None with a residual stream.
     """
@@ -192,7 +192,7 @@ def cast_program(program: BlockProgram) -> BlockProgram:
 
 
 def cast_shapes(shapes: Shapes, stream: DType) -> Shapes:
-    """The storages of such a block, whose stream has the dtype `stream`."""
+    """The storages of a block between casts from and to a stream of the dtype `stream`."""
     ends = storages(stream, Column.ACTIVATIONS, dict.fromkeys((INPUT, OUTPUT), shapes[OUTPUT][2]))
     return shapes | {CAST_INPUT: shapes[OUTPUT], CAST_OUTPUT: shapes[OUTPUT]} | ends
 

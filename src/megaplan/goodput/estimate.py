@@ -244,7 +244,7 @@ class _Estimate:
         if self.spec.mesh.world_size > self.spec.device.per_node and not self.in_memory:
             changed = self.job_in_memory(job.step)
             memory = format_bytes(self.sizes.memory_copies_bytes)
-            yield self._change("copies in a peer's memory", changed, spares, f"{memory} host a node")
+            yield self._change("copies in a peer's memory", changed, spares, f"{memory} host per node")
         if self.run.interval is not None and not self.in_memory:
             changed = job.changed()
             yield self._change(f"a save every {changed.interval} steps", changed, spares, "the interval with the best goodput")

@@ -57,7 +57,7 @@ class Job:
         num_steps: Steps of the run.
         recovery: Recovery; by default that of `faults`.
         interval: Steps between saves; by default those with the best goodput.
-        evaluations: Share of the time between saves in evaluations, which are no steps.
+        evaluations: Share of the time between saves in evaluations, which are not steps.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Job:
 
     @property
     def losses(self) -> Losses:
-        """Shares of wall-clock time that are no kept steps."""
+        """Shares of wall-clock time that are not kept steps."""
         running = 1 - self.start / self.wall_seconds
         down = self.shares.down * running / self.recovery.seconds
         return Losses(

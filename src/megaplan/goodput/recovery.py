@@ -18,7 +18,7 @@ class Recovery(NamedTuple):
     Attributes:
         detection: Time from the interruption to the end of the job.
         replacement: The whole job is queued again because no spare node is there for a broken one; weighed with how often that is.
-        restart: Processes start and connect, where nodes keep their environment; weighed likewise.
+        restart: Processes start and connect, where nodes keep their environment; weighed in the same way.
         compile: The first step beyond a later one.
         read: The checkpoint is read.
     """

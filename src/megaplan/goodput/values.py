@@ -226,9 +226,9 @@ class RunEstimate(Result):
         cost: Cost, in the unit of run.price; null without a price.
         cost_per_million_tokens: Cost of a million tokens; null without a price.
         energy_kwh: Energy with the data centre's overhead; null for a device of unknown power.
-        joules_per_token: Energy of a token; null likewise.
-        carbon_kg: Kilograms of CO2 equivalent; null likewise.
-        carbon_grams_per_million_tokens: Grams of CO2 equivalent of a million tokens; null likewise.
+        joules_per_token: Energy of a token; null for a device of unknown power.
+        carbon_kg: Kilograms of CO2 equivalent; null for a device of unknown power.
+        carbon_grams_per_million_tokens: Grams of CO2 equivalent of a million tokens; null for a device of unknown power.
         goodput: Share of wall-clock time in steps that are kept.
         losses: Shares of everything else.
         interruptions: Expected interruptions of the run.

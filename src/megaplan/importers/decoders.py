@@ -47,7 +47,7 @@ def cwm(reader: ConfigReader) -> dict[str, Any]:
 
 
 def granite_swa(reader: ConfigReader) -> dict[str, Any]:
-    """granite_swa: granite with windows as in cwm, sinks, and a rotary base by layer, of which 0 is no rotation."""
+    """granite_swa: granite with windows as in cwm, sinks, and a rotary base by layer, of which 0 is not a rotation."""
     attention = {**biases(reader), "sinks": True, **unrotated(reader)}
     return decoder(reader, attention, mlp_bias=reader.flag("mlp_bias"), windowed=every(reader, 4, start=0))
 

@@ -142,7 +142,7 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
         raise MegaplanError(replace(fault, location=fault.location._replace(file=name)) for fault in faults)
     source = SourceMap(name, read.source.marks if small is text else {})
     if not isinstance(read.value, dict):
-        raise _refusal("MP801", f"{name} is no mapping", Location(name), "megaplan import hf config.json")
+        raise _refusal("MP801", f"{name} is not a mapping", Location(name), "megaplan import hf config.json")
     return read.value, source
 
 

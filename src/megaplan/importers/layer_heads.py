@@ -24,7 +24,7 @@ def mimo_v2_flash(reader: ConfigReader) -> dict[str, Any]:
     moe = routed(reader, count="n_routed_experts", width="moe_intermediate_size") | experts.sigmoid_choice(reader)
     for key in ("num_attention_heads", "head_dim", "v_head_dim"):
         reader.published(f"swa_{key}", reader.value(key), f"layers with a window have another {key}")
-    reader.published("n_shared_experts", 0, "shared experts are no part of the class")
+    reader.published("n_shared_experts", 0, "shared experts are not part of the class")
     reader.published("add_swa_attention_sink_bias", True, "layers with a window have sinks")
     reader.published("add_full_attention_sink_bias", False, "layers without a window have none")
     reader.skip("swa_num_key_value_heads", "attention_chunk_size", "sliding_window_size", "attention_projection_layout")
@@ -104,7 +104,7 @@ def by_window(
         reader: Reader of the config.
         head_dim: Width of a head.
         full: Base and rotated share of layers without a window, if the config does not say.
-        window: Those of layers with a window.
+        window: Heads of layers with a window.
         flat: Field of the base of layers with a window, of releases before `rope_parameters`; None for a class that reads no flat field.
         wide: Width of a head in layers without a window; 0 for that of all.
     """

@@ -78,7 +78,7 @@ def gptj(reader: ConfigReader) -> dict[str, Any]:
 
 
 def gpt_neox(reader: ConfigReader) -> dict[str, Any]:
-    """gpt_neox: two LayerNorms a layer, biases, an MLP of two matrices, a quarter of each head rotated."""
+    """gpt_neox: two LayerNorms per layer, biases, an MLP of two matrices, a quarter of each head rotated."""
     share, base = reader.value("rotary_pct"), reader.value("rotary_emb_base")
     reader.skip("classifier_dropout", "is_decoder", "rotary_pct", "rotary_emb_base")
     if reader.flag("use_parallel_residual"):

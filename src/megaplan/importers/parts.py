@@ -104,7 +104,7 @@ def biases(reader: ConfigReader, key: str | None = "attention_bias", *, output: 
 def even_head_dim(reader: ConfigReader, hidden_size: int, num_heads: int, head_dim: str | None = "head_dim") -> int:
     """hidden_size / num_attention_heads; rounded down for a class that has a field for it."""
     if hidden_size % num_heads and not reader.failed:
-        detail = f"hidden_size / num_attention_heads = {hidden_size} / {num_heads} is no whole number, and no head_dim is given"
+        detail = f"hidden_size / num_attention_heads = {hidden_size} / {num_heads} is not a whole number, and no head_dim is given"
         reader.contradicts("num_attention_heads", detail, f'add "{head_dim}"' if head_dim else "correct the one that is wrong")
     return max(1, hidden_size // num_heads)
 

@@ -205,7 +205,7 @@ OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "telechat3": decoders.llama,
     "transformer": repository_linear.transformer,
 }
-"""Those of model types whose class comes with the published weights."""
+"""Imports of model types whose class comes with the published weights."""
 
 IMPORTS = ARCHITECTURES | OF_REPOSITORIES
 """All of them."""

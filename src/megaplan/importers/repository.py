@@ -74,7 +74,7 @@ def openelm(reader: ConfigReader) -> dict[str, Any]:
     factors, step = reader.items("ffn_multipliers"), reader.whole("ffn_dim_divisor")
     for key, values in zip(("num_query_heads", "num_kv_heads", "ffn_multipliers"), (*counts, factors), strict=True):
         if len(values) != layers or not all(isinstance(one, int | float) and one > 0 for one in values):
-            reader.wrong(key, list(values), f"a list of {layers} positive numbers, one a layer")
+            reader.wrong(key, list(values), f"a list of {layers} positive numbers, one per layer")
     reader.only("normalization_layer_name", ("rms_norm",), "norms are RMSNorms")
     reader.only("ffn_with_glu", (True,), "MLPs have three matrices")
     reader.skip("qkv_multipliers", "num_gqa_groups", "max_context_length", "rope_max_length")  # from which the lists follow

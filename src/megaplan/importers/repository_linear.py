@@ -36,7 +36,7 @@ def gated_deltanet(reader: ConfigReader) -> dict[str, Any]:
         reader.only(key, (True,), f"a G block has {what}")
     heads, width, factor = reader.whole("num_heads"), reader.whole("head_dim"), reader.number("expand_v")
     if width * factor % 1:
-        reader.contradicts("expand_v", f"head_dim · expand_v = {width} · {factor} is no whole number", "correct the one that is wrong")
+        reader.contradicts("expand_v", f"head_dim · expand_v = {width} · {factor} is not a whole number", "correct the one that is wrong")
     delta = {
         "kind": "gated_delta",
         "num_key_heads": heads,

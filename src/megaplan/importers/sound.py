@@ -46,7 +46,7 @@ def step_vision(reader: ConfigReader) -> Found:
     first = reader.whole("num_channels") * patch**2 * width + (reader.whole("image_size") // patch) ** 2 * width + layer_norm(width)
     layer = attention(width) + mlp(width, inner) + 2 * layer_norm(width) + 2 * width
     last = linear(9 * width, 2 * width) + linear(9 * 2 * width, 4 * width)
-    return Found(first + layers * layer + last, why="factors for each channel of its blocks, and convolutions behind them")
+    return Found(first + layers * layer + last, why="factors for each channel of its blocks, and convolutions after them")
 
 
 def omni_audio(reader: ConfigReader) -> Found:

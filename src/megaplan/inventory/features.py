@@ -38,7 +38,7 @@ SIDE_EMBEDDINGS: dict[Outside, SideEmbedding] = {
     Outside.STRUCTURE: SideEmbedding("first", "the token file, one class a token; the batch carries it to the home stage", _PARAMETERS),
     Outside.LAYER_EMBEDDINGS: SideEmbedding("first", "the home stage, from the batch's token ids", _PARAMETERS),
     Outside.PLATFORM: SideEmbedding(
-        "first", "the token file, one a document; the batch carries each token's to the home stage", _PARAMETERS
+        "first", "the token file, one per document; the batch carries each token's to the home stage", _PARAMETERS
     ),
 }
 

@@ -209,9 +209,9 @@ class Inventory:
         outside: Named blocks outside the stack, in order: those of a stated encoder and its projection (`megaplan.inventory.towers`),
             `embedding`, `ngram`, `structure`, `platform`, `towers`, `relation_bias`, `final_norm`, `head` (absent when tied), `mtp.0` …
         tied: The head reuses `embedding`.
-        active_parameters: Parameters that one token uses: all but the routed experts that its router does not choose.
+        active_parameters: Parameters that one token uses: all except the routed experts that its router does not choose.
         ahead: Names of the side embeddings that the depths of multi-token prediction use too.
-        normed_ahead: These depths read hidden states after a norm, the first of them the final norm's output.
+        normed_ahead: MTP depths read hidden states after a norm, the first of them the final norm's output.
     """
 
     layers: tuple[Block, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from megaplan.schedules.placement import Placement
@@ -15,13 +15,13 @@ class Slot(NamedTuple):
     """One pipeline stage slot.
 
     Attributes:
-        index: Index in model order, 0-based; slots of a second copy of the model are behind those of the first.
+        index: Index in model order, 0-based; slots of a second copy of the model are after those of the first.
         pp_rank: Owner on the pp axis.
         chunk: Position among the rank's slots (virtual stage).
         start: First layer, global index.
         stop: One past the last layer.
         blocks: Names of the inventory blocks this slot holds, layers included, in execution order.
-        copies: Those of the blocks that are a second copy of another slot's block (tied head's embedding, MTP's embeddings, relation bias).
+        copies: Blocks among them that are a second copy of another slot's block (tied head's embedding, MTP's embeddings, relation bias).
     """
 
     index: int  # type: ignore[assignment]  # its place; a tuple's method of that name is not missed
@@ -95,24 +95,6 @@ def expert_coordinate(mesh: Mesh, rank: int) -> dict[str, int]:
     return _coordinate(mesh, EXPERT_AXES, rank)
 
 
-def coordinate_rank(mesh: Mesh, coordinate: Mapping[str, int]) -> int:
-    """The rank at a full coordinate of either mesh.
-
-    Raises:
-        ValueError: If the coordinate names other axes than one of the meshes, or an index outside its degree.
-    """
-    axes = MESH_AXES if set(coordinate) == set(MESH_AXES) else EXPERT_AXES
-    if set(coordinate) != set(axes):
-        raise ValueError(f"a coordinate has the axes {', '.join(MESH_AXES)} or {', '.join(EXPERT_AXES)}, not {', '.join(coordinate)}")
-    rank = 0
-    for axis in axes:
-        degree, index = axis_degree(mesh, axis), coordinate[axis]
-        if not 0 <= index < degree:
-            raise ValueError(f"axis {axis} has indices 0 to {degree - 1}, not {index}")
-        rank = rank * degree + index
-    return rank
-
-
 def axis_degree(mesh: Mesh, axis: str) -> int:
     """Degree of an axis of either mesh; KeyError for an unknown one."""
     if axis not in MESH_AXES and axis not in EXPERT_AXES:
@@ -146,11 +128,6 @@ def axis_groups(mesh: Mesh, *axes: str) -> tuple[tuple[int, ...], ...]:
 def num_nodes(ranks: Sequence[int], per_node: int) -> int:
     """Nodes of a group of ranks, if ranks fill nodes in order."""
     return len({rank // per_node for rank in ranks})
-
-
-def crosses_nodes(mesh: Mesh, per_node: int, *axes: str) -> bool:
-    """True if any group of the axes has ranks on more than one node."""
-    return any(num_nodes(group, per_node) > 1 for group in axis_groups(mesh, *axes))
 
 
 def _coordinate(mesh: Mesh, axes: tuple[str, ...], rank: int) -> dict[str, int]:

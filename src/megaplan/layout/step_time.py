@@ -56,7 +56,7 @@ def dtype_of(spec: Spec) -> str:
 
 
 def mode_of(spec: Spec) -> str:
-    """The way in which the host launches a step's kernels."""
+    """The way in which the host launches the kernels of a step."""
     if replays_update(spec):
         return "CUDA graphs of the update, too"
     return "CUDA graphs" if replays_graphs(spec) else "eager"

@@ -58,7 +58,7 @@ def neighbours(cuts: Sequence[int], num_positions: int, *, pairs: bool = True, p
     Args:
         cuts: Ascending positions from 0 to num_positions − 1.
         num_positions: Number of positions for a cut.
-        pairs: True if two cuts that are no run move too.
+        pairs: True if two cuts that are not a run move too.
         places: Positions by which a cut may move.
     """
     number = len(cuts)

@@ -79,7 +79,8 @@ def choose_cuts(
     else:
         spans = spans_of(equal_cuts(num_layers, num_slots, spec.host.block_layers), num_layers)
         if broken := rules.broken_by(cuts_of(spans)):
-            raise MegaplanError([_equal_breaks(detail) for detail in broken])
+            location, hints = Location(key="split.mode"), ("--set split.mode=weighted",)
+            raise MegaplanError([diagnostic("MP335", detail, location, hints) for detail in broken])
     found_cuts = _cuts(spec, inventory, weights, mode, spans, _certifying(spec, inventory, weights, mode, spans))
     return replace(found_cuts, diagnostics=(*notes, *found_cuts.diagnostics))
 
@@ -124,10 +125,6 @@ def _cuts(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spa
 def _other_baseline(baseline: Spans, num_slots: int) -> Diagnostic:
     detail = f"the baseline has {len(baseline)} slots, this spec {num_slots}: ties are broken without it, and more cuts may move"
     return diagnostic("MP339", detail, severity=Severity.WARNING)
-
-
-def _equal_breaks(detail: str) -> Diagnostic:
-    return diagnostic("MP335", detail, Location(key="split.mode"), ("--set split.mode=weighted",))
 
 
 def _weighted_cuts(

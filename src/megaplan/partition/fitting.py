@@ -285,7 +285,7 @@ class Overflow(NamedTuple):
 
     Attributes:
         cuts: Cuts with the smallest largest overflow found.
-        overflow_bytes: That overflow.
+        overflow_bytes: Bytes of the overflow.
         lower_bound_bytes: Lower bound on the overflow of any cuts.
     """
 

@@ -38,7 +38,7 @@ class BlockNeeds(NamedTuple):
         saved_bytes: Bytes that one microbatch in flight keeps, including the block's input if the block keeps it.
         gradient_bytes: Whole gradients, from the chunk's first backward to its reduction.
         gathered_bytes: Gathered parameters, from the chunk's first forward, unless they are freed after it.
-        update_bytes: Gradient shards, all of which exist when the update begins, but for those that AdamW drops before Muon's.
+        update_bytes: Gradient shards, all of which exist when the update begins, except for those that AdamW drops before Muon's.
     """
 
     static_bytes: int = 0

@@ -132,7 +132,7 @@ def amount(number: int, unit: str, *, named: bool = True) -> str:
     """A cost for display: nanoseconds as milliseconds, counts in thousands, millions, billions, with the name of the unit."""
     if unit == "ns":
         return f"{number / 1e6:,.2f} ms" if number else "0"
-    return f"{short_count(number)} {unit.replace('flops_per_token', 'FLOPs a token')}" if named else short_count(number)
+    return f"{short_count(number)} {unit.replace('flops_per_token', 'FLOPs per token')}" if named else short_count(number)
 
 
 def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]:

@@ -131,7 +131,7 @@ def _estimates(plan: PlanDocument, at: At) -> Iterator[Diagnostic]:
             yield problems.contradiction(f"{rank.label}: {detail}", at(here))
     if estimates.fits != all(rank.fits for rank in estimates.ranks):
         yield problems.contradiction(
-            f"estimates.fits = {str(estimates.fits).lower()}, and the ranks say otherwise", at(("estimates", "fits"))
+            f"estimates.fits = {str(estimates.fits).lower()}, but the ranks say otherwise", at(("estimates", "fits"))
         )
     mesh, world_size = plan.spec.mesh, plan.spec.mesh.world_size
     planned = [(part.ranks.start * (world_size // mesh.pp), part.spec.device.name) for part in parts_of(plan.spec) if plan.spec.pools]
@@ -176,7 +176,7 @@ def _rank_sums(rank: RankEstimate, usable_bytes: int) -> Iterator[str]:
     if rank.headroom_bytes != usable_bytes - rank.peak_bytes:
         yield f"headroom_bytes = {rank.headroom_bytes}; usable − peak = {usable_bytes - rank.peak_bytes}"
     if rank.fits != (rank.headroom_bytes >= 0):
-        yield f"fits = {str(rank.fits).lower()}, and its headroom is {rank.headroom_bytes} bytes"
+        yield f"fits = {str(rank.fits).lower()}, but its headroom is {rank.headroom_bytes} bytes"
 
 
 def _differences(written: Any, wanted: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str, str]]:

@@ -23,7 +23,7 @@ def shortened(text: str, length: int = 60) -> str:
 
 
 def not_json(detail: str, location: Location) -> Diagnostic:
-    """The text is no JSON."""
+    """The text is not JSON."""
     return diagnostic("MP109", detail, location, (MAKE_A_PLAN,))
 
 
@@ -39,7 +39,7 @@ def too_deep(location: Location) -> Diagnostic:
 
 def not_an_integer(text: str, location: Location) -> Diagnostic:
     """The number is of a kind that plans do not hold."""
-    return diagnostic("MP401", f"{shortened(text)} is no integer of at most {MAX_DIGITS:,} digits", location, (MAKE_A_PLAN,))
+    return diagnostic("MP401", f"{shortened(text)} is not an integer of at most {MAX_DIGITS:,} digits", location, (MAKE_A_PLAN,))
 
 
 def truncated(num_bytes: int, location: Location) -> Diagnostic:
@@ -66,7 +66,7 @@ def other_format(written: str, location: Location) -> Diagnostic:
 
 def unknown_key(path: Sequence[str | int], location: Location) -> Diagnostic:
     """Plans of this minor version do not have the key."""
-    return diagnostic("MP405", f"{dotted(path)} is no key of a plan", location, ("megaplan schema plan",))
+    return diagnostic("MP405", f"{dotted(path)} is not a key of a plan", location, ("megaplan schema plan",))
 
 
 def missing_key(path: Sequence[str | int], location: Location) -> Diagnostic:

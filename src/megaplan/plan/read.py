@@ -60,7 +60,7 @@ def inspect_plan(path: str) -> LoadedPlan:
     """Read a plan file, and report a digest mismatch or a contradiction instead of refusing it.
 
     Raises:
-        MegaplanError: It is no plan, of another version, or its keys or types are wrong.
+        MegaplanError: It is not a plan, of another version, or its keys or types are wrong.
     """
     return parse_plan(read_text(path, MAX_PLAN_BYTES), display_name(path))
 

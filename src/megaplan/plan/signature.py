@@ -33,7 +33,7 @@ def sign(text: str, key: str) -> str:
         key: Path of the private key.
 
     Raises:
-        MegaplanError: MP418, it is no Ed25519 key without a password; MP419, the package is missing.
+        MegaplanError: MP418, it is not an Ed25519 key without a password; MP419, the package is missing.
     """
     private = _private_key(key)
     made = {"format": FORMAT, "signer": _name(private.public_key()), "signature": base64.b64encode(private.sign(_message(text))).decode()}

@@ -12,7 +12,7 @@ from megaplan.foreign import xml
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import Spans, build_layout
 from megaplan.layout.planned_step import planned_step
-from megaplan.schedules import Action, ActionKind, Placement, Timeline, num_actions, num_copies, placement, slot_owner
+from megaplan.schedules import ACTION_NAMES, Action, ActionKind, Placement, Timeline, num_actions, num_copies, placement, slot_owner
 from megaplan.spec.models import Spec
 from megaplan.units import format_bytes, format_ns
 
@@ -25,12 +25,6 @@ MAX_DRAWN = 100_000
 """Actions; a picture of them has 25 MB, and no program opens a much larger one."""
 FILLS = {ActionKind.FORWARD: "#cfe3f7", ActionKind.BACKWARD: "#1f5fa8", ActionKind.INPUT: "url(#input)", ActionKind.WEIGHT: "url(#weight)"}
 INKS = {ActionKind.FORWARD: "#10243a", ActionKind.BACKWARD: "#ffffff", ActionKind.INPUT: "#ffffff", ActionKind.WEIGHT: "#10243a"}
-NAMES = {
-    ActionKind.FORWARD: "forward",
-    ActionKind.BACKWARD: "backward",
-    ActionKind.INPUT: "input gradients",
-    ActionKind.WEIGHT: "weight gradients",
-}
 HELD, ALWAYS = "#d9ead3", "#a9cf9c"
 DIGIT = 6.2
 """Width of a digit at the size of the labels."""
@@ -177,7 +171,7 @@ def _rank(picture: Picture, rank: int, top: int, scale: float, highest: int) -> 
 
 def _box(picture: Picture, part: Action, start: int, stop: int, y: int, scale: float) -> Iterator[str]:
     width, x = (stop - start) * scale, LEFT + start * scale
-    label, what = str(part.microbatch), f"{NAMES[part.kind]} of microbatch {part.microbatch}, slot {part.slot}"
+    label, what = str(part.microbatch), f"{ACTION_NAMES[part.kind]} of microbatch {part.microbatch}, slot {part.slot}"
     yield (
         f'<g class="action"><title>{what}: {picture.clock(stop - start)} from {picture.clock(start)}</title>'
         f'<rect x="{x:.2f}" y="{y}" width="{max(width, 0.3):.2f}" height="{LANE - 3}" fill="{FILLS[part.kind]}" '
@@ -218,8 +212,8 @@ def _legend(step: Timeline) -> Iterator[str]:
     for kind in [kind for kind in ActionKind if kind in kinds]:
         yield f'<rect x="{x}" y="52" width="20" height="14" fill="{FILLS[kind]}" stroke="#8a97a5" stroke-width="0.5"/>'
         yield f'<text x="{x + 10}" y="63" text-anchor="middle" fill="{INKS[kind]}">3</text>'
-        yield f'<text x="{x + 26}" y="63" fill="#10243a">{NAMES[kind]} of microbatch 3</text>'
-        x += 40 + int(6.2 * len(f"{NAMES[kind]} of microbatch 3"))
+        yield f'<text x="{x + 26}" y="63" fill="#10243a">{ACTION_NAMES[kind]} of microbatch 3</text>'
+        x += 40 + int(6.2 * len(f"{ACTION_NAMES[kind]} of microbatch 3"))
 
 
 def _memory_legend(picture: Picture, highest: int) -> Iterator[str]:

@@ -39,12 +39,12 @@ HOST: dict[str, str] = {
         "parameters of the trainer's ranks of a node, if offload has parameters and the trainer is away; with pinned each tensor"
         " takes the next power of two"
     ),
-    "host_policy_optimizer": "masters and moments of these ranks, likewise; gradients are dropped without a copy",
+    "host_policy_optimizer": "masters and moments of these ranks, on the same condition; gradients are dropped without a copy",
     "host_training": "what the training step itself keeps on the host: host_bytes of megaplan estimate",
     "host_engine_parameters": "the engine's parameters of a node's ranks, with rollout.sleep 1 while the engine is away",
     "host_reference": "parameters of the reference, if offload has reference and it does not run",
-    "host_reward": "parameters of the reward model, likewise",
-    "host_critic": "parameters and optimizer of the critic, likewise",
+    "host_reward": "parameters of the reward model, on the same condition",
+    "host_critic": "parameters and optimizer of the critic, on the same condition",
     "host_processes": "process_bytes for a trainer's rank; engine_process_bytes for an engine's, which has the node's services too",
 }
 """Columns of a node's host memory."""

@@ -115,7 +115,7 @@ def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemor
         sequences = _with_states(sequences, state, room // (2 if page else 1))
     states = sequences * state
     room -= states
-    pages = _pages(room, page)
+    pages = max(room, 0) // page if page else 0
     if room < 0 or (page and pages * block < longest):
         needed = int(-(-longest // block) * page)
         of_device = f"memory_fraction {fraction:g} of {format_bytes(device.capacity.value)}"
@@ -154,10 +154,6 @@ def serving_times(spec: Spec, inventory: Inventory) -> ServingTimes | None:
 def _host_ns(known: dict[str, RunFigure]) -> int:
     """Time of the host in a decoding step that no kernel hides."""
     return int(known["host_step_seconds"].value * SECOND_NS)
-
-
-def _pages(room: int, page: int) -> int:
-    return max(room, 0) // page if page else 0
 
 
 def _with_states(sequences: int, state: int, room: int) -> int:

@@ -1,6 +1,6 @@
 """Generation by one tensor group: sequences begin while slots and cache are free, and all running ones advance together.
 
-Where the cache is full the sequence that was admitted last is stopped; it is admitted again first, after its tokens are read anew.
+Where the cache is full the sequence that was admitted last is stopped; it is admitted again first, after its tokens are read again.
 """
 
 from __future__ import annotations

@@ -118,4 +118,4 @@ def search_report(text: str, source: str) -> dict[str, Any]:
 
 
 def _refused(name: str) -> float:
-    raise ValueError(f"{name} is no number of a result")
+    raise ValueError(f"{name} is not a number of a result")

@@ -1,6 +1,16 @@
 """Pipeline schedules as integers: action orders, placement, in-flight counts and replay. No model, no bytes; one file per schedule."""
 
-from megaplan.schedules.actions import MAX_REPLAYED, Action, ActionKind, Orders, Overlap, ScheduleStep, computations, num_actions
+from megaplan.schedules.actions import (
+    ACTION_NAMES,
+    MAX_REPLAYED,
+    Action,
+    ActionKind,
+    Orders,
+    Overlap,
+    ScheduleStep,
+    computations,
+    num_actions,
+)
 from megaplan.schedules.in_flight import InFlight, in_flight, peak_bytes, receive_buffers, shared_buffers
 from megaplan.schedules.placement import Placement, num_copies, slot_owner, slots_of_rank
 from megaplan.schedules.registry import (
@@ -19,6 +29,7 @@ from megaplan.schedules.timeline import LinkedOrders, SlotTimes, Timed, Timeline
 from megaplan.schedules.turns import Course, Leg, Legs
 
 __all__ = [
+    "ACTION_NAMES",
     "KINDS",
     "MAX_REPLAYED",
     "SCHEDULES",

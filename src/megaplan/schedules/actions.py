@@ -21,6 +21,15 @@ class ActionKind(StrEnum):
     REDUCE = "REDUCE_GRAD"
 
 
+ACTION_NAMES = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT: "input gradients",
+    ActionKind.WEIGHT: "weight gradients",
+}
+"""Names of the actions of an order, as pictures and traces show them."""
+
+
 class Action(NamedTuple):
     """One computation.
 

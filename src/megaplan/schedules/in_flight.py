@@ -83,7 +83,7 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
         last slot of one copy of the model and the first of the other.
 
     Raises:
-        MegaplanError: MP310 for a kind that is no schedule.
+        MegaplanError: MP310 for a kind that is not a schedule.
     """
     where, copies = placement(kind), num_copies(placement(kind))
     owners = [slot_owner(where, slot, pp)[0] for slot in range(pp * vpp * copies)]

@@ -55,13 +55,13 @@ def slots_of_rank(placement: Placement, rank: int, pp: int, vpp: int) -> tuple[i
         vpp: Slots per rank, of each copy: 1 for `single` and `mirror`, 2 for `v`.
 
     Raises:
-        ValueError: If the placement cannot have `vpp` slots a rank, or the pipeline has no such rank.
+        ValueError: If the placement cannot have `vpp` slots per rank, or the pipeline has no such rank.
     """
     if not 0 <= rank < pp:
         raise ValueError(f"a pipeline of {pp} ranks has no rank {rank}")
     required = {"single": 1, "v": 2, "mirror": 1}.get(placement, vpp)
     if vpp != required:
-        raise ValueError(f"{placement} placement has {required} slots a rank, not {vpp}")
+        raise ValueError(f"{placement} placement has {required} slots per rank, not {vpp}")
     if placement in ("v", "mirror"):
         return rank, 2 * pp - 1 - rank
     return tuple(range(rank, pp * vpp, pp))

@@ -38,7 +38,7 @@ KIND, PP, VPP, MICROBATCHES = "schedule.kind", "mesh.pp", "mesh.vpp", "schedule.
 
 
 def not_a_schedule(kind: str, available: Iterable[str]) -> Problem:
-    """The name is no schedule's."""
+    """The name is not a schedule's."""
     return Problem("MP310", KIND, f"schedule.kind = {kind}", ((KIND, tuple(available)),))
 
 
@@ -79,13 +79,13 @@ def uneven_rounds(num_microbatches: int, pp: int, rounds: int) -> Problem:
 
 def one_chunk_a_rank(kind: str, vpp: int) -> Problem:
     """The schedule has no virtual stages."""
-    detail = f"schedule.kind = {kind} runs one chunk a rank, and mesh.vpp = {vpp}"
+    detail = f"schedule.kind = {kind} runs one chunk per rank, but mesh.vpp = {vpp}"
     return Problem("MP313", VPP, detail, ((VPP, (1,)), (KIND, ("interleaved_1f1b",))))
 
 
 def several_chunks_a_rank(kind: str, vpp: int) -> Problem:
     """The schedule needs several slots per rank."""
-    detail = f"schedule.kind = {kind} runs two or more chunks a rank, and mesh.vpp = {vpp}"
+    detail = f"schedule.kind = {kind} runs two or more chunks per rank, but mesh.vpp = {vpp}"
     return Problem("MP313", VPP, detail, ((VPP, (2,)), (KIND, ("1f1b",))))
 
 
@@ -97,5 +97,5 @@ def two_chunks_a_rank(kind: str, pp: int, vpp: int) -> Problem:
 
 def several_ranks(kind: str, pp: int) -> Problem:
     """A spec with one pipeline rank accumulates its microbatches under 1f1b."""
-    detail = f"schedule.kind = {kind} needs two or more pipeline ranks, and mesh.pp = {pp}"
+    detail = f"schedule.kind = {kind} needs two or more pipeline ranks, but mesh.pp = {pp}"
     return Problem("MP313", PP, detail, ((PP, (2,)), (KIND, ("1f1b",))))

@@ -150,7 +150,7 @@ def placement(kind: str) -> Placement:
     """Assignment of a schedule's slots to ranks.
 
     Raises:
-        MegaplanError: MP310 for a kind that is no schedule.
+        MegaplanError: MP310 for a kind that is not a schedule.
     """
     if kind not in SCHEDULES:
         raise MegaplanError([not_a_schedule(kind, SCHEDULES).diagnostic()])
@@ -160,7 +160,7 @@ def placement(kind: str) -> Placement:
 def cut_pipeline(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[str, int, int, int]:
     """Kind, ranks, slots of a rank and microbatches of the pipeline whose slots are the parts of the model.
 
-    It is the schedule's own, but for two mirrored copies, where rank i and its mirror do what rank i of a V of half as many ranks does:
+    It is the schedule's own, except for two mirrored copies, where rank i and its mirror do what rank i of a V of half as many ranks does:
     cuts load the ranks of both equally, and a step of the V is at most as long, since nothing is sent at its turn.
     """
     return ("dualpipev", pp // 2, 2, num_microbatches // 2) if num_copies(placement(kind)) > 1 else (kind, pp, vpp, num_microbatches)
@@ -198,7 +198,7 @@ def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
         For each pp rank its actions. Waits are not part of an order.
 
     Raises:
-        MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
+        MegaplanError: MP310 for a kind that is not a schedule; MP311 … MP313 if it cannot run on these degrees.
     """
     refuse_impossible(kind, pp, vpp, num_microbatches)
     return _orders(kind, pp, vpp, num_microbatches)

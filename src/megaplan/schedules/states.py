@@ -79,7 +79,7 @@ def rank_states(
         interleaved: True if the parts of a pair take turns, instead of running one after the other.
 
     Raises:
-        MegaplanError: MP310 for a kind that is no schedule; MP311 … MP313 if it cannot run on these degrees.
+        MegaplanError: MP310 for a kind that is not a schedule; MP311 … MP313 if it cannot run on these degrees.
     """
     refuse_impossible(kind, pp, vpp, num_microbatches)
     return _moments(kind, pp, vpp, SCHEDULES[kind].enough_microbatches(pp, vpp, num_microbatches), num_steps, interleaved)

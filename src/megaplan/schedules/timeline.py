@@ -196,7 +196,7 @@ def link(orders: Orders, num_slots: int, copies: int = 1) -> LinkedOrders:
     Args:
         orders: Action order of each pp rank.
         num_slots: Slots of the pipeline.
-        copies: Copies of the model, one behind the other in the slots: microbatches end with the last slot of each.
+        copies: Copies of the model, one after the other in the slots: microbatches end with the last slot of each.
 
     Raises:
         ValueError: If the orders wait for each other forever, or an action waits for one that never runs; the message names them.

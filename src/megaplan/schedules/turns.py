@@ -1,8 +1,8 @@
 """A pair of a forward and a backward in turns, on a clock: one stream of computations, and one of exchanges, which runs them in order.
 
-A computation is a sequence of legs, each up to the start of an exchange. The forward begins. Behind the start of an exchange the other
-computation continues as soon as its own exchange has ended; when one has ended, the other runs alone. While only one of them waits, nothing
-but exchanges runs: so a pair takes at least as long as its computations or its exchanges together, and at most as long as all of them.
+A computation is a sequence of legs, each up to the start of an exchange. The forward begins. After the start of an exchange the other
+computation continues as soon as its own exchange has ended; when one has ended, the other runs alone. While the one that is left waits,
+only exchanges run: so a pair takes at least as long as its computations or its exchanges together, and at most as long as all of them.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Features(OptionsSection):
         ngram: Hashed n-gram embeddings on the first stage.
         structure: Embedding of structure categories on the first stage.
         platform: Embedding of platform categories on the first stage.
-        layer_embeddings: Embeddings that single layers add behind their results.
+        layer_embeddings: Embeddings that single layers add after their results.
         relation_bias: Bias on attention scores, on every stage that attends.
         mtp: Multi-token prediction on the last stage.
     """
@@ -292,7 +292,7 @@ class Model(OptionsSection):
         return frozenset((*embedded, *self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers, *self.unnormed_layers, *gated))
 
     def sharing(self, layer: int) -> tuple[int, ...]:
-        """Layers behind a layer that read the norm that it reads, by global indices."""
+        """Layers after a layer that read the norm that it reads, by global indices."""
         shared = self.parallel_layers
         return tuple(each for each in shared if each > layer and all(between in shared for between in range(layer + 1, each)))
 

@@ -23,7 +23,7 @@ SECTION = "megaplan"
 
 
 def unsaid_settings(spec: Spec, keys: Sequence[str], always: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Those of the dotted keys whose values are not the schema's defaults, and those of `always`, with plain values."""
+    """(key, plain value) of dotted keys whose values are not the schema's defaults, and of those in `always`."""
     for key in dict.fromkeys((*keys, *always)):
         *path, name = key.split(".")
         section: Any = reduce(_part, path, spec)

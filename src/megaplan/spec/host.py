@@ -172,7 +172,7 @@ class Host(Section):
         attention_backend: Kernel of attention: fused is cuDNN's, unfused keeps the probabilities; auto is Transformer Engine's choice.
         cross_entropy: unfused (Megatron's default), native, te (Transformer Engine before 2.18) or te_fp32 (2.18, fp32 gradient).
         wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy gradient per weight shape.
-        attention_mask: The data loader makes a mask of seq_length² bytes a sequence (Megatron's default).
+        attention_mask: The data loader makes a mask of seq_length² bytes per sequence (Megatron's default).
         hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.
         attention_dropout: Above 0, unfused attention keeps a mask and dropped probabilities, fused takes longer; Megatron's default is 0.1.
         cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG, KiB of each of two handles; null for torch's default (Hopper: 32,768).
@@ -198,7 +198,7 @@ class Host(Section):
         microbatch_group_size: Consecutive microbatches of a virtual stage; null for pp.
         transformer_impl: Transformer Engine's modules (Megatron's default), or Megatron's own: attention is not fused or, in 2023, flash.
         flash_version: Generation of FlashAttention in Megatron's own modules; null for the first.
-        rope_fusion: One kernel rotates in Megatron's own modules; null for the framework's: all but gpt-neox.
+        rope_fusion: One kernel rotates in Megatron's own modules; null for the framework's: all except gpt-neox.
         distribute_saved_activations: Tensor ranks share what full recompute keeps, where sequence_parallel is off.
         all_reduce_gradients: Own modules in DeepSpeed's bf16 pipelines: 16-bit gradients stay as well as the sums, which are all-reduced.
         sequence_parallel: Norms and the residual stream are sharded over tokens if mesh.tp > 1; off, every rank has all tokens.

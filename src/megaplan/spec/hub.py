@@ -30,7 +30,7 @@ def cached_config(name: str) -> Path | None:
         name: `org/model`.
 
     Returns:
-        The file; None if the text is no model name, or the cache has no config of it.
+        The file; None if the text is not a model name, or the cache has no config of it.
     """
     if not is_model_name(name):
         return None
@@ -54,10 +54,10 @@ def fetch_config(name: str) -> Path:
         name: `org/model`.
 
     Raises:
-        MegaplanError: MP825, the text is no model name, there is no network, or the hub refuses.
+        MegaplanError: MP825, the text is not a model name, there is no network, or the hub refuses.
     """
     if not is_model_name(name):
-        raise refuse("MP825", f"{name} is no name org/model of the hub", "megaplan estimate Qwen/Qwen3-8B --fetch")
+        raise refuse("MP825", f"{name} is not a name org/model of the hub", "megaplan estimate Qwen/Qwen3-8B --fetch")
     found = cached_config(name)
     if found is not None:
         return found
@@ -66,7 +66,7 @@ def fetch_config(name: str) -> Path:
 
     address = f"{os.environ.get('HF_ENDPOINT', HUB).rstrip('/')}/{name}/resolve/main/{CONFIG}"
     if not address.startswith(("https://", "http://")):
-        raise refuse("MP825", f"HF_ENDPOINT = {os.environ['HF_ENDPOINT']} is no address", f"HF_ENDPOINT={HUB}")
+        raise refuse("MP825", f"HF_ENDPOINT = {os.environ['HF_ENDPOINT']} is not an address", f"HF_ENDPOINT={HUB}")
     token = os.environ.get("HF_TOKEN")
     asked = Request(address, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:

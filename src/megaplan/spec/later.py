@@ -8,11 +8,11 @@ from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
 
 SECTION_ERROR = "section"
-"""Type of the error that has all errors of such a section: `ctx["errors"]`, as pydantic lists them."""
+"""Type of the error that has all errors of a section whose model is imported later: `ctx["errors"]`, as pydantic lists them."""
 
 
 class LaterSection:
-    """Annotation of such a section; a subclass names its model."""
+    """Annotation of a section whose model is imported later; a subclass names its model."""
 
     @classmethod
     def model(cls) -> type[BaseModel]:

@@ -83,7 +83,7 @@ class Boundary(NamedTuple):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The stream, and the values behind it."""
+        """The stream, and the values after it."""
         return self.stream, *self.values
 
     @property
@@ -141,7 +141,7 @@ def payload_parts(spec: Spec, dims: Dims) -> list[tuple[Payload, Part]]:
 
 
 ONE_ROW = "shared_gate.weight"
-"""The weight of a linear that multiplies in a recipe's bits and has one row, so that it is not packed."""
+"""The weight of a linear that multiplies in a recipe's format and has one row, so that it is not packed."""
 BANKS, BANK_DIMS = frozenset({"experts.gate_proj", "experts.up_proj", "experts.down_proj"}), 3
 """Matrices of a bank [E, a, b], which are sharded as the rows of all."""
 
@@ -168,7 +168,7 @@ class PackedGather(NamedTuple):
     Attributes:
         scaling: Scaling of their elements.
         families: Letters whose linears the recipe covers.
-        layers: The layers that it covers: the first, and the first behind them.
+        layers: The layers that it covers: the first, and the first after them.
         both: Letters whose weights are gathered in the form of both products at once.
         degrees: Ranks that share a dense weight, and those that share a bank.
     """

@@ -24,7 +24,7 @@ class Lora(Section):
         dtype: Dtype in which a rank stores its shards of the frozen parameters; null for `precision.params`.
         base: Form of the frozen linears' weights: nf4 or int8, made whole for each product; null to keep them in `dtype`.
         base_block: Columns of such a weight that share their largest magnitude.
-        double_quant: These magnitudes are in eight bits, with a mean and a step of each row; else in fp32.
+        double_quant: The magnitudes of blocks are in eight bits, with a mean and a step of each row; else in fp32.
     """
 
     rank: PositiveInt

@@ -79,7 +79,7 @@ def _experts(checked: Checked) -> Iterator[Diagnostic]:
     if mesh.ep * mesh.etp == 1:
         return
     if moe is None or (checked.pattern is not None and not checked.has("E")):
-        detail = f"mesh.ep = {mesh.ep}, mesh.etp = {mesh.etp}, and the pattern has no E block to shard"
+        detail = f"mesh.ep = {mesh.ep}, mesh.etp = {mesh.etp}, but the pattern has no E block to shard"
         yield checked.error("MP204", detail, axis, f"{axis.removeprefix('mesh.')}: 1")
         return
     if moe.num_experts % mesh.ep:

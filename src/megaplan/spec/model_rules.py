@@ -43,7 +43,7 @@ def _sections(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
             detail = f"layer {pattern.layers.index(letter)} of {text} is {letter}, and model.{name} is absent"
             yield checked.error("MP307", detail, "model.pattern", f"add model.{name}, or take {letter} out of the pattern")
         if present and letter not in pattern.layers:
-            detail = f"model.{name} is given, and there is no {letter} among the {plural(len(pattern.layers), 'layer')} of {text}"
+            detail = f"model.{name} is given, but there is no {letter} among the {plural(len(pattern.layers), 'layer')} of {text}"
             late = pattern.text.find(letter)
             hint = f"num_layers: {late + 1} or more reaches the first {letter}" if late >= 0 else f"remove model.{name}"
             yield checked.error("MP308", detail, f"model.{name}", hint)
@@ -172,7 +172,7 @@ def _streams(checked: Checked) -> Iterator[Diagnostic]:
         "parallel_layers": bool(model.parallel_layers),
         "learned_positions": model.learned_positions is not None,
     }
-    detail = f"model.streams.count = {model.streams.count}, and model.{{}} is given, which has one stream"
+    detail = f"model.streams.count = {model.streams.count}, but model.{{}} is given, which has one stream"
     yield from _without(checked, "model.streams", given, detail, "remove model.{}, or model.streams")
 
 
@@ -246,7 +246,7 @@ def _norms(checked: Checked) -> Iterator[Diagnostic]:
     ):
         if (value := getattr(model, name)) != plain:
             detail = (
-                f"{name} = {value}, and features.mtp is given, whose modules have RMSNorm before each block, a plain head and embedding"
+                f"{name} = {value}, but features.mtp is given, whose modules have RMSNorm before each block, a plain head and embedding"
             )
             yield checked.error("MP715", detail, "model.features.mtp", f"remove features.mtp, or {name}")
 
@@ -255,7 +255,7 @@ def _multipliers(checked: Checked) -> Iterator[Diagnostic]:
     model = checked.spec.model
     if model.logits_multiplier != 1 and model.head_bias:
         detail = (
-            f"logits_multiplier = {model.logits_multiplier:g}, head_bias = true: what the head multiplies is scaled, and its bias is not"
+            f"logits_multiplier = {model.logits_multiplier:g}, head_bias = true: the product of the head is scaled, but its bias is not"
         )
         yield checked.error("MP715", detail, "model.logits_multiplier", "head_bias: false")
     if model.mlp is not None and model.mlp.gate_multiplier != 1 and model.mlp.activation not in GATED:
@@ -263,7 +263,7 @@ def _multipliers(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP715", detail, "model.mlp.gate_multiplier", "activation: swiglu")
     attention = model.attention
     if attention is not None and attention.output_multiplier != 1 and model.features.mtp is not None:
-        detail = f"attention.output_multiplier = {attention.output_multiplier:g}, and features.mtp is given, whose blocks add as they are"
+        detail = f"attention.output_multiplier = {attention.output_multiplier:g}, but features.mtp is given, whose blocks add as they are"
         yield checked.error("MP715", detail, "model.features.mtp", "remove features.mtp, or attention.output_multiplier")
 
 
@@ -291,7 +291,7 @@ def _features(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"attention.{name} has other num_heads, and features.relation_bias is a table with one value for each head of a layer"
         yield checked.error("MP715", detail, f"model.attention.{name}", "remove features.relation_bias, or num_heads there")
     if features.mtp is not None and features.mtp.side_embeddings and not features.sides:
-        detail = f"features.mtp.side_embeddings = true, and the model has none of {', '.join(SIDES)}"
+        detail = f"features.mtp.side_embeddings = true, but the model has none of {', '.join(SIDES)}"
         yield checked.error("MP715", detail, "model.features.mtp.side_embeddings", "side_embeddings: false")
     ngram = features.ngram
     if ngram is not None and ngram.num_rows < ngram.num_tables:
@@ -330,7 +330,7 @@ def _layer_embeddings(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _depths(checked: Checked) -> Iterator[Diagnostic]:
-    """Checks the blocks of prediction modules. All but D have the model's dimensions, whose sections the layers have checked."""
+    """Checks the blocks of prediction modules. All except D have the model's dimensions, whose sections the layers have checked."""
     mtp, key = checked.spec.model.features.mtp, "model.features.mtp.pattern"
     if mtp is None or checked.pattern is None:
         return
@@ -341,7 +341,7 @@ def _depths(checked: Checked) -> Iterator[Diagnostic]:
     layers = plural(len(checked.pattern.layers), "layer")
     for letter in dict.fromkeys(mtp.letters):
         if letter not in FAMILIES:
-            detail = f"features.mtp.pattern = {mtp.pattern}: '{letter}' is no block"
+            detail = f"features.mtp.pattern = {mtp.pattern}: '{letter}' is not a block"
             yield checked.error("MP715", detail, key, f"one of {', '.join(FAMILIES)} for each block")
         elif letter != "D" and not checked.has(letter):
             given = "features.mtp is given" if mtp.pattern is None else f"features.mtp.pattern = {mtp.pattern}"

@@ -154,7 +154,7 @@ def _known_path(path: tuple[str, ...], text: str, document: dict[str, Any], labe
     """The path with the names of the spec's keys, in whatever case they were written; `device=h100` is the device's name.
 
     Raises:
-        MegaplanError: MP141, a name is no key of its section; the hints are arguments with the keys that may have been meant.
+        MegaplanError: MP141, a name is not a key of its section; the hints are arguments with the keys that may have been meant.
     """
     found: tuple[str, ...] = ()
     for depth, name in enumerate(path):
@@ -163,7 +163,7 @@ def _known_path(path: tuple[str, ...], text: str, document: dict[str, Any], labe
         same = [known for known in legal if known.lower() == name.lower()]
         if not same:
             where = ".".join(found) or "a spec"
-            detail = f"{quoted('.'.join(path))}: {quoted(name)} is no key of {where}"
+            detail = f"{quoted('.'.join(path))}: {quoted(name)} is not a key of {where}"
             if legal:
                 detail += f"; its keys are {series(legal, 'and')}"
             unknown = (*section, name)
@@ -204,7 +204,7 @@ def _plain(text: str) -> Any:
 
 
 def _of_gpus(name: str, text: str, document: dict[str, Any]) -> tuple[str, ...]:
-    """Hints for a number of GPUs, which is no key: the product of the mesh's degrees, of which dp_shard is the usual one to change."""
+    """Hints for a number of GPUs, which is not a key: the product of the mesh's degrees, of which dp_shard is the usual one to change."""
     if name.lower() not in GPUS or not text.isdigit():
         return ()
     mesh = document.get("mesh")

@@ -95,7 +95,7 @@ def _character_errors(text: str, where: Location) -> Iterator[Diagnostic]:
         return
     names = _LONG_NAME.findall(text)
     if names and not _LONG_NAME.sub("", text).strip(" ,;-_|>+/\t\n"):
-        detail = f"{where.key} = {quoted(text, _MAX_SHOWN)} spells block names, and one letter is one layer"
+        detail = f"{where.key} = {quoted(text, _MAX_SHOWN)} spells block names, but one letter is one layer"
         boundaries = "".join(found.group(1) or BOUNDARY for found in re.finditer(rf"{_LONG_NAME.pattern}|\|", text, re.IGNORECASE))
         yield diagnostic("MP301", detail, where, (f"pattern: {boundaries.upper()[:_MAX_SHOWN]}",))
         return
@@ -162,7 +162,7 @@ class DepthBlock(NamedTuple):
         name: Name of its module in the depth.
         family: Family of the block.
         section: Dimensions of the block.
-        variant: `Family.variant` of a layer behind the model's last one: its attention has the model's window, and no indexer.
+        variant: `Family.variant` of a layer after the model's last one: its attention has the model's window, and no indexer.
         operations: `Family.operations` of such a layer.
     """
 

@@ -71,7 +71,7 @@ def uneven_pools(spec: Spec, world: int, pp: int) -> Iterator[tuple[str, str, st
     per_stage, counted = world // pp, sum(pool.count for pool in spec.pools)
     for index, pool in enumerate(spec.pools):
         if pool.count % per_stage:
-            detail = f"pools[{index}].count = {pool.count}, and a stage has {world} / {pp} = {per_stage} devices"
+            detail = f"pools[{index}].count = {pool.count}, but a stage has {world} / {pp} = {per_stage} devices"
             yield f"pools[{index}].count", detail, f"count: {max(1, pool.count // per_stage) * per_stage}"
     if spec.pools and counted >= world:
         detail = f"the pools count {counted} devices, the mesh has {world}, and at least {per_stage} are of `device`"

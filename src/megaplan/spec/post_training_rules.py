@@ -62,12 +62,12 @@ def _pools(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
         detail = f"{pool} devices of the rollout, and a group has {ranks}"
         yield checked.error("MP850", detail, f"{KEY}.rollout.gpus", f"--set {KEY}.rollout.gpus={-(-pool // ranks) * ranks}")
     if rollout.ep is not None and rollout.ep % rollout.tp:
-        yield checked.error("MP850", f"rollout.ep = {rollout.ep} is no multiple of rollout.tp = {rollout.tp}", f"{KEY}.rollout.ep")
+        yield checked.error("MP850", f"rollout.ep = {rollout.ep} is not a multiple of rollout.tp = {rollout.tp}", f"{KEY}.rollout.ep")
     if plan.placement == "colocated" and pool > world:
         detail = f"{pool} devices of a colocated rollout, and the training has {world}"
         yield checked.error("MP850", detail, f"{KEY}.rollout.gpus", f"--set {KEY}.placement=split")
     if plan.placement == "colocated" and plan.staleness:
-        detail = f"staleness = {plan.staleness}, and colocated parts work one after the other"
+        detail = f"staleness = {plan.staleness}, but colocated parts work one after the other"
         yield checked.error("MP850", detail, f"{KEY}.staleness", f"--set {KEY}.placement=split", f"--set {KEY}.staleness=0")
     if plan.placement == "split" and plan.sync.how == "ipc":
         detail = "sync.how = ipc, and the pools are on different devices"
@@ -79,14 +79,14 @@ def _pools(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
         yield checked.error("MP850", detail, f"{KEY}.policy.updates", f"--set {KEY}.policy.updates=1")
     for name in ("reference", "reward", "critic"):
         if name in plan.offload and getattr(plan, name) is None:
-            yield checked.warning("MP850", f"offload has {name}, and the plan has none", f"{KEY}.offload")
+            yield checked.warning("MP850", f"offload has {name}, but the plan has none", f"{KEY}.offload")
 
 
 def _device(checked: Checked, device: DeviceRef, *, colocated: bool) -> Iterator[Diagnostic]:
     """Yields MP850, MP504 and MP506 about the device of the rollout."""
     here = f"{KEY}.rollout.device"
     if colocated:
-        detail = f"rollout.device = {device.name}, and a colocated rollout is on the devices of training"
+        detail = f"rollout.device = {device.name}, but a colocated rollout is on the devices of training"
         yield checked.error("MP850", detail, here, f"--set {KEY}.placement=split", f"--set {here}=null")
     if device.name not in device_names():
         detail = f"{here}.name = {device.name}; the data file has {', '.join(device_names())}"
@@ -102,7 +102,7 @@ def _device(checked: Checked, device: DeviceRef, *, colocated: bool) -> Iterator
 def _degrees(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
     rollout, moe = plan.rollout, checked.spec.model.moe
     if rollout.pp > checked.spec.model.num_layers:
-        detail = f"rollout.pp = {rollout.pp}, and the model has {checked.spec.model.num_layers} layers"
+        detail = f"rollout.pp = {rollout.pp}, but the model has {checked.spec.model.num_layers} layers"
         yield checked.error("MP218", detail, f"{KEY}.rollout.pp", f"--set {KEY}.rollout.pp=1")
     for name, count in sharded_by_blocks(checked.spec).items():
         if name == GROUP_HEADS:

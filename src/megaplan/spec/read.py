@@ -80,11 +80,12 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
     except FileNotFoundError:
         return _cached(path, max_bytes)
     except IsADirectoryError:
-        raise _refusal("MP102", f"{name} is a directory", name, *_specs_inside(path)) from None
+        inside = (str(found) for found in sorted(Path(path).glob("*.yaml"))[:3])
+        raise _refusal("MP102", f"{name} is a directory", name, *inside) from None
     except OSError as error:
         raise _refusal("MP103", f"{name}: {(error.strerror or type(error).__name__).lower()}", name) from None
     except ValueError:  # a NUL in the path
-        raise _refusal("MP103", f"{name!r} is no path", None) from None
+        raise _refusal("MP103", f"{name!r} is not a path", None) from None
 
 
 def _cached(path: str, max_bytes: int) -> bytes:
@@ -94,7 +95,7 @@ def _cached(path: str, max_bytes: int) -> bytes:
         with found.open("rb") as file:
             return _bounded(file, max_bytes)
     if is_model_name(path) and not Path(path).parent.is_dir():
-        detail = f"{path} is no file, and the Hugging Face cache in {cache_folder()} has no {CONFIG} of a model of that name"
+        detail = f"{path} is not a file, and the Hugging Face cache in {cache_folder()} has no {CONFIG} of a model of that name"
         raise _refusal("MP101", detail, path, f"megaplan estimate {path} --fetch", f"hf download {path} {CONFIG}")
     raise _refusal("MP101", f"{path} does not exist", path, *_near_names(path))
 
@@ -129,10 +130,6 @@ def _near_names(path: str) -> list[str]:
     except OSError:
         return []
     return [str(folder / name) for name in get_close_matches(Path(path).name, names, n=1)]
-
-
-def _specs_inside(path: str) -> list[str]:
-    return [str(found) for found in sorted(Path(path).glob("*.yaml"))[:3]]
 
 
 def _refusal(code: str, detail: str, file: str | None, *hints: str, line: int | None = None) -> MegaplanError:

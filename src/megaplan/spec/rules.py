@@ -37,7 +37,7 @@ def host_rules(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP901", detail, f"host.{key}", f"remove host.{key}", f"host: {{name: {other}}}")
     for key, value, known in (("cuda_graphs", host.graphs, kind.graphs), ("moe_dispatcher", host.dispatcher, kind.dispatchers)):
         if value not in known and key in kind.keys:
-            detail = f"host.{key} = {value}, and host.name = {kind.name} has {', '.join(known)}"
+            detail = f"host.{key} = {value}, but host.name = {kind.name} has {', '.join(known)}"
             yield checked.error("MP695", detail, f"host.{key}", f"{key}: {known[0]}", f"remove host.{key}")
     yield from _libraries(checked)
     if checked.spec.device.step_factor is not None and kind.step is None:
@@ -73,13 +73,13 @@ def lora_rules(checked: Checked) -> Iterator[Diagnostic]:
     if lora is None:
         return
     if not checked.spec.host.kind.trained:
-        detail = f"lora.rank = {lora.rank}, and host.name = {checked.spec.host.kind.name} has no terms for adapters and frozen parameters"
+        detail = f"lora.rank = {lora.rank}, but host.name = {checked.spec.host.kind.name} has no terms for adapters and frozen parameters"
         yield checked.error("MP902", detail, "lora", "host: {name: megarun}", "remove lora")
     if checked.letters is not None:
         yield from _named(checked, lora)
         yield from _cut_blocks(checked, lora)
     for key, given, instead in _unsupported(checked, lora):
-        yield checked.error("MP726", f"lora.rank = {lora.rank}, and {given}", key, instead)
+        yield checked.error("MP726", f"lora.rank = {lora.rank}, but {given}", key, instead)
 
 
 def _named(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
@@ -179,7 +179,7 @@ def _recompute(checked: Checked) -> Iterator[Diagnostic]:
         if checked.has(letter) and policy == "full" and family.full_refused is not None:
             written = letter in checked.spec.recompute.blocks
             key = f"recompute.blocks.{letter}" if written else "recompute.default"
-            detail = f"{key} = {policy}, and {plural(checked.count(letter), 'layer')} of {letter} refuse it: {family.full_refused}"
+            detail = f"{key} = {policy}, but {plural(checked.count(letter), 'layer')} of {letter} refuse it: {family.full_refused}"
             yield checked.error("MP720", detail, key, f"blocks: {{{letter}: selective}}")
 
 
@@ -188,7 +188,7 @@ def _absent_letters(checked: Checked, pattern: Pattern) -> Iterator[Diagnostic]:
         for letter, value in letters.items():
             if not checked.has(letter):
                 present = series(list(pattern.counts()), "and")
-                detail = f"{section}.{letter} = {value}, and the pattern's letters are {present}"
+                detail = f"{section}.{letter} = {value}, but the pattern's letters are {present}"
                 yield checked.error("MP721", detail, f"{section}.{letter}", f"remove {section}.{letter}")
 
 
@@ -203,12 +203,12 @@ def _device(checked: Checked) -> Iterator[Diagnostic]:
     kind = checked.spec.host.kind
     if load_device(device.name).generation == TPU and not kind.xla:
         able = next(host.name for host in HOSTS.values() if host.xla)
-        detail = f"device.name = {device.name}, host.name = {kind.name}: it runs on GPUs, and on no TPU"
+        detail = f"device.name = {device.name}, host.name = {kind.name}: it runs on GPUs, not on a TPU"
         yield checked.error("MP902", detail, "device.name", f"host: {{name: {able}}}", "device: {name: h200}")
     peaks, precision = device_of(device).peak_flops, checked.spec.precision
     for key, dtype in (("params", precision.params), *((f"families.{letter}", dtype) for letter, dtype in precision.families.items())):
         if dtype not in peaks:
-            detail = f"precision.{key} = {dtype}, and {device.name} multiplies {series(list(peaks), 'and')}"
+            detail = f"precision.{key} = {dtype}, but {device.name} multiplies {series(list(peaks), 'and')}"
             yield checked.error(
                 "MP506", detail, f"precision.{key}", f"{key.rpartition('.')[2]}: bf16", f"peak_flops: {{{dtype}: 312000000000000}}"
             )
@@ -257,7 +257,7 @@ def training_rules(checked: Checked) -> Iterator[Diagnostic]:
     if total > steps:
         written = " + ".join(parts) if len(parts) > 1 else "warmup_steps"
         values = f" = {' + '.join(map(str, parts.values()))}" if len(parts) > 1 else ""
-        detail = f"training.rate_schedule: {written}{values} = {total}, and training.steps = {steps}"
+        detail = f"training.rate_schedule: {written}{values} = {total}, but training.steps = {steps}"
         last = list(parts)[-1]
         shorter = steps - (total - parts[last])
         hint = f"{last}: {shorter}" if shorter >= 1 else f"steps: {total}"

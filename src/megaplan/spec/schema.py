@@ -52,11 +52,6 @@ def editor_line(schema_file: str) -> str:
     return f"# yaml-language-server: $schema={schema_file}\n"
 
 
-def section_help(section: type[BaseModel]) -> tuple[str, dict[str, str]]:
-    """The description of a section, and of each of its keys."""
-    return attribute_help(section.__doc__ or "")
-
-
 def attribute_help(docstring: str) -> tuple[str, dict[str, str]]:
     """The summary of a class's docstring, and the lines of its attributes."""
     text = inspect.cleandoc(docstring)
@@ -65,7 +60,7 @@ def attribute_help(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def _describe(definition: dict[str, Any], section: type[BaseModel]) -> None:
-    definition["description"], keys = section_help(section)
+    definition["description"], keys = attribute_help(section.__doc__ or "")
     for name, prop in definition["properties"].items():
         prop["description"] = keys[name]
         prop.pop("title", None)

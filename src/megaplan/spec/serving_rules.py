@@ -23,9 +23,9 @@ def serving_rules(checked: Checked) -> Iterator[Diagnostic]:
     yield from _experts(checked, serving)
     layers = checked.spec.model.num_layers
     if serving.pp is not None and serving.pp > layers:
-        yield checked.error("MP218", f"serving.pp = {serving.pp}, and the model has {layers} layers", "serving.pp", f"pp: {layers}")
+        yield checked.error("MP218", f"serving.pp = {serving.pp}, but the model has {layers} layers", "serving.pp", f"pp: {layers}")
     if serving.shared_prefix and serving.cache != "paged":
-        detail = f"serving.shared_prefix = {serving.shared_prefix}, and serving.cache = {serving.cache} has a region for each sequence"
+        detail = f"serving.shared_prefix = {serving.shared_prefix}, but serving.cache = {serving.cache} has a region for each sequence"
         yield checked.error("MP219", detail, "serving.shared_prefix", "serving: {cache: paged}")
     if serving.shared_prefix > serving.context_length:
         detail = f"serving.shared_prefix = {serving.shared_prefix}, above serving.context_length = {serving.context_length}"
@@ -51,7 +51,7 @@ def _experts(checked: Checked, serving: Serving) -> Iterator[Diagnostic]:
     moe, spec = checked.spec.model.moe, checked.spec
     tp, ep = serving.tp or spec.mesh.tp, serving.ep or spec.mesh.ep
     if serving.ep is not None and serving.ep > 1 and (moe is None or (checked.pattern is not None and not checked.has("E"))):
-        yield checked.error("MP218", f"serving.ep = {serving.ep}, and the pattern has no E block to distribute", "serving.ep", "ep: 1")
+        yield checked.error("MP218", f"serving.ep = {serving.ep}, but the pattern has no E block to distribute", "serving.ep", "ep: 1")
         return
     if moe is None or serving.tp is None is serving.ep:
         return

@@ -117,7 +117,7 @@ def find_settings(folder: Path | None = None) -> Settings:
     """The settings for a folder, or for the working directory.
 
     Raises:
-        MegaplanError: MP144, the file is no TOML, or has an unknown key or a value of another type.
+        MegaplanError: MP144, the file is not TOML, or has an unknown key or a value of another type.
     """
     start = Path.cwd() if folder is None else folder
     for place in (start, *start.parents):
@@ -156,9 +156,9 @@ def _settings(table: dict[str, Any], path: Path) -> Settings:
     kinds = {"device": "text", "gpus": "a positive integer", "price": "a positive number", "calibration": "a path"}
     for key, value in table.items():
         if key not in checks:
-            raise refuse("MP144", f"{key} is no key of it; its keys are {', '.join(checks)}", 'device = "h100"', file=str(path), key=key)
+            raise refuse("MP144", f"{key} is not a key of it; its keys are {', '.join(checks)}", 'device = "h100"', file=str(path), key=key)
         if not checks[key](value):
-            raise refuse("MP144", f"{key} = {value!r}, and it takes {kinds[key]}", file=str(path), key=key)
+            raise refuse("MP144", f"{key} = {value!r}, but it takes {kinds[key]}", file=str(path), key=key)
     found = dict(table)
     if "calibration" in found:
         found["calibration"] = str(path.parent / found["calibration"])

@@ -46,7 +46,7 @@ def unused_images(checked: Checked) -> Iterator[Diagnostic]:
         ("mesh.towers", spec.mesh.towers, "whole"),
     ):
         if value != default:
-            detail = f"{key} = {value}, and no encoder is stated: nothing reads it"
+            detail = f"{key} = {value}, but no encoder is stated: nothing reads it"
             yield checked.error("MP226", detail, key, f"--set {key}={default}")
 
 
@@ -55,7 +55,7 @@ def _widths(checked: Checked, encoder: Encoder, projection: Projection) -> Itera
     first, *_, last = projection.widths
     if first != joined:
         detail = (
-            f"widths[0] = {first:,}, and {projection.joined_patches} joined patches of width {encoder.hidden_size:,} are {joined:,} wide"
+            f"widths[0] = {first:,}, but {projection.joined_patches} joined patches of width {encoder.hidden_size:,} are {joined:,} wide"
         )
         yield checked.error("MP226", detail, f"{PROJECTOR}.widths", f"widths: [{joined}, ...]")
     if last != checked.spec.model.hidden_size:
@@ -69,24 +69,24 @@ def _layers(checked: Checked, encoder: Encoder) -> Iterator[Diagnostic]:
         detail = f"num_heads = {encoder.num_heads}, num_kv_heads = {groups}: each has as many query heads"
         yield checked.error("MP226", detail, f"{VISION}.num_kv_heads", f"num_kv_heads: {encoder.num_heads}")
     if encoder.rotary and encoder.head_dim % 2:
-        detail = f"head_dim = {encoder.head_dim} is odd, and rotary embedding turns pairs"
+        detail = f"head_dim = {encoder.head_dim} is odd, but rotary embedding rotates pairs"
         yield checked.error("MP226", detail, f"{VISION}.head_dim", "rotary: false")
     yield from rising(checked, f"{VISION}.full_layers", encoder.full_layers)
     if encoder.full_layers and (window is None or max(encoder.full_layers) >= encoder.num_layers):
         detail = f"full_layers has {max(encoder.full_layers)}, with num_layers = {encoder.num_layers} and window_patches = {window}"
         yield checked.error("MP226", detail, f"{VISION}.full_layers", "full_layers: []")
     if window is not None and encoder.patches % window:
-        detail = f"patches = {encoder.patches:,} are no whole windows of {window:,}"
+        detail = f"patches = {encoder.patches:,} are not whole windows of {window:,}"
         yield checked.error("MP226", detail, f"{VISION}.patches", f"patches: {-(-encoder.patches // window) * window}")
 
 
 def _places(checked: Checked, encoder: Encoder, projection: Projection) -> Iterator[Diagnostic]:
     each, batch = projection.patches_per_token, checked.spec.batch
     if encoder.positions is not None and encoder.positions < encoder.patches:
-        detail = f"patches = {encoder.patches:,}, and positions = {encoder.positions:,} rows for them"
+        detail = f"patches = {encoder.patches:,}, but positions = {encoder.positions:,} rows for them"
         yield checked.error("MP226", detail, f"{VISION}.positions", f"positions: {encoder.patches}")
     if encoder.patches % each:
-        detail = f"patches = {encoder.patches:,}, and a token of text takes {each}"
+        detail = f"patches = {encoder.patches:,}, but a token of text takes {each}"
         yield checked.error("MP226", detail, f"{VISION}.patches", f"patches: {-(-encoder.patches // each) * each}")
         return
     tokens = batch.images * encoder.patches // each

@@ -72,7 +72,7 @@ class Encoder(OptionsSection):
     def tiles(self, patches_per_token: int) -> tuple[tuple[int, int], ...]:
         """Rows and columns of the tiles of the grid whose patches are next to each other: a window, and in it the patches of a token.
 
-        They are squares, or runs in a row if the number of their patches is no square.
+        They are squares, or runs in a row if the number of their patches is not a square.
         """
         found = []
         for patches in (self.window_patches or self.patches, patches_per_token):
@@ -90,7 +90,7 @@ class Projection(OptionsSection):
         pooled_patches: Patches whose features are averaged.
         joined_patches: Patches, after that, whose features are one row.
         norm: Norm of the features; null for none.
-        norms_joined: That norm is over a joined row, not over a patch's features.
+        norms_joined: The norm is over a joined row, not over a patch's features.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"pooled_patches", "joined_patches", "norms_joined"})
@@ -118,7 +118,7 @@ def grid_fault(encoder: Encoder, projection: Projection) -> str:
     if rows * columns != encoder.patches:
         return f"these are {rows * columns:,} patches, and patches = {encoder.patches:,}"
     if encoder.head_dim % 4:
-        return f"head_dim = {encoder.head_dim}: rows turn one half of its pairs, columns the other"
+        return f"head_dim = {encoder.head_dim}: rows rotate one half of its pairs, and columns the other half"
     outward = (*reversed(encoder.tiles(projection.patches_per_token)), encoder.grid)
     parted = ((each, outer) for each, outer in pairwise(outward) if outer[0] % each[0] or outer[1] % each[1])
     return ", ".join(f"tiles of {each[0]} by {each[1]} patches do not fill {outer[0]} by {outer[1]}" for each, outer in parted)

@@ -2,7 +2,7 @@
 
 Tensor groups: a sharded block all-gathers its input and reduce-scatters its output in forward; backward does both in reverse and gathers
 the input again for the weight gradient, since gathered inputs are not kept. A collective over n ranks moves (n − 1) times its local shard n
-times, (n − 1) · payload bytes a group (arXiv:2205.05198, section 4.2.2).
+times, (n − 1) · payload bytes per group (arXiv:2205.05198, section 4.2.2).
 Expert groups: dispatch and combine, forward and backward, send (ep − 1) / ep of the routed rows under balanced routing (R-58). Where
 megarun gathers tokens (`host.moe_dispatcher`), each goes to all other ranks of the groups, and its sum comes back.
 """
@@ -40,7 +40,7 @@ def tensor_traffic(checked: Checked) -> str:
         f"{TENSOR_COLLECTIVES} collectives · {_sharded_blocks(checked)} blocks · {spec.schedule.microbatches_per_update} microbatches · "
         f"({spec.mesh.tp} − 1) · {_payload(checked)}"
     )
-    return f"the groups of one pipeline send {format_bytes(tensor_traffic_bytes(checked))} a step: {factors}"
+    return f"the groups of one pipeline send {format_bytes(tensor_traffic_bytes(checked))} per step: {factors}"
 
 
 def expert_traffic_bytes(checked: Checked) -> int:
@@ -65,7 +65,7 @@ def expert_traffic(checked: Checked) -> str:
         f"{EXPERT_EXCHANGES} exchanges · {_expert_blocks(checked)} blocks · {spec.schedule.microbatches_per_update} microbatches · "
         f"{copies} · {_payload(checked)}"
     )
-    return f"the tokens of one data rank send {format_bytes(expert_traffic_bytes(checked))} a step{when}: {factors}"
+    return f"the tokens of one data rank send {format_bytes(expert_traffic_bytes(checked))} per step{when}: {factors}"
 
 
 def _payload_bytes(checked: Checked) -> int:

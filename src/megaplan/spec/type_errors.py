@@ -69,7 +69,7 @@ def unknown_key(path: KeyPath, document: Any, source: SourceMap) -> Diagnostic:
     if name == "<<":
         hints = ["merge keys are not read; write the keys out"]
     listed = series([str(key) for key in list(legal)[:_MAX_LISTED]], "and")
-    detail = f"{quoted(name)} is no key of {section or 'a spec'}" + (f"; its keys are {listed}" if legal else "")
+    detail = f"{quoted(name)} is not a key of {section or 'a spec'}" + (f"; its keys are {listed}" if legal else "")
     return diagnostic("MP120", detail, where, hints)
 
 
@@ -139,7 +139,7 @@ def _elsewhere(plain: str, wanted: set[str]) -> list[KeyPath]:
 
 
 def _with_kind(section: KeyPath, kind: str) -> Any:
-    """A document with nothing but a section of that kind."""
+    """A document with only a section of that kind."""
     document: Any = {"kind": kind}
     for step in reversed(section):
         document = {step: document}
@@ -176,7 +176,7 @@ def _not_legal(key: str, value: Any, legal: list[str]) -> Words:
     near = [_OTHER_WORDS[word]] if _OTHER_WORDS.get(word) in legal else get_close_matches(word, legal, n=1)
     name = key.rpartition(".")[2]
     hints = [f"{name}: {near[0]}"] if near else [f"use {series(legal)}"]
-    return "MP123", f"{key} = {show(value)}, and the legal values are {series(legal, 'and')}", hints
+    return "MP123", f"{key} = {show(value)}, but the legal values are {series(legal, 'and')}", hints
 
 
 def _no_kind(fault: Fault) -> Words:
@@ -194,7 +194,7 @@ def _integer(fault: Fault) -> Words:
     shown = f"{show(value)} ({_what(value)})"
     if isinstance(value, str) and _AMBIGUOUS.fullmatch(value):
         shown = f"{show(value)} (another number to another YAML reader)"
-    return "MP124", f"{fault.key} = {shown}, and it takes a plain integer", [f"{_name(fault)}: {meant}"] if meant is not None else []
+    return "MP124", f"{fault.key} = {shown}, but it takes a plain integer", [f"{_name(fault)}: {meant}"] if meant is not None else []
 
 
 def _meant_integer(text: str) -> str | None:
@@ -210,7 +210,7 @@ def _meant_integer(text: str) -> str | None:
 def _number(fault: Fault) -> Words:
     meant = fault.value.strip().replace("_", "") if isinstance(fault.value, str) else ""
     hints = [f"{_name(fault)}: {meant}"] if _PLAIN_NUMBER.fullmatch(meant) else []
-    return "MP125", f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), and it takes a number", hints
+    return "MP125", f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), but it takes a number", hints
 
 
 def _what(value: Any) -> str:
@@ -228,14 +228,14 @@ def _what(value: Any) -> str:
 def _switch(fault: Fault) -> Words:
     meant = _SWITCHES.get(str(fault.value).lower())
     hints = [f"{_name(fault)}: {meant}"] if meant else ["use true or false"]
-    return "MP126", f"{fault.key} = {show(fault.value)}, and it takes true or false", hints
+    return "MP126", f"{fault.key} = {show(fault.value)}, but it takes true or false", hints
 
 
 def _text(fault: Fault) -> Words:
     plain = fault.value is not None and not isinstance(fault.value, list | dict)
     return (
         "MP127",
-        f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), and it takes text",
+        f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), but it takes text",
         [f'{_name(fault)}: "{show(fault.value)}"'] if plain else [],
     )
 
@@ -249,7 +249,7 @@ def _section(fault: Fault) -> Words:
 
 def _list(fault: Fault) -> Words:
     hints = [f"{_name(fault)}: [{fault.value}]"] if isinstance(fault.value, int) else []
-    return "MP129", f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), and it takes a list", hints
+    return "MP129", f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), but it takes a list", hints
 
 
 def _bounds(fault: Fault) -> Words:
@@ -260,7 +260,7 @@ def _bounds(fault: Fault) -> Words:
     }[fault.type]
     limit = next(iter(fault.context.values()))
     shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
-    return "MP130", f"{fault.key} = {show(fault.value)}, and it must be {bound} {shown}", []
+    return "MP130", f"{fault.key} = {show(fault.value)}, but it must be {bound} {shown}", []
 
 
 def _finite(fault: Fault) -> Words:
@@ -275,14 +275,14 @@ def _pair(fault: Fault) -> Words:
 
 
 _FORMS = {r"^\d\d\.\d\d$": "a year and a month, such as 26.04"}
-"""Texts that are no names, by the pattern of their key."""
+"""Texts that are not names, by the pattern of their key."""
 
 
 def _text_form(fault: Fault) -> Words:
     if (form := _FORMS.get(str(fault.context.get("pattern")))) is not None:
-        return "MP134", f"{fault.key} = {show(fault.value)}, and it is {form}", [f"{_name(fault)}: null"]
+        return "MP134", f"{fault.key} = {show(fault.value)}, but it must be {form}", [f"{_name(fault)}: null"]
     meant = re.sub(r"[^A-Za-z0-9._-]+", "-", str(fault.value)[:100]).strip("-._")
-    detail = f"{fault.key} = {show(fault.value)}, and a name has 1 to 100 letters, digits, dots, dashes and underscores"
+    detail = f"{fault.key} = {show(fault.value)}, but a name has 1 to 100 letters, digits, dots, dashes and underscores"
     return "MP133", detail, [f"{_name(fault)}: {meant}"] if meant else []
 
 

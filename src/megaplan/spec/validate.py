@@ -48,10 +48,10 @@ def validate_document(document: Any, source: SourceMap) -> Spec:
 def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:
     if "format" not in document:
         return diagnostic(
-            "MP115", f"the document has no key format, and a spec begins with format: {FORMAT}", source.locate(""), (f"format: {FORMAT}",)
+            "MP115", f"the document has no key `format`, but a spec begins with format: {FORMAT}", source.locate(""), (f"format: {FORMAT}",)
         )
     written = document["format"]
-    detail = f"format = {show(written)}, and this version reads {FORMAT}"
+    detail = f"format = {show(written)}, but this version reads {FORMAT}"
     if isinstance(written, str) and written.startswith("megaplan.plan/"):
         return diagnostic("MP115", detail, source.locate("format"), ("this is a plan; read it with megaplan show PLAN",))
     newer = isinstance(written, str) and is_newer(written, FORMAT)

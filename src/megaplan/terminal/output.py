@@ -25,7 +25,7 @@ _PLAIN = {"−": "-", "×": "x", "·": ".", "…": "...", "→": "->", "≤": "<
 
 
 class OutputError(BaseException):
-    """The answer could not be written: stdout is closed, or its disk is full. No command handles it, so it is no `Exception`.
+    """The answer could not be written: stdout is closed, or its disk is full. No command handles it, so it is not an `Exception`.
 
     Attributes:
         reason: Reason that the system gives.

@@ -75,7 +75,7 @@ class UnfailingStream:
         """Descriptor of the stream.
 
         Raises:
-            OSError: It has none.
+            OSError: The stream has none.
         """
         if self._stream is None:
             raise CLOSED

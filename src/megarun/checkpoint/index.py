@@ -157,7 +157,7 @@ def count(value: Any) -> int:
     """The value if it is a non-negative integer of at most 63 bits.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The file is not one.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise ValueError(f"{value!r} is not a count")

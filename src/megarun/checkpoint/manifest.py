@@ -122,11 +122,11 @@ def name_of(name: str) -> tuple[int, int]:
     """Step and number of a save: `step-00000040.2` is the third save of step 40. An object store renames nothing, so each has its folder.
 
     Raises:
-        ValueError: It is no name of a save.
+        ValueError: It is not a name of a save.
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is no checkpoint's name")
+        raise ValueError(f"{name!r} is not a checkpoint's name")
     return int(match[1]), int(match[2] or 0)
 
 

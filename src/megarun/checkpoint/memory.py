@@ -79,7 +79,7 @@ class Record:
         """The record of a text.
 
         Raises:
-            ValueError, TypeError: It is none.
+            ValueError, TypeError: The text is not such a value.
         """
         rank, step, num_bytes, plan, skipped, losses = json.loads(text)
         return cls(int(rank), int(step), int(num_bytes), str(plan), tuple((int(a), int(b)) for a, b in skipped), tuple(map(float, losses)))

@@ -22,7 +22,6 @@ from megarun.model.step_sums import biases
 from megarun.parallel.groups.local import local
 from megarun.parallel.groups.packed import packings
 
-PARAMETER_STATES = ("momentum", "exp_avg", "exp_avg_sq", "step")
 OPTIMIZER, GENERATOR = "optimizer", "generator"
 
 

@@ -247,7 +247,7 @@ def _export_hf(folder: str, config: Path | None, out: Path, dtype: str | None, t
     from megarun.huggingface.describe import run_tokenizer  # noqa: PLC0415
 
     if dtype not in (None, *EXPORTED_DTYPES):
-        raise refusal("MP664", f"--dtype = {dtype}, and weights are {' or '.join(EXPORTED_DTYPES)}", hints=("--dtype bf16",))
+        raise refusal("MP664", f"--dtype = {dtype}, but weights are {' or '.join(EXPORTED_DTYPES)}", hints=("--dtype bf16",))
     words = run_tokenizer(folder) if tokenizer is None else tokenizer_file(tokenizer)
     _report(export_weights(path, config, out, None if dtype is None else TORCH_DTYPES[EXPORTED_DTYPES[dtype]], words))
     return 0

@@ -34,5 +34,5 @@ def write_evaluation(run: str, data: Path, most_rows: int | None, *, as_json: bo
     output.write(f"{checkpoint}\n{data}: {found.rows:,} rows, {found.labels:,} labels\n\n")
     output.write(f"loss           {found.loss:.4f} nats a label\n")
     output.write(f"perplexity     {found.perplexity:,.2f}\n")
-    output.write(f"bits per byte  {found.bits_per_byte:.4f}, at {found.bytes_per_token:.2f} bytes a token\n")
+    output.write(f"bits per byte  {found.bits_per_byte:.4f}, at {found.bytes_per_token:.2f} bytes per token\n")
     return 0

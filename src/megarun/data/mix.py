@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import gcd
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from megarun.data.token_file import TokenFile, row_numbers
 from megarun.errors import refusal
 
 MOST_ROWS_OF_A_BLOCK = 1000
+Numbers = TypeVar("Numbers", bound=NDArray[Any])
 
 
 class TokenMix:
@@ -82,30 +84,25 @@ class TokenMix:
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int64]:
         """The global batch of `step`, counted from 0, int64 [num_rows, seq_length + 1]; see `TokenFile.rows`."""
-        found = np.empty((num_rows, seq_length + 1), dtype=np.int64)
-        for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
-            found[places] = file.read(file.windows(numbers, seed, seq_length), seq_length)
-        return found
+        return self._gathered(TokenFile.read, np.empty((num_rows, seq_length + 1), dtype=np.int64), step, seed)
 
     def starts(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.int32]:
         """Start of each token's document, int32 [num_rows, seq_length + 1]; see `TokenFile.starts`."""
-        found = np.empty((num_rows, seq_length + 1), dtype=np.int32)
-        for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
-            found[places] = file.read_starts(file.windows(numbers, seed, seq_length), seq_length)
-        return found
+        return self._gathered(TokenFile.read_starts, np.empty((num_rows, seq_length + 1), dtype=np.int32), step, seed)
 
     def structure_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.uint8]:
         """Classes of each token of `rows`, uint8 [num_rows, seq_length + 1]; see `TokenFile.structure_rows`."""
-        found = np.empty((num_rows, seq_length + 1), dtype=np.uint8)
-        for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
-            found[places] = file.read_classes(file.windows(numbers, seed, seq_length), seq_length)
-        return found
+        return self._gathered(TokenFile.read_classes, np.empty((num_rows, seq_length + 1), dtype=np.uint8), step, seed)
 
     def platform_rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> NDArray[np.uint8]:
         """Platforms of each token of `rows`, uint8 [num_rows, seq_length + 1]; see `TokenFile.platform_rows`."""
-        found = np.empty((num_rows, seq_length + 1), dtype=np.uint8)
+        return self._gathered(TokenFile.read_platforms, np.empty((num_rows, seq_length + 1), dtype=np.uint8), step, seed)
+
+    def _gathered(self, read: Callable[[TokenFile, NDArray[np.int64], int], Numbers], found: Numbers, step: int, seed: int) -> Numbers:
+        """Fill [num_rows, seq_length + 1] with what each file reads of its rows."""
+        num_rows, width = found.shape
         for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
-            found[places] = file.read_platforms(file.windows(numbers, seed, seq_length), seq_length)
+            found[places] = read(file, file.windows(numbers, seed, width - 1), width - 1)
         return found
 
     def _shares(self, numbers: NDArray[np.int64], seed: int) -> Iterator[tuple[TokenFile, NDArray[np.int64], NDArray[np.int64]]]:

@@ -283,7 +283,7 @@ class TokenFile:
             raise self.damaged(f"sha256 of the payload = {found}\nheader.payload_sha256 = {self.header.payload_sha256}")
 
     def _require_length(self) -> None:
-        """Refuse a file that is shorter than when it was opened: reading a mapped page behind its end would kill the process (SIGBUS)."""
+        """Refuse a file that is shorter than when it was opened: reading a mapped page beyond its end would kill the process (SIGBUS)."""
         mapped: Any = self.tokens
         num_bytes = mapped._mmap.size()  # of the mapped file, also if another one has its name now
         if num_bytes < self.header.file_bytes:

@@ -45,7 +45,7 @@ def ok(section: str, name: str, text: str, /, **values: Any) -> Finding:
 
 
 def warning(section: str, name: str, text: str, advice: str, /, **values: Any) -> Finding:
-    """A run starts, and is slower, larger or at risk."""
+    """A finding with which a run starts but is slower, larger or at risk."""
     return Finding(section, name, State.WARNING, text, advice, values)
 
 

@@ -71,7 +71,7 @@ def _adapt(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec, lora: Lor
 def _linear(stage: Stage, path: str) -> nn.Linear:
     module = stage.get_submodule(path)
     if not isinstance(module, nn.Linear):
-        raise RuntimeError(f"{path} is no linear, and the inventory has one")
+        raise RuntimeError(f"{path} is not a linear, and the inventory has one")
     return module
 
 

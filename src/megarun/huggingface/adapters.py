@@ -39,7 +39,7 @@ class Adapters:
 
     @classmethod
     def of(cls, checkpoint: AnyPath, job: Job, saved: Mapping[str, Any]) -> Adapters:
-        """Those that a checkpoint has, by its index; one of a base has none."""
+        """Adapters of a checkpoint, by its index; a checkpoint of a base has none."""
         if job.spec.lora is None:
             return cls(checkpoint, frozenset(), 0.0, {}, None)
         names = frozenset(

@@ -222,7 +222,7 @@ def _config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise unreadable(path, error) from None
     if not isinstance(found, dict):
-        raise refusal("MP801", f"{path} is no mapping", file=str(path))
+        raise refusal("MP801", f"{path} is not a mapping", file=str(path))
     return found
 
 
@@ -230,7 +230,7 @@ def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule],
     """The rules of a plan whose model is the config's."""
     imported = import_hf(json.dumps(config), str(path))
     if imported.family not in NAMES:
-        detail = f"{path}: model_type = {imported.family}, and tensors are named for {', '.join(NAMES)}"
+        detail = f"{path}: model_type = {imported.family}, but tensors are named for {', '.join(NAMES)}"
         raise refusal("MP664", detail, file=str(path))
     different = model_differences(imported, config, job.spec)
     if different:

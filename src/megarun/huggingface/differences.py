@@ -18,7 +18,7 @@ _OWN = (
 
 
 def model_differences(imported: ImportedConfig, config: Mapping[str, Any], spec: Spec) -> list[str]:
-    """The settings of a config's model that differ from those of a plan's, one a line; the type has names for its tensors."""
+    """The settings of a config's model that differ from those of a plan's, one per line; the type has names for its tensors."""
     theirs, ours = (each.model.model_dump(mode="json") for each in (imported.loaded.spec, spec))
     found = list(_depths_different(NAMES[imported.family], text_fields(config), ours["features"].pop("mtp", None)))
     theirs["features"].pop("mtp", None)
@@ -37,7 +37,7 @@ def _depths_different(names: Names, config: Mapping[str, Any], mtp: Mapping[str,
     if mtp["depth"] != has:
         yield f"{names.depths.count} = {has} in the config, features.mtp.depth = {mtp['depth']} in the plan"
     elif names.depths.most is not None and has > names.depths.most:
-        yield f"features.mtp.depth = {has}, and this model type has names for {names.depths.most} at most"
+        yield f"features.mtp.depth = {has}, but this model type has names for {names.depths.most} at most"
     if not mtp.get("normed_input"):
         yield "features.mtp.normed_input = false in the plan, and the published modules read what the final norm makes: set it to true"
 

@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 
     Attributes:
         ours: One, or several whose rows are joined.
-        theirs: One, or several in order: one an expert, or equal parts of the rows.
+        theirs: One, or several in order: one per expert, or equal parts of the rows.
         shape: Shape of each of theirs.
         transposed: True if theirs is [in, out].
         groups: Groups of rows in theirs, each with as many rows of every part of ours.
@@ -60,7 +60,7 @@ class Rule(NamedTuple):
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """The shape of ours joined, rows first; of a bank behind the experts."""
+        """The shape of ours joined, rows first; of a bank after the experts."""
         first, rows = self.ours[0].shape, self.row_dim
         return (*first[:rows], sum(each.shape[rows] for each in self.ours), *first[rows + 1 :])
 

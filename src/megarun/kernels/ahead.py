@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         found: Kernels that its ranks launch.
-        compiled: Those of them that were compiled.
+        compiled: Kernels of them that were compiled.
         seconds: Time from the device's being known to the last kernel.
         failed: Kernels that did not compile, with the compiler's word.
         error: Reason why not all kernels are known or compiled; empty if they are.

@@ -131,7 +131,7 @@ def rank_times(
     if slow:
         excess, slowest, kind, usual = max(slow)
         value = usual + excess
-        note = f"{place(slowest, mesh)} is slow: {kind} {value:.3g} s a step, {usual:.3g} s on other ranks of its stage"
+        note = f"{place(slowest, mesh)} is slow: {kind} {value:.3g} s per step, {usual:.3g} s on other ranks of its stage"
     return RankTimes(step, list(data), list(computing) if is_sampled else None, list(waiting) if is_sampled else None, slowest, kind, note)
 
 

@@ -60,7 +60,7 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     """Bits that code a byte of text, which compares models of different tokenizers; infinite for a file without text.
 
     Args:
-        loss: Nats a token, the end of a document included.
+        loss: Nats per token, the end of a document included.
         bytes_per_token: UTF-8 bytes of the texts over their tokens.
     """
     return loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf

@@ -12,8 +12,7 @@ from megakernels import accumulator_dtype
 from megaplan.families.linear_attention.lightning import log_decays
 from megaplan.spec import models as spec
 from megarun.model.mamba import Scale
-from megarun.model.norm import Block, RMSNorm, gated, linear
-from megarun.model.rotary import Rotary
+from megarun.model.norm import MixerBlock, RMSNorm, RowLinear, gated, linear
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay_scans import scan
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
@@ -23,7 +22,7 @@ ONE_STEP = 1.0, 1.0
 """Limits of the scan's steps: each is one."""
 
 
-class LightningBlock(Block):
+class LightningBlock(MixerBlock):
     """G: queries, keys and values of one product, silu → states that decay by a constant → norm of all heads → gate → out_proj.
 
     Mamba-2's scan runs it, with steps of one (`megaplan.families.linear_attention.lightning`). Under TP a rank has a share of the heads;
@@ -52,11 +51,7 @@ class LightningBlock(Block):
         self.qkv_proj = linear(hidden_size, 3 * width)
         self.gate_proj = linear(hidden_size, width)
         self.gated_norm = Scale(width)
-        self.out_proj = linear(width, hidden_size)
-
-    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return self.add(x, self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts))))
+        self.out_proj = RowLinear(width, hidden_size, tp=tp)
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, H·d]: everything between the block's norm and out_proj."""

@@ -9,14 +9,13 @@ from megakernels import head_gated_norm
 from megakernels.ops.gated_delta.piece import DeltaSettings
 from megaplan.spec import models as spec
 from megarun.model.mamba import Convolution, Scale
-from megarun.model.norm import Block, RMSNorm, linear
-from megarun.model.rotary import Rotary
+from megarun.model.norm import MixerBlock, RMSNorm, RowLinear, linear
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay_scans import delta_rule
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
-class LinearAttentionBlock(Block):
+class LinearAttentionBlock(MixerBlock):
     """G: projections → causal convolutions → gated delta rule → gated norm per head → out_proj.
 
     Kimi delta attention has a decay per row of a head's state, and makes decays and gate from latents that all heads share. Under TP a rank
@@ -57,11 +56,7 @@ class LinearAttentionBlock(Block):
         self.A_log = nn.Parameter(torch.empty(self.num_heads))
         self.dt_bias = nn.Parameter(torch.empty((self.num_heads, config.key_dim) if self.by_row else (self.num_heads,)))
         self.gated_norm = Scale(config.value_dim)
-        self.out_proj = linear(values, hidden_size)
-
-    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return self.add(x, self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts))))
+        self.out_proj = RowLinear(values, hidden_size, tp=tp)
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, H·V]: everything between the block's norm and out_proj."""

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from megakernels import gated_rms_norm, swiglu
 from megaplan.spec import models as spec
-from megarun.model.norm import Block, RMSNorm, RowLinear, linear
-from megarun.model.rotary import Rotary
+from megarun.model.norm import MixerBlock, RMSNorm, RowLinear, linear
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay import convolve
 from megarun.parallel.groups.relay_scans import scan
@@ -68,7 +67,7 @@ def scale_parts(x: Tensor, widths: tuple[int, ...], factors: tuple[float, ...]) 
     return scaled
 
 
-class Mamba2Block(Block):
+class Mamba2Block(MixerBlock):
     """M: in_proj → causal convolution → state-space dual scan → gated norm, or the gate alone → out_proj.
 
     z, x, B, C and dt are views of in_proj's output, so that its storage is saved once. Under TP a rank has a share of the heads with their
@@ -96,10 +95,6 @@ class Mamba2Block(Block):
         self.D = nn.Parameter(torch.empty(self.num_heads))
         self.gated_norm = Scale(self.inner) if config.gated_norm else None
         self.out_proj = RowLinear(self.inner, hidden_size, config.bias, tp)
-
-    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return self.add(x, self.out_proj.reduce(self.out_proj(self.mix(self.norm(x), starts))))
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, inner]: everything between the block's norm and out_proj."""

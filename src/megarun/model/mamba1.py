@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from megakernels import swiglu
 from megaplan.spec import models as spec
 from megarun.model.mamba import Convolution
-from megarun.model.norm import Block, PlainNorm, RMSNorm, RowLinear, linear
-from megarun.model.rotary import Rotary
+from megarun.model.norm import MixerBlock, PlainNorm, RMSNorm, RowLinear, linear
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay_scans import scan_channels
-from megarun.parallel.groups.tensor import ALONE, TensorParallel
+from megarun.parallel.groups.tensor import ALONE, TensorParallel, exchanged
 
 
-class Mamba1Block(Block):
+class Mamba1Block(MixerBlock):
     """M: in_proj → causal convolution → x_proj → dt_proj → selective scan, gated → out_proj.
 
     x and z are views of in_proj's output; the step's latent, B and C are views of x_proj's, which all channels share: under TP, where a
@@ -47,10 +44,6 @@ class Mamba1Block(Block):
             self.C_norm = kind(self.state_dim, inner_eps)
         self.out_proj = RowLinear(self.inner, hidden_size, config.bias, tp)
 
-    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return self.add(x, self.out_proj.reduce(self.out_proj(self.mix(self.norm(x), starts))))
-
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, I]: everything between the block's norm and out_proj."""
         y, z = self.scan(normed, starts)
@@ -73,22 +66,8 @@ class Mamba1Block(Block):
 
 def summed(tp: TensorParallel, partial: Tensor) -> Tensor:
     """Sum of the ranks' partial results, on every rank; backward sums the gradients of all ranks."""
-    if tp.degree == 1:
-        return partial
-    total: Tensor = _Sum.apply(tp, partial)  # type: ignore[no-untyped-call]
-    return total
 
+    def summed_copy(x: Tensor) -> Tensor:
+        return tp.sum(x.clone())
 
-class _Sum(torch.autograd.Function):
-    """An all-reduce, forward and backward; saves nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, partial: Tensor) -> Tensor:
-        """Return a tensor of the same shape."""
-        ctx.tp = tp
-        return tp.sum(partial.clone())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        """The sum of the ranks' gradients."""
-        return None, ctx.tp.sum(gradient.clone())
+    return partial if tp.degree == 1 else exchanged(summed_copy, summed_copy, partial)

@@ -7,14 +7,13 @@ from torch import Tensor, nn
 
 from megakernels.ops.mamba3.piece import Mamba3Settings
 from megaplan.spec import models as spec
-from megarun.model.norm import Block, RMSNorm, linear
-from megarun.model.rotary import Rotary
+from megarun.model.norm import MixerBlock, RMSNorm, RowLinear, linear
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay_mamba3 import trapezoidal_scan
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
-class Mamba3Block(Block):
+class Mamba3Block(MixerBlock):
     """M: in_proj → norms of B and C → scan, gated and summed over ranks → out_proj; no convolution, no gated norm.
 
     z, x, dt, A and the trapezoid gate are views of in_proj's output, so that its storage is saved once. Under TP a rank has a share of the
@@ -47,11 +46,7 @@ class Mamba3Block(Block):
         self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
         self.B_norm = RMSNorm(config.state_dim, eps)
         self.C_norm = RMSNorm(config.state_dim, eps)
-        self.out_proj = linear(self.inner, hidden_size)
-
-    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return self.add(x, self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts))))
+        self.out_proj = RowLinear(self.inner, hidden_size, tp=tp)
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, inner]: everything between the block's norm and out_proj."""

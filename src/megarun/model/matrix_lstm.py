@@ -9,12 +9,11 @@ from torch.nn.functional import layer_norm
 from megakernels import mlstm
 from megaplan.spec import models as spec
 from megarun.model.mamba import Scale
-from megarun.model.norm import Block, RMSNorm, gated, linear
-from megarun.model.rotary import Rotary
+from megarun.model.norm import MixerBlock, RMSNorm, RowLinear, gated, linear
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
-class MatrixLstmBlock(Block):
+class MatrixLstmBlock(MixerBlock):
     """G: projections → mLSTM → LayerNorm over each head, with a scale of all → gate → out_proj. Under TP a rank has a share of the heads.
 
     Source: arXiv:2405.04517, section 2.3; arXiv:2503.13427, section 3.
@@ -31,11 +30,7 @@ class MatrixLstmBlock(Block):
         self.gate_proj = linear(hidden_size, values)
         self.gates_proj = linear(hidden_size, 2 * self.num_heads, bias=True)
         self.head_norm = Scale(values)
-        self.out_proj = linear(values, hidden_size)
-
-    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return self.add(x, self.tp.reduce(self.out_proj(self.mix(self.norm(x), starts))))
+        self.out_proj = RowLinear(values, hidden_size, tp=tp)
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, H·V]: everything between the block's norm and out_proj."""

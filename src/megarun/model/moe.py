@@ -141,7 +141,7 @@ class ExpertBlock(Block):
         self.loss_scale = 1.0
         self.num_choices, self.slots = config.num_choices, config.slots
         self.normalize = config.normalize_top_k and not config.expert_choice
-        self.has_bias, self.bias_rate = config.expert_bias, config.expert_bias_rate
+        self.has_bias = config.expert_bias
         self.choice: RoutingOptions = {
             "sigmoid": config.score == "sigmoid",
             "num_groups": config.num_groups,

@@ -18,6 +18,7 @@ from megaplan.spec.models import Precision
 from megarun.dtypes import TORCH_DTYPES
 from megarun.model.attention_residuals import DepthAttention
 from megarun.model.payload import read_together
+from megarun.model.rotary import Rotary
 from megarun.model.streams import StreamConnections
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
@@ -253,3 +254,17 @@ class RowLinear(nn.Linear):
         """Partial outputs [B, T, out] -> local tokens [B, t, out]; the product's input is free by then."""
         out = self.tp.reduce(partial)
         return out if self.bias is None or self.tp.degree == 1 else out.add_(self.bias)
+
+
+class MixerBlock(Block):
+    """A layer that mixes positions: x + out_proj(mix(norm(x))), out_proj row-parallel over the TP group."""
+
+    out_proj: RowLinear
+
+    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
+        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
+        return self.add(x, self.out_proj.reduce(self.out_proj(self.mix(self.norm(x), starts))))
+
+    def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
+        """[B, t, h] -> [B, T, width / tp]: everything between the block's norm and out_proj."""
+        raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Values of layers that later layers read: packed behind the stream at the end of a stage, cut out of it at the start of the next one.
+"""Values of layers that later layers read: packed after the stream at the end of a stage, cut out of it at the start of the next one.
 
 A value is carried as its bits, so that any dtype goes with the stream's, and its gradient goes back in the same place.
 """
@@ -28,7 +28,7 @@ class LayerValues(NamedTuple):
         given: Values that its operations read.
         inputs: The input of the layer, where later layers read that too.
         made: Results that it passes on.
-        ended: Values that no layer behind it reads.
+        ended: Values that no layer after it reads.
     """
 
     earlier: tuple[Key, ...]
@@ -68,7 +68,7 @@ def unpack_values(received: Tensor, of: Boundary) -> tuple[Tensor, Values]:
 
 
 def carried(over: Boundary) -> tuple[Key, ...]:
-    """The values that a boundary carries behind the stream."""
+    """The values that a boundary carries after the stream."""
     return tuple([(part.value.source, part.value.name) for part in over.values if part.value is not None])
 
 

@@ -7,14 +7,13 @@ from torch import Tensor, nn
 from megaplan.families.short_convolution.tensors import PROJECTIONS
 from megaplan.spec import models as spec
 from megarun.model.mamba import Convolution
-from megarun.model.norm import Block, RMSNorm, RowLinear, linear
-from megarun.model.rotary import Rotary
+from megarun.model.norm import MixerBlock, RMSNorm, RowLinear, linear
 from megarun.parallel.groups.context import WHOLE, ContextParallel
 from megarun.parallel.groups.relay_conv import convolve_gated
 from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
-class ShortConvolutionBlock(Block):
+class ShortConvolutionBlock(MixerBlock):
     """C: three projections → output_gate · causal convolution(input_gate · value) → out_proj.
 
     Under TP a rank has a share of the channels. Under CP the convolution receives the products before each sequence piece from the previous
@@ -33,10 +32,6 @@ class ShortConvolutionBlock(Block):
             self.add_module(f"{name}_proj", linear(hidden_size, channels, config.bias))
         self.conv = Convolution(channels, config.conv_kernel, config.bias, cp)
         self.out_proj = RowLinear(channels, hidden_size, config.bias, tp)
-
-    def forward(self, x: Tensor, rotary: Rotary | None = None, starts: Tensor | None = None) -> Tensor:  # noqa: ARG002  every block has one signature
-        """Residual stream, local tokens [B, t, h], in and out; document starts of all tokens [B, T] where rows are packed."""
-        return self.add(x, self.out_proj.reduce(self.out_proj(self.mix(self.norm(x), starts))))
 
     def mix(self, normed: Tensor, starts: Tensor | None = None) -> Tensor:
         """[B, t, h] -> [B, T, C]: everything between the block's norm and out_proj."""

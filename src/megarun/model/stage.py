@@ -166,7 +166,7 @@ class Stage(nn.Module):
         return [[self.get_submodule(name) for name in unit] for unit in fsdp_units(names, unit_layers)]
 
     def add_buffers(self, device: torch.device) -> None:
-        """Create the buffers that are no parameters' state: rotary tables, sums of a step, numbers of delayed scaling."""
+        """Create the buffers that are not parameters' state: rotary tables, sums of a step, numbers of delayed scaling."""
         if self.looks_ahead:
             self.register_buffer("further_loss", torch.zeros((), dtype=torch.float64, device=device), persistent=False)
         if self.num_packed:
@@ -242,7 +242,7 @@ class Stage(nn.Module):
             stream: The residual stream.
             shared: Values that attention layers share.
             starts: Document starts of packed rows.
-            values: Values of layers before; then those that layers behind read.
+            values: Values of layers before; then those that layers after read.
         """
         x = stream.pop()
         for layer, block in self.layers.items():  # only layers that read a value get it: recompute keeps every argument
@@ -302,14 +302,14 @@ class Stage(nn.Module):
         """Embedded tokens [B, t, h], their ids, earlier tokens, classes and platforms -> the same with the side embeddings added."""
         if self.ngram is not None:
             if before is None:
-                raise ValueError("the stage has n-grams, and the batch has no earlier tokens; Batches.at should have read them")
+                raise ValueError("the stage has n-grams, but the batch has no earlier tokens; Batches.at should have read them")
             length = x.shape[1]
             x = self.ngram(x, tokens[:, self.tp.index * length :][:, :length] if self.slices_words else tokens, before)
         for embedding, ids in ((self.structure, structure), (self.platform, platform)):
             if embedding is not None:
                 if ids is None:
                     raise ValueError(
-                        "the stage embeds classes or platforms, and the batch has none; megarun.training.prepare should refuse such a file"
+                        "the stage embeds classes or platforms, but the batch has none; megarun.training.prepare should refuse such a file"
                     )
                 x = embedding(x, ids)
         return x

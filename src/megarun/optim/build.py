@@ -157,7 +157,7 @@ def _by_decay(parameters: Sequence[tuple[nn.Parameter, float]]) -> list[tuple[li
 
 
 def _decays(tensor: ParamTensor) -> bool:
-    """True if weight decay applies: a bank's biases are vectors, one an expert."""
+    """True if weight decay applies: a bank's biases are vectors, one per expert."""
     return len(tensor.shape) > (2 if tensor.owner is Owner.EXPERT_PARALLEL else 1)
 
 

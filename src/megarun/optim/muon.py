@@ -308,7 +308,7 @@ class Deal:
         return like.new_empty(sum(self._to), dtype=dtype)
 
     def views(self, sent: Tensor) -> list[Tensor]:
-        """The pieces in such a buffer."""
+        """The pieces in a buffer of `outgoing`."""
         return self._views(sent, self.sent)
 
     def exchanged(self, sent: Tensor) -> Tensor:

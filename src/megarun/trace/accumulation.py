@@ -32,7 +32,7 @@ class Accumulation:
         self._alone = _holders_when_alone()
 
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
-        """True if the dispatched operation is such a sum; call it only from `__torch_dispatch__`."""
+        """True if the dispatched operation is a sum of gradients that the engine makes; call it only from `__torch_dispatch__`."""
         if func is not ADD or kwargs or len(args) != 2 or not _called_by_engine(2) or torch.is_grad_enabled():
             return False
         return (

@@ -79,7 +79,7 @@ class FirstForward:
         ends = path == last if path.startswith("embedding") else _is_block(path)
         if isinstance(module, BatchLoss) or (ends and not in_depth):
             self._hand_over(output)
-        if module is self._running and not self._running.predicts:  # which packs values behind the stream
+        if module is self._running and not self._running.predicts:  # which packs values after the stream
             self._hand_over(output)
         if module is self._running and self._running.predicts:  # a loss that is passed to the criterion, alone or after the logits
             losses = output[1:] if isinstance(output, tuple) else output if self._running.joins_loss else ()
@@ -109,7 +109,7 @@ class FirstForward:
             if record in self._before or record.is_block_output or elsewhere or not record.nbytes:
                 continue
             block = self._takers.get(record) or block_of(record.place)
-            savers = sorted(_relative(path, block) for path in record.savers)
+            savers = sorted(path.removeprefix(block).removeprefix(".") for path in record.savers)
             self.kept.append(Kept(block, row_of(self._owners.column(record), record, record.nbytes), tuple(savers)))
 
 
@@ -189,10 +189,6 @@ def _likeness(tensor: LedgerTensor, item: Kept) -> float:
     named = sum(keeper in item.savers for keeper in keepers)
     functional = any(keeper not in item.savers for keeper in keepers) and "" in item.savers
     return 0.25 * bool(item.savers) + named + 0.5 * functional + 0.25 * any(keeper.rpartition(".")[2] in item.row.op for keeper in keepers)
-
-
-def _relative(path: str, block: str) -> str:
-    return path.removeprefix(block).removeprefix(".")
 
 
 def _is_block(path: str) -> bool:

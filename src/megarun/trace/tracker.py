@@ -129,10 +129,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._entered.append((len(self._log), phase))
         self._note_peak()
 
-    def phase_peaks(self) -> dict[Phase, int]:
-        """Largest live bytes of every phase that was entered."""
-        return {phase: peak.nbytes for phase, peak in self._peaks.items()}
-
     def at_peaks(self) -> dict[Phase, list[tuple[StorageRecord, int]]]:
         """The storages alive at the peak of each phase, with their bytes then; one replay of the log for all phases."""
         wanted: dict[int, list[Phase]] = {}

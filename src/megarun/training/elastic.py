@@ -59,7 +59,7 @@ def read_plans(plan: str | os.PathLike[str] | PlanDocument, folder: Path | None,
         out: Folder of the run: a restart by torchrun takes the plans from there.
 
     Raises:
-        MegaplanError: A file is no plan; MP667 if a plan is of another run, or the folder has none; MP670 if `out` is empty.
+        MegaplanError: A file is not a plan; MP667 if a plan is of another run, or the folder has none; MP670 if `out` is empty.
     """
     place = out_folder(out)
     name = FIRST_PLAN if isinstance(plan, PlanDocument) else os.fspath(plan)

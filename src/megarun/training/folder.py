@@ -243,7 +243,7 @@ def sees(folder: Path, token: str, seconds: float) -> str:
             found = _holder(folder / LOCK)
             if found is not None and found.token == token:
                 return ""
-            what = "it is no lock" if found is None else f"held by {_text(found)}, not by rank 0 of this job"
+            what = "it is not a lock" if found is None else f"held by {_text(found)}, not by rank 0 of this job"
         except OSError as error:
             what = "no such file" if error.errno == errno.ENOENT else error.strerror or str(error)
         if time.monotonic() >= end:
@@ -288,7 +288,7 @@ def _holder(path: Path) -> Holder | None:
 
 
 def _patiently(path: Path) -> Holder | None:
-    """The content of a lock, tried again while it cannot be read; None if there is none, or it is no lock.
+    """The content of a lock, tried again while it cannot be read; None if there is none, or it is not a lock.
 
     Raises:
         OSError: It cannot be read for `DOUBT_SECONDS`.

@@ -126,7 +126,7 @@ def test_indexed_attention_of_keys_that_fill_no_block(launched: list[Launch]) ->
 @pytest.mark.parametrize("num_positions", [1, 70])
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name not in WITHOUT_KERNEL])
 def test_all_kernels(name: str, num_positions: int, launched: list[Launch]) -> None:
-    """Those with matrix products too."""
+    """Kernels with matrix products too."""
     check(BY_NAME[name], num_positions, torch.float32, launched)
 
 

@@ -259,7 +259,7 @@ def execute(launch: Launch, kernel: Kernel) -> None:
 
 
 def arguments_of(kinds: Iterable[Any], given: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Those that the compiled kernel still takes: no constants, parts of tuples one by one, sides and strides after a descriptor."""
+    """Arguments that the compiled kernel still takes: no constants, parts of tuples one by one, sides and strides after a descriptor."""
     for kind, value in zip(kinds, given, strict=True):
         if isinstance(kind, tuple):
             yield from arguments_of(kind, value)

@@ -143,7 +143,7 @@ def test_more_random_shapes(seed: int) -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 def test_scores_of_thousands() -> None:
-    """All but one weight of a row vanish; nothing overflows."""
+    """All except one weight of a row vanish; nothing overflows."""
     given, _ = drawn(33)
     given = Attention(given.q.float() * 1000, given.k.float(), given.v.float(), *given[3:])
     out, lse = choice.forward(given)

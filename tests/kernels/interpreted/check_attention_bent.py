@@ -54,12 +54,12 @@ class Drawn(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those that have gradients."""
+        """The tensors that have gradients."""
         return [each for each in self[:4] if each is not None]
 
 
 def drawn(seed: int) -> Drawn:
-    """In bf16 rows see some keys: with one, gradients of q and k are zero but for rounding."""
+    """In bf16 rows see some keys: with one, gradients of q and k are zero except for rounding."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     kind, dtype = seed % 3, draw.choice([torch.float32, torch.bfloat16])
     exact = dtype == torch.float32

@@ -117,7 +117,7 @@ def exact(given: Drawn, tensors: dict[str, Tensor], indices: Tensor, dtype: torc
 def test_values(seed: int, dtype: torch.dtype) -> None:
     """Outputs and every gradient; the same bits when the programs run in another order."""
     given = drawn(seed)
-    if dtype == torch.bfloat16:  # the few values of one column may cancel but for their rounding
+    if dtype == torch.bfloat16:  # the few values of one column may cancel except for their rounding
         given = given._replace(hidden=max(given.hidden, 9))
     tensors, indices = inputs(given, seed, dtype), chosen(given, seed)
     cotangent = torch.randn(tensors["x"].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -37,7 +37,7 @@ SEQUENCES = ("q", "k", "v", "decay", "beta")
 SEEDS, QUICK = range(28), (9, 24)
 """Random shapes, and those of few programs, which CI runs."""
 TERMS = {"dt_bias": "decay", "A_log": "decay"}
-"""Whose terms a parameter's gradient sums: it may cancel but for the rounding of each."""
+"""Whose terms a parameter's gradient sums: it may cancel except for the rounding of each."""
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ SMALL = 32
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tiles a row, and several chunks a sequence."""
+    """Several tiles per row, and several chunks per sequence."""
     for tables in (attention_sizes.TILES, attention_sizes.MASKED_TILES):
         for name, tiles in tables.items():
             monkeypatch.setitem(tables, name, {key: tile._replace(queries=SMALL, keys=SMALL) for key, tile in tiles.items()})
@@ -186,7 +186,7 @@ def check_drawn(seed: int) -> None:
         smallest = 0.1 * sizes_of[name].norm().item() if name in sizes_of else 0.0
         if name in NAMES[3:]:
             smallest = max(smallest, 0.01 * case.numbers["loss_factor"])
-        if name in ("k_scale", "k_bias"):  # sums of one gradient of each row, which may cancel but for the rounding of each
+        if name in ("k_scale", "k_bias"):  # sums of one gradient of each row, which may cancel except for the rounding of each
             smallest = max(smallest, expected["normed"].norm().item())
         size = max(expected[name].norm().item(), smallest)
         ratios[name] = (gradient.double() - expected[name]).norm().item() / size

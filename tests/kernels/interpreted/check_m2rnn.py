@@ -65,7 +65,7 @@ def test_gradient_of_a_sum() -> None:
 
 
 @pytest.mark.slow
-def test_spans_and_segments_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_and_segments_change_only_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """One span, a span for each segment (bitwise the same), and segments of another length."""
     inputs = BY_NAME["m2rnn"].make(19, torch.float32)
     whole = run(in_segments_of(8), inputs)

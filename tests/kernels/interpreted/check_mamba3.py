@@ -34,7 +34,7 @@ SEQUENCES = GRADIENTS[:8]
 SEEDS, QUICK = range(24), (4, 6)
 """Random shapes, and those of few programs, which CI runs; each of the others takes some ten to thirty seconds."""
 TERMS = {"dt_bias": "dt", "B_bias": "B", "C_bias": "C"}
-"""The input that a parameter is added to: its gradient is a sum of that input's, which may cancel but for the rounding of each."""
+"""The input that a parameter is added to: its gradient is a sum of that input's, which may cancel except for the rounding of each."""
 
 
 @pytest.mark.slow

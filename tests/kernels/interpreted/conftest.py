@@ -1,4 +1,4 @@
-"""These files run in Triton's interpreter, or on a device.
+"""Files of this folder run in Triton's interpreter, or on a device.
 
     TRITON_INTERPRET=1 pytest tests/kernels/interpreted/check_*.py          the interpreter, programs of a grid shuffled
     pytest tests/kernels/interpreted --device cuda [--lines FILE]           a GPU: the compiled kernels

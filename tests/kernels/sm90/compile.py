@@ -77,7 +77,7 @@ def overwritten_by(compiled: Any) -> list[str]:
 
 
 def resources(function: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int]) -> dict[str, Any]:
-    """Registers a thread, stack (spill) bytes, shared-memory bytes a block, and whether matrix products are the warp group's."""
+    """Registers a thread, stack (spill) bytes, shared-memory bytes per block, and whether matrix products are the warp group's."""
     compiled = compiled_for_sm90(function, types, constants, options)
     text = disassembled(compiled, "cuobjdump", "-res-usage")
     found = dict(re.findall(r"(REG|STACK):(\d+)", text))

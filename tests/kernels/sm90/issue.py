@@ -22,7 +22,7 @@ WARP = 32
 
 
 def instructions(assembly: str, turns: tuple[int, ...]) -> int:
-    """That one warp issues, from a disassembly and the turns of its loops in the order of their first instructions.
+    """Instructions that one warp issues, from a disassembly and the turns of its loops in the order of their first instructions.
 
     Raises:
         ValueError: It has more or fewer loops.

@@ -1,4 +1,4 @@
-"""Shipped configurations of the experts' kernels: many rows an expert and few, gated and not; and of the router's."""
+"""Shipped configurations of the experts' kernels: many rows per expert and few, gated and not; and of the router's."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ HEADS, CHUNK = 64, 256
 
 
 def taken(function: Any, constants: dict[str, Any]) -> dict[str, Any]:
-    """Those that a kernel has."""
+    """Constants that a kernel takes."""
     return {name: value for name, value in constants.items() if name in function.arg_names}
 
 

@@ -43,7 +43,7 @@ def test_the_peak_does_not_grow_with_the_shard_degree() -> None:
 
 @pytest.mark.parametrize("reshard", ["false", "true"])
 def test_more_devices_hold_less_each(reshard: str) -> None:
-    """Mixtral, 2 experts a rank: its peak on 8, 16, 32 and 64 devices."""
+    """Mixtral, 2 experts per rank: its peak on 8, 16, 32 and 64 devices."""
     sharding = f"sharding.reshard_after_forward={reshard}"
     peaks = [peak("mixtral-8x7b", f"mesh.dp_shard={degree}", sharding) for degree in (4, 8, 16, 32)]
     assert peaks == sorted(peaks, reverse=True)
@@ -59,7 +59,7 @@ def test_a_bank_s_shards_by_hand(budget_of: Callable[..., Budget], hybrid: Calla
 
 
 def test_stored_rows_are_the_part_s_elements() -> None:
-    """A bank's parts after EP and ETP, in rows; all else as it is."""
+    """A bank's parts after EP and ETP, in rows; everything else as it is."""
     for name, tensor in planned("mixtral-8x7b")[1].tensors():
         part = tensor.local_shape(1, 4, 2)
         stored = tensor.stored_shape(part)

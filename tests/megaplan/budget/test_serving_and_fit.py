@@ -92,7 +92,7 @@ def test_recurrent_pool_is_separate_and_blind_to_context(hybrid: Callable[..., S
 
 @pytest.mark.requirement("R-48")
 def test_latents_windows_and_pages(nam56r: Callable[..., Spec]) -> None:
-    """MLA caches 64 + 32 values a token, nine layers an indexer key of 64 too; pages round the context up to whole blocks."""
+    """MLA caches 64 + 32 values per token, nine layers an indexer key of 64 too; pages round the context up to whole blocks."""
     spec = nam56r({"serving.context_length": 1000, "serving.cache": "contiguous"})
     assert serving(spec).kv_cache_bytes == 32 * 1000 * (13 * 96 + 9 * 64) * 2
     paged = nam56r({"serving.context_length": 1000, "serving.block_size": 256})

@@ -39,7 +39,7 @@ def test_a_tensor_group_divides_caches_and_states(hybrid: Callable[..., Spec]) -
 
 
 def test_projections_of_shared_heads_are_held_twice(hybrid: Callable[..., Spec]) -> None:
-    """Twice the ranks halve all but replicated tensors and, beyond the 4 kv heads, keys' and values' projections (64 by 8 each)."""
+    """Twice the ranks halve all except replicated tensors and, beyond the 4 kv heads, keys' and values' projections (64 by 8 each)."""
     sizes = [serving(hybrid({"serving": {**ONE_STAGE, "tp": tp}})).stages[0].parameters_bytes for tp in (2, 4, 8)]
     spec = hybrid()
     layers = sum(block.family == "A" for block in build_inventory(spec).layers)

@@ -59,7 +59,7 @@ def test_one_stage_has_one_copy(depth: int, hybrid: Callable[..., Spec], budget_
 
 
 def test_a_depth_multiplies_by_their_projections(hybrid: Callable[..., Spec]) -> None:
-    """Per token 6 FLOPs a weight, forward and backward."""
+    """Per token 6 FLOPs per weight, forward and backward."""
     plain, ahead = (model_costs(spec, build_inventory(spec)) for spec in (hybrid(), hybrid(AHEAD)))
     assert ahead.mtp[0].model_flops - plain.mtp[0].model_flops == 6 * (32 * 64 + 8 * 64)
     assert (ahead.embedding, ahead.side_embeddings, ahead.layers) == (plain.embedding, plain.side_embeddings, plain.layers)

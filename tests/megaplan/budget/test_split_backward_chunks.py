@@ -63,7 +63,7 @@ def test_a_forward_holds_the_gradients_there_are(split_chunks: list[SplitBackwar
 
 
 def test_i_leaves_what_waits_and_w_what_it_makes(split_chunks: list[SplitBackwardChunk]) -> None:
-    """Between bounds: at the end of I all but the last block waits; at the end of the first W all gradients are there but its last one."""
+    """Between bounds: at the end of I all blocks but the last wait; at the end of the first W all gradients but its last exist."""
     for chunk in split_chunks:
         late = [unit.split.late_bytes for unit in chunk.units if unit.split is not None]
         first = next(unit.split.halves.pending_bytes for unit in chunk.units if unit.split is not None)
@@ -78,7 +78,7 @@ def test_i_leaves_what_waits_and_w_what_it_makes(split_chunks: list[SplitBackwar
 
 
 def test_the_running_microbatch_is_counted_once(split_chunks: list[SplitBackwardChunk]) -> None:
-    """Alone it is all there is, but for what its chunk has gathered; each more adds what it keeps."""
+    """Alone it is all there is, except for what its chunk has gathered; each more adds what it keeps."""
     for chunk in split_chunks:
         none = RankState(FORWARD, 0, (0,), (0,), 0, 0, False, (BACKWARDED,), (True,))
         for kind, name in ((FORWARD, "in_flight"), (INPUT, "in_flight"), (BACKWARD, "in_flight"), (WEIGHT, "waiting")):

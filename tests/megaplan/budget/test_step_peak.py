@@ -120,7 +120,7 @@ def test_every_microbatch_adds_its_rounding(
         return found(chunks, points, held, workspace)
 
     monkeypatch.setattr("megaplan.budget.megarun.step_peak", checking)
-    odd = {"batch": {"micro_batch_size": 1, "seq_length": 16}}  # storages that are no whole blocks of the allocator
+    odd = {"batch": {"micro_batch_size": 1, "seq_length": 16}}  # storages that are not whole blocks of the allocator
     budget_of(hybrid({"mesh": {"pp": pp, "vpp": vpp, "dp_shard": 2}, "schedule": {"kind": kind, "num_microbatches": m}, **odd}))
     assert checked["in_flight"] > 0
     assert (checked["waiting"] > 0) == (kind in SPLIT_BACKWARD)

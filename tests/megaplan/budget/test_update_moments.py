@@ -35,7 +35,7 @@ def test_newton_schulz_is_named_where_muon_runs_alone(
 
 @pytest.mark.parametrize("pattern", ["D", "M"])
 def test_nothing_is_padded_where_shards_are_even(pattern: str, hybrid: Callable[..., Spec], budget_of: Callable[..., Budget]) -> None:
-    """Nothing is padded in specs without rotary tables either, where nothing but parameters is there."""
+    """Nothing is padded in specs without rotary tables either, where only parameters exist."""
     sections = {"D": "mlp", "M": "mamba"}
     gone = {
         f"model.{name}": None

@@ -171,7 +171,7 @@ def test_a_share_that_is_set_counts_before_the_file_s(megaplan, here):
     ("text", "says"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no document of format megaplan.calibration/1"),
+        ("[]", "is not a document of format megaplan.calibration/1"),
         ('{"format": "megaplan.calibration/1", "calibrations": [{"reached": {"bf16": 0.5}}]}', "calibrations[0]"),
         ('{"format": "megaplan.calibration/1", "calibrations": [{"device": "b200", "reached": {"bf16": 0.5}}]}', "shares of b200"),
     ],

@@ -1,4 +1,4 @@
-"""Text from files reaches no terminal, comment or picture as anything but text."""
+"""Text from files reaches no terminal, comment or picture as anything except text."""
 
 import json
 import re

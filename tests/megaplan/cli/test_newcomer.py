@@ -49,9 +49,9 @@ def test_a_model_on_gpus_has_a_layout_of_a_search(folder: Path, capsys: pytest.C
     assert run(["estimate", "model", "--gpus", "8"]) == 0
     printed = capsys.readouterr()
     assert "8 ranks" in printed.out
-    assert "131,072 tokens per step" in printed.out  # 4 sequences of 4,096 tokens a GPU
+    assert "131,072 tokens per step" in printed.out  # 4 sequences of 4,096 tokens per GPU
     assert "adamw" in printed.out
-    assert "global batch 32, 4 sequences a GPU, until --global-batch sets it" in printed.err
+    assert "global batch 32, 4 sequences per GPU, until --global-batch sets it" in printed.err
 
 
 def test_a_stated_mesh_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,19 +200,19 @@ def test_a_search_over_layouts_of_a_model(folder: Path, capsys: pytest.CaptureFi
     quick = ["--vary", "recompute", "--seconds", "2", "--processes", "1"]
     assert run(["search", "model", "--devices", "2,8", *quick]) == 0
     printed = capsys.readouterr()
-    assert "32 sequences a step" in printed.out  # 4 sequences for each of 8 GPUs, on 2 as well
+    assert "32 sequences per step" in printed.out  # 4 sequences for each of 8 GPUs, on 2 as well
     assert "note[MP821]" in printed.err
     assert "hint: --global-batch 32 --seq 4096\n" in printed.err
     assert run(["search", "model", "--devices", "8", "--global-batch", "16", "--seq", "512", *quick]) == 0
     printed = capsys.readouterr()
-    assert "16 sequences a step" in printed.out
+    assert "16 sequences per step" in printed.out
     assert "MP821" not in printed.err
     assert "batch.seq_length=512" in printed.out
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(MODEL).encode())))
     assert run(["search", "-", "--devices", "2", *quick, "--json"]) == 0
     printed = capsys.readouterr()
     assert [each["code"] for each in json.loads(printed.out)["diagnostics"]] == ["MP821"]
-    assert "global batch 8, 4 sequences a GPU" in printed.err
+    assert "global batch 8, 4 sequences per GPU" in printed.err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(MODEL).encode())))
     assert run(["search", "-", "--devices", "2,4", "--host", "torchtitan", *quick, "--json"]) == 0  # read once for all of them
     printed = capsys.readouterr()

@@ -129,7 +129,7 @@ def test_figures_are_printed_with_their_sources(megaplan):
     [
         (("--tokens", "2X"), "MP470", "unknown unit 'X'"),
         (("--tokens", "1.5"), "MP124", "run.tokens"),
-        (("--mtbf", "soon"), "MP470", "no quantity"),
+        (("--mtbf", "soon"), "MP470", "not a quantity"),
         (("--interval", "-5min"), "MP470", "run.interval"),
         (("--node-bandwidth", "5 apples"), "MP470", "run.node_bandwidth"),
         (("--spares", "1.5"), "MP124", "run.spares"),

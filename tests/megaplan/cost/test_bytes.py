@@ -103,7 +103,7 @@ def test_ideal_bytes_of_an_op(op: str) -> None:
 
 
 def test_weights_are_read_twice_and_gradients_read_and_written() -> None:
-    """bf16 weights and fp32 gradients: 2 · 2 + 2 · 4 bytes an element and microbatch, every expert of a bank included."""
+    """bf16 weights and fp32 gradients: 2 · 2 + 2 · 4 bytes per element and microbatch, every expert of a bank included."""
     spec = flagship()
     inventory, costs = build_inventory(spec), costs_of(spec)
     for block, cost in zip(inventory.layers, costs.layers, strict=True):

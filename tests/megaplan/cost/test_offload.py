@@ -24,7 +24,7 @@ OF_LETTER = {"A": "attention", "D": "mlp", "E": "moe"}
 
 
 def drawn(seed: int, letters: list[str] | None = None) -> Spec:
-    """A small model, the same for each seed but for the letters of its offloaded layers."""
+    """A small model, the same for each seed except for the letters of its offloaded layers."""
     draw = Random(seed)
     pattern = "".join(draw.choices("ADE", k=draw.randint(4, 9)))
     document: dict[str, Any] = {

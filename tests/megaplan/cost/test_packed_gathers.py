@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from megaplan.cost.beside import gather_parts
 from megaplan.cost.data import held_of
 from megaplan.cost.elements import local_elements, with_recipe
+from megaplan.cost.outside_layers import gather_parts
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.local import packed_gather
 from megaplan.spec.models import Spec

@@ -7,10 +7,10 @@ from math import isqrt
 import pytest
 
 import megaplan
-from megaplan.cost.beside import newton_schulz_flops
 from megaplan.cost.blocks import layer_works, rank_workload
 from megaplan.cost.data import data_times
 from megaplan.cost.elements import local_elements
+from megaplan.cost.outside_layers import newton_schulz_flops
 from megaplan.cost.rates import rates_of
 from megaplan.cost.replay import PLAIN, ReplayTimer
 from megaplan.cost.times import model_times

@@ -25,6 +25,6 @@ def test_linears_of_every_letter_have_the_rate_that_is_given(part: str) -> None:
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part in REACHED.percent and part != "head"])
 def test_other_parts_keep_their_own_share(part: str) -> None:
-    """A scan or an attention core is no linear."""
+    """A scan or an attention core is not a linear."""
     peak = REACHED.device.peak_flops[DType.BF16].value
     assert REACHED.compute_ns(FLOPS, part, DType.BF16) == -(-FLOPS * 10**11 // (peak * REACHED.percent[part]))

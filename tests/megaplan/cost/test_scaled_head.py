@@ -1,4 +1,4 @@
-"""The head in a recipe's bits: three products as any linear's, and the logits that backward makes again."""
+"""The head in a recipe's format: three products as any linear's, and the logits that backward makes again."""
 
 from collections.abc import Callable
 

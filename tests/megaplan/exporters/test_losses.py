@@ -287,8 +287,7 @@ MAXTEXT_KEYS = frozenset({
     "trainable_position_size", "use_indexer", "use_qk_norm", "v_head_dim", "vocab_size", "warmup_steps_fraction", "weight_dtype",
     "wsd_decay_steps_fraction", "wsd_decay_style",
 })  # fmt: skip
-"""Those of base.yml at AI-Hypercomputer/maxtext, e591f30c, that an export has."""
-"""Keys of the published `base.yml` that an export may have."""
+"""Keys of base.yml at AI-Hypercomputer/maxtext, e591f30c, that an export has."""
 
 
 OF_MAXTEXT = [

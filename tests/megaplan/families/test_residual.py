@@ -138,7 +138,7 @@ def test_other_parts_of_a_residual_stream_are_refused_with_attention_residuals(k
 
 
 def test_other_parts_of_one_stream_are_refused_with_several() -> None:
-    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*model\.streams\.count = 2, and model\.parallel_layers is given"):
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*model\.streams\.count = 2, but model\.parallel_layers is given"):
         made(streams={"count": 2}, parallel_layers=[1])
 
 

@@ -43,7 +43,7 @@ def test_a_reader_of_keys_has_no_projection_of_them() -> None:
     assert before.keys() - after.keys() == {"k", "v", "k_proj", "k_rstd"}
     assert kept(*shared, "layers.0") == kept(*plain, "layers.0")
     assert not megarun_refuses(shared[0])
-    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*layer 2 is not behind layer 2"):
+    with pytest.raises(MegaplanError, match=r"MP715[\s\S]*layer 2 is not after layer 2"):
         made({"shared_keys": [{"source": 2, "layers": [2]}]})
     with pytest.raises(MegaplanError, match=r"MP715[\s\S]*other key heads or another window than layer 0"):
         made({"window_size": 4, "full_layers": [2], "shared_keys": [{"source": 0, "layers": [2]}]})
@@ -53,7 +53,7 @@ def test_layers_of_another_width() -> None:
     spec, inventory = made(mlp={"ffn_hidden_size": F, "layer_widths": [{"layers": [3], "ffn_hidden_size": 2 * F}]})
     assert inventory.layers[3].elements - inventory.layers[1].elements == 3 * F * H
     assert kept(spec, inventory, "layers.3")["up"] == 2 * kept(spec, inventory, "layers.1")["up"]
-    with pytest.raises(MegaplanError, match=r"MP706[\s\S]*layer 2 is no D layer"):
+    with pytest.raises(MegaplanError, match=r"MP706[\s\S]*layer 2 is not a D layer"):
         made(mlp={"ffn_hidden_size": F, "layer_widths": [{"layers": [2], "ffn_hidden_size": F}]})
 
 

@@ -18,7 +18,7 @@ MIB = 1 << 20
         (MIB + 1, MIB + 512, 20 * MIB),
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
         (10 * MIB, 10 * MIB, 10 * MIB),
-        (11 * MIB, 12 * MIB, 12 * MIB),  # a remainder of 1 MiB is no block of its own
+        (11 * MIB, 12 * MIB, 12 * MIB),  # a remainder of 1 MiB is not a block of its own
         (13 * MIB - 512, 14 * MIB - MIB - 512, 14 * MIB),
     ],
 )

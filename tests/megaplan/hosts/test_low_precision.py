@@ -199,7 +199,7 @@ def test_weights_whose_shards_cut_a_block_are_gathered_as_they_are() -> None:
 
     whole = storage_sizes(spec_of(mesh={"dp_shard": 2}))
     wide = block_storage(whole, build_inventory(spec_of()).layers[1]).dense.gathered_bytes
-    weights = wide - 2 * 256  # all but the norm
+    weights = wide - 2 * 256  # all except the norm
     assert gathered("fp8_current", 2) == gathered("fp8_delayed", 2) == weights // 2 + 2 * 256
     scales = 4 * (2 * F + H)  # of each row of gate, up and down
     assert gathered("fp8_rowwise", 2) == weights // 2 + scales + 2 * 256
@@ -224,7 +224,7 @@ def test_banks_are_packed_as_the_rows_of_all_their_matrices() -> None:
         ("fp8_rowwise", elements + 4 * 4 * (2 * 64 + H), 4 * 4 * (2 * H + 64)),
         ("mxfp8", elements * 33 // 32, 0),
         ("nvfp4", elements * 9 // 16, 3 * 4 * 4),
-        ("fp8_blockwise", elements, 3 * 4 * 4 * 2),  # two blocks a matrix
+        ("fp8_blockwise", elements, 3 * 4 * 4 * 2),  # two blocks per matrix
     ):
         given = {"name": name, "param_gather": True}
         spec = spec_of(given, model=model, mesh={"dp_shard": 4, "ep": 2}, sharding={"reshard_after_forward": True}, device={"name": "b200"})

@@ -83,7 +83,7 @@ OPTIONS: list[tuple[dict[str, Any], set[str]]] = [
 
 @pytest.mark.parametrize(("fields", "options"), OPTIONS)
 def test_options_and_the_note_that_names_them(fields: dict[str, Any], options: set[str]) -> None:
-    """The import's note names each that megarun does not build; kinds and families are no options."""
+    """The import's note names each that megarun does not build; kinds and families are not options."""
     loaded = imported(fields).loaded
     assert {option.key for option in given_options(loaded.spec.model)} == options
     notes = [item.detail for item in loaded.diagnostics if item.code == "MP790"]

@@ -97,7 +97,7 @@ def best_cuts(instance: Instance) -> tuple[tuple[int, ...] | None, int]:
 def random_instance(random: Random, *, folded: bool) -> Instance:
     """A stack with, each now and then, edge costs, zero costs, caps, excluded spans, constraints and a baseline.
 
-    Costs are small so that ties abound. Caps weigh layers differently on each slot, as in-flight counts do. Some weights are no plain
+    Costs are small so that ties abound. Caps weigh layers differently on each slot, as in-flight counts do. Some weights are not plain
     sums, because they count the layers before a span too.
     """
     num_layers = random.randint(2 if folded else 1, 11)

@@ -220,7 +220,7 @@ def test_layers_of_a_chunk_weigh_in_the_sums_what_they_add_to_the_budget(kind: s
 def test_microbatches_weigh_in_the_sums_what_they_add_to_the_budget(kind: str, outputs: int, received: int) -> None:
     """Nothing under 1f1b, whose microbatches share receive buffers.
 
-    Under gpipe a receive buffer, and what a microbatch keeps; the stage's own output, which is no layer's, is in the budget alone.
+    Under gpipe a receive buffer, and what a microbatch keeps; the stage's own output, which is not a layer's, is in the budget alone.
     """
     specs = [spec_of("mesh.pp=4", "mesh.vpp=1", f"schedule.kind={kind}", f"schedule.num_microbatches={m}") for m in (8, 9)]
     boundary = boundary_bytes(local_dims(specs[0]))

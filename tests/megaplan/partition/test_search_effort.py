@@ -85,7 +85,7 @@ def test_what_does_not_fit_takes_few_partitions(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_search_that_spent_its_work_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dozens of chunks a rank branch into more cuts than can be tried: what is found then has a bound, not a proof."""
+    """Dozens of chunks per rank branch into more cuts than can be tried: what is found then has a bound, not a proof."""
     calls: list[int] = []
     original = stack.balance
     monkeypatch.setattr(stack, "balance", lambda *args, **named: calls.append(1) or original(*args, **named))

@@ -19,7 +19,7 @@ def model():
 
 
 def test_decoding_reads_parameters_and_cache_once(model):
-    assert model.read_bytes == 2 * (8_030_261_248 - 128_256 * 4096 - 4096)  # all but the embedding and the last norm
+    assert model.read_bytes == 2 * (8_030_261_248 - 128_256 * 4096 - 4096)  # all except the embedding and the last norm
     assert model.token_bytes == 2 * 2 * 32 * 8 * 128
     alone, with_context = (model.decode_seconds(1, context) for context in (0, 100_000))
     rate = model.rates.device.memory_bandwidth.value * model.rates.percent["memory"] / 100

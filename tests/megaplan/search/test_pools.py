@@ -122,7 +122,7 @@ def test_a_row_is_its_command_and_its_plan() -> None:
     text = "\n".join(line for line, _ in search_lines(found, ()))
     assert "on 2 x h200 + 2 x a100-80gb" in text
     assert "peaks of the first row: h200" in text
-    assert "MP509: pools[0].count = 2, and a stage has 4 / 1 = 4 devices" in " ".join(text.split())
+    assert "MP509: pools[0].count = 2, but a stage has 4 / 1 = 4 devices" in " ".join(text.split())
 
 
 def test_pools_of_all_devices_are_refused() -> None:

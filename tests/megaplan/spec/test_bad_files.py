@@ -101,7 +101,7 @@ def test_broken_yaml_names_line_and_column(refused: Refused, text: str, code: st
     ("text", "code", "line", "detail"),
     [
         ('{"format": "megaplan.spec/1",}', "MP109", 1, "expecting property name"),
-        ('{"a": 1,\n "b": NaN}', "MP109", None, "NaN is no JSON number"),
+        ('{"a": 1,\n "b": NaN}', "MP109", None, "NaN is not a JSON number"),
         ("format: megaplan.spec/1\n", "MP109", 1, "expecting value"),
         ("[" * 100_000, "MP117", None, "inside each other"),
     ],

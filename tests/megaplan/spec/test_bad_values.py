@@ -24,7 +24,7 @@ def test_one_wrong_value(refused: Refused, case: dict[str, Any]) -> None:
     [
         (("  tp: 1", "  tp: " + "9" * 5000), "MP124", "9…' (text)"),
         (("  tp: 1", "  tp: " + "9" * 500), "MP130", "a number of 1661 bits"),
-        (("name: sample", "name: " + "x" * 101), "MP133", "x…', and a name has 1 to 100"),
+        (("name: sample", "name: " + "x" * 101), "MP133", "x…', but a name has 1 to 100"),
     ],
 )
 def test_a_value_too_long_to_show(refused: Refused, edit: Edit, code: str, detail: str) -> None:
@@ -50,10 +50,10 @@ def test_a_flood_is_cut_with_its_count(refused: Refused) -> None:
 @pytest.mark.parametrize(
     ("edit", "detail", "hint"),
     [
-        (("format: megaplan.spec/1\n", ""), "the document has no key format", "format: megaplan.spec/1"),
+        (("format: megaplan.spec/1\n", ""), "the document has no key `format`", "format: megaplan.spec/1"),
         (
             ("megaplan.spec/1", "megaplan.spec/2"),
-            "format = 'megaplan.spec/2', and this version reads megaplan.spec/1",
+            "format = 'megaplan.spec/2', but this version reads megaplan.spec/1",
             "pip install --upgrade megaplan",
         ),
         (("megaplan.spec/1", "megaplan.spec/0"), "format = 'megaplan.spec/0'", "format: megaplan.spec/1"),

@@ -81,17 +81,17 @@ def test_tensor_groups_across_nodes_warn_with_bytes(accepted: Accepted) -> None:
     assert found.severity is Severity.WARNING
     assert "mesh.tp = 2, device.per_node = 1, and 4 of 4 groups have ranks on several nodes" in found.detail
     total = 5 * 8 * 4 * (2 - 1) * (2 * 128 * 64 * 2)
-    assert f"send {total / 2**20:.2f} MiB a step: 5 collectives · 8 blocks · 4 microbatches · (2 − 1) · 2 · 128 · 64 · 2 B" in found.detail
+    assert f"send {total / 2**20:.2f} MiB per step: 5 collectives · 8 blocks · 4 microbatches · (2 − 1) · 2 · 128 · 64 ·" in found.detail
 
 
 @pytest.mark.requirement("R-37")
 def test_expert_groups_across_nodes_warn_with_bytes(accepted: Accepted) -> None:
-    """Dispatch and combine, forward and backward: 4 exchanges of top_k rows a token, all but 1 / ep of them to other ranks."""
+    """Dispatch and combine, forward and backward: 4 exchanges of top_k rows per token, all except 1 / ep of them to other ranks."""
     overrides = ["mesh.dp_shard=8", "mesh.ep=8", "device.per_node=4"]
     (found,) = (item for item in accepted(overrides=overrides).diagnostics if item.code == "MP210")
     assert "mesh.ep · mesh.etp = 8, device.per_node = 4, and 2 of 2 groups have ranks on several nodes" in found.detail
     total = 4 * 2 * 4 * 2 * (2 * 128 * 64 * 2) * 7 // 8
-    assert f"send {total / 2**20:.2f} MiB a step under balanced routing: 4 exchanges · 2 blocks · 4 microbatches" in found.detail
+    assert f"send {total / 2**20:.2f} MiB per step under balanced routing: 4 exchanges · 2 blocks · 4 microbatches" in found.detail
 
 
 @pytest.mark.requirement("R-37")

@@ -74,13 +74,13 @@ def test_sections_of_several_kinds_are_narrowed(path: tuple[str, ...], kinds: tu
 
 
 def test_a_schema_is_named_by_the_version_of_its_format() -> None:
-    """One name for each version, which is no place on the network."""
+    """One name for each version, which is not a place on the network."""
     assert spec_schema()["$id"] == "urn:megaplan:spec:1"
     assert schema_id("megaplan.plan/1") == "urn:megaplan:plan:1"
 
 
 def test_a_spec_may_name_its_schema(tmp_path: Path) -> None:
-    """The key changes nothing; a value that is no text is an error as any unknown key."""
+    """The key changes nothing; a value that is not text is an error as any unknown key."""
     text = (PLANS / "tiny-hybrid.yaml").read_text(encoding="utf-8")
     assert load_spec_text(f"$schema: x.json\n{text}").spec == load_spec_text(text).spec
     assert "$schema" not in load_spec_text(f"$schema: x.json\n{text}").spec.as_document()

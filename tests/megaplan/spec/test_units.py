@@ -27,9 +27,9 @@ def test_sizes_are_exact(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("4", "has no unit"), ("", "is no size"), ("GiB", "is no size"), ("4 gigs", "unknown unit 'gigs'"), ("-4GiB", "is no size"),
-        ("1.5B", "no whole number"), ("1e3MiB", "is no size"), ("inf GiB", "is no size"), ("9" * 5000 + "B", "is no size"),
-        ("4GiB 2MiB", "is no size"),
+        ("4", "has no unit"), ("", "is not a size"), ("GiB", "is not a size"), ("4 gigs", "unknown unit 'gigs'"),
+        ("-4GiB", "is not a size"), ("1.5B", "not a whole number"), ("1e3MiB", "is not a size"), ("inf GiB", "is not a size"),
+        ("4GiB 2MiB", "is not a size"), ("9" * 5000 + "B", "is not a size"),
     ],
 )  # fmt: skip
 def test_what_is_no_size_is_refused(text: str, message: str) -> None:

@@ -121,7 +121,7 @@ def test_a_file_of_results_has_the_form_of_the_first_run(folder: Path) -> None:
     assert found["checks_at_300_tokens"] == [{"case": "rope 32x128", "error300": 2e-3, "bitwise": True, "finite": True}]
 
 
-def test_a_dry_run_is_no_measurement(tmp_path: Path) -> None:
+def test_a_dry_run_is_not_a_measurement(tmp_path: Path) -> None:
     Results(tmp_path).add(FOUND[0] | {"dry": True})
     assert page.main([str(tmp_path), "--results", str(tmp_path / "found.json")]) == 1
     assert not (tmp_path / "found.json").exists()

@@ -80,7 +80,7 @@ def test_a_library_s_attention_counts_pairs_of_positions_half_of_them_where_it_i
         assert Work("megakernels.attention", (found,)).inside == "library"
 
 
-def test_what_moves_no_data_is_no_kernel() -> None:
+def test_what_moves_no_data_is_not_a_kernel() -> None:
     x = empty(8, 6)
     assert noted(lambda: (x.view(6, 8).mT[1:], x.detach(), torch.empty_like(x), x.expand(2, 8, 6), x.contiguous())) == []
     assert noted(lambda: x[2:].copy_(x[2:])) == []

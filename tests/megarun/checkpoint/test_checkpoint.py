@@ -174,7 +174,7 @@ def test_damage_is_said_and_the_one_before_is_used(what: str, tmp_path: Path, co
     assert "step-00000002, 2 steps done" in said
 
 
-def test_a_save_that_was_killed_is_no_checkpoint(tmp_path: Path, command: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_save_that_was_killed_is_not_a_checkpoint(tmp_path: Path, command: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Files that it left are neither listed nor read, and the next save of that step takes their place."""
     assert run(command("run", "--steps", "2")) == 0
     checkpoints = tmp_path / "run" / "checkpoints"
@@ -371,7 +371,7 @@ def test_a_rank_that_never_starts_is_named(tmp_path: Path, command: Any) -> None
 
 @pytest.mark.parametrize("matrix", ["adamw", "muon"])
 def test_a_checkpoint_has_the_bytes_that_were_planned(matrix: str, tmp_path: Path, command: Any) -> None:
-    """All but torch's generators, which are no part of a plan."""
+    """All except torch's generators, which are not part of a plan."""
     assert run(command("run", "--steps", "2", optimizer__matrix=matrix)) == 0
     index = read_index(list_checkpoints(tmp_path / "run")[0])
     item = {"torch.float32": 4, "torch.bfloat16": 2, "torch.int64": 8}

@@ -44,7 +44,7 @@ def test_a_copy_counts_once_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_torchrun_that_has_ended_is_given_back(tmp_path: Path) -> None:
-    """It is no child of the process that looks, and its number may be another process's by now."""
+    """It is not a child of the process that looks, and its number may be another process's by now."""
     own = ProcessIdentity.own()
     left = NodeMemory(ProcessIdentity(own.host, own.pid, own.started + 1, own.namespace), tmp_path)
     here = NodeMemory(own, tmp_path)

@@ -173,7 +173,7 @@ def test_an_upload_is_tried_again_and_then_given_up(
     assert len(failed) == megarun.remote.ATTEMPTS - 1
     assert names(storage) == ["step-00000002"]
     with monkeypatch.context() as patch:
-        fail(patch, "pipe_file", 99, f"step-00000004/{MANIFEST}")  # everything but the commit
+        fail(patch, "pipe_file", 99, f"step-00000004/{MANIFEST}")  # everything except the commit
         assert run(command("run", "--steps", "4")) == 2
     said = capfd.readouterr().err
     assert "MP645" in said
@@ -246,7 +246,7 @@ def test_a_refused_access_is_not_tried_again(storage: RemotePath, monkeypatch: p
     assert pickle.loads(pickle.dumps(error.value)).diagnostics == error.value.diagnostics
 
 
-def test_a_bucket_that_does_not_exist_is_no_missing_file(storage: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_does_not_exist_is_not_a_missing_file(storage: RemotePath, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(self: Any, path: str, *_: Any, **__: Any) -> Any:
         raise FileNotFoundError("The specified bucket does not exist")
 

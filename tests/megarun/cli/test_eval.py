@@ -62,7 +62,7 @@ def test_a_file_has_the_tokenizer_of_another(files: Path) -> None:
 
 @pytest.mark.parametrize("packing", ["none", "documents"])
 def test_a_file_is_evaluated_as_in_training(packing: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All rows, in another layout of the same rows: one a microbatch, without FSDP2."""
+    """All rows, in another layout of the same rows: one per microbatch, without FSDP2."""
     spec = Spec.model_validate(SPEC | ({"data": {"packing": packing}} if packing != "none" else {}))
     write_plan(make_plan(spec), tmp_path / "plan.json")
     out, held_out = tmp_path / "run", files / "b.tokens"

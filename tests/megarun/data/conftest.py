@@ -31,7 +31,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def texts() -> list[str]:
-    """Those texts in the order of their paths."""
+    """The texts in the order of their paths."""
     return [TEXTS[name] for name in sorted(TEXTS)]
 
 

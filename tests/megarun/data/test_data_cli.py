@@ -26,7 +26,7 @@ def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_tokenize_then_inspect(corpus: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Counts and entropy equal those of the texts' bytes, counted here; nothing but the answer is printed off a terminal."""
+    """Counts and entropy equal those of the texts' bytes, counted here; only the answer is printed off a terminal."""
     (corpus / "x.bin").write_bytes(b"\0\1")
     path = tmp_path / "x.tokens"
     assert run(["data", "tokenize", str(corpus), "-o", str(path), "--tokenizer", "bytes"]) == 0
@@ -88,7 +88,7 @@ def test_the_text_of_inspect(corpus: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_tokenizing_a_folder_into_itself_twice(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first run's output is no document of the second."""
+    """The first run's output is not a document of the second."""
     path = corpus / "x.tokens"
     written = []
     for _ in range(2):

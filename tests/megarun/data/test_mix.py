@@ -65,7 +65,7 @@ def test_the_command_line_names_a_mix(files: list[TokenFile], spec_with: Any, tm
     ("weights", "words"),
     [(("=1", ""), "without a weight"), (("=0", "=1"), "at least 1"), (("=1", "=1000"), "1,001"), (("=1", "=2", "=3"), "given twice")],
 )
-def test_what_is_no_mix(weights: tuple[str, ...], words: str, files: list[TokenFile], spec_with: Any) -> None:
+def test_what_is_not_a_mix(weights: tuple[str, ...], words: str, files: list[TokenFile], spec_with: Any) -> None:
     """One error each, which says which file or number."""
     spec = Spec.model_validate(spec_with({"model.vocab_size": 300, "batch.seq_length": 3}))
     names = [str(files[0].path), str(files[1].path), str(files[0].path)]

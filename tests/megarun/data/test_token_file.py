@@ -116,7 +116,7 @@ def test_a_file_of_a_later_version(token_file: Any, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("name", ["missing", "folder", "pipe", "loop", "n" * 300])
-def test_what_is_no_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pipe is refused rather than waited for."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -171,7 +171,7 @@ def counting(token_file: Any, num_tokens: int) -> TokenFile:
 
 @pytest.mark.parametrize(("num_tokens", "seq_length"), [(101, 10), (110, 10), (11, 10), (400, 1), (997, 64)])
 def test_an_epoch_visits_every_window_once(num_tokens: int, seq_length: int, token_file: Any) -> None:
-    """Windows do not overlap but for the one token that is a label here and an input there."""
+    """Windows do not overlap except for the one token that is a label here and an input there."""
     source = counting(token_file, num_tokens)
     num_windows = source.num_windows(seq_length)
     assert num_windows == (num_tokens - 1) // seq_length

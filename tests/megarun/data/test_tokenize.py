@@ -89,7 +89,7 @@ def test_two_runs_write_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     assert written[0] == written[1]
 
 
-def test_what_is_no_text_is_left_out_and_counted(corpus: Path, tmp_path: Path) -> None:
+def test_what_is_not_text_is_left_out_and_counted(corpus: Path, tmp_path: Path) -> None:
     """Every file of the folder is a document, or is counted under a reason."""
     (corpus / "binary.h").write_bytes(b"int\0main")
     (corpus / "latin.h").write_bytes("größer".encode("latin-1"))
@@ -136,7 +136,7 @@ def test_a_limit_takes_evenly_spread_files(tmp_path: Path) -> None:
     assert read_corpus(tmp_path, limit_bytes=1000).num_text_bytes == 1000
 
 
-def test_a_limit_is_no_filter_for_small_files(tmp_path: Path) -> None:
+def test_a_limit_is_not_a_filter_for_small_files(tmp_path: Path) -> None:
     """The reading ends before the file that would pass the limit, even if a later one would fit."""
     for name, size in {"a": 10, "b": 1, "c": 500, "d": 1, "e": 1, "f": 1}.items():
         (tmp_path / name).write_text("x" * size)

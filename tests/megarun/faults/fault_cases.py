@@ -174,7 +174,7 @@ def damaged(bench: Bench, what: str) -> Outcome:
     assert lost == 2
     read = first_line(said, "warning[MP646]", "resumed from") + "; " + first_line(said, "resumed from")
     if name == "manifest.json" and "MP646" not in said:
-        read = first_line(said, "resumed from")  # a folder without a manifest is no checkpoint
+        read = first_line(said, "resumed from")  # a folder without a manifest is not a checkpoint
     return Outcome(what, read, lost, time.monotonic() - began, 0)
 
 

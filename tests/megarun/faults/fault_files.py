@@ -1,4 +1,4 @@
-"""Faults of files: checkpoints that contradict themselves, files that are no files, leftovers of kills, and folders that others use."""
+"""Faults of files: checkpoints that contradict themselves, files that are not files, leftovers of kills, and folders that others use."""
 
 import json
 import os

@@ -51,7 +51,7 @@ class Process(Protocol):
 
 
 class Job:
-    """The processes of a job: torchrun's agents, one a node, or the ranks themselves."""
+    """The processes of a job: torchrun's agents, one per node, or the ranks themselves."""
 
     def __init__(self, processes: Sequence[Process], *, are_ranks: bool = False) -> None:
         self.processes, self._are_ranks = processes, are_ranks

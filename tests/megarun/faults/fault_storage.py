@@ -94,7 +94,7 @@ def outage_in_a_save(bench: Bench) -> Outcome:
 
 
 def outage_at_a_start(bench: Bench) -> Outcome:
-    """It is no reason to begin at step 0."""
+    """It is not a reason to begin at step 0."""
     out, root, words = _storage(bench, "start")
     assert bench.here([*bench.words(bench.one, out), *words, "--steps", "4"])[0] == 0
     elsewhere = bench.folder / "out-start-elsewhere"

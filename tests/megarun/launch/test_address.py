@@ -54,7 +54,7 @@ def test_a_resolver_without_an_answer_is_not_waited_for(monkeypatch: pytest.Monk
 
 
 def test_a_host_name_without_an_address_gets_an_interface(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That by which the store is reached; one that the user has chosen stays."""
+    """The interface by which the store is reached; one that the user has chosen stays."""
     monkeypatch.setattr(socket, "gethostname", lambda: NOWHERE)
     remark = choose_interface(LOOPBACK)
     assert os.environ[INTERFACE] == "lo"

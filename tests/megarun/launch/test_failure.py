@@ -82,7 +82,7 @@ def test_every_rank_ends_when_one_has_failed(tmp_path: Path, spec_with: Any) -> 
 @pytest.mark.slow
 @pytest.mark.requirement("R-59")
 def test_a_rank_that_is_killed_is_named_by_those_that_lose_it(tmp_path: Path, spec_with: Any) -> None:
-    """Not the rank that notices it is blamed, and it is no bug."""
+    """Not the rank that notices it is blamed, and it is not a bug."""
     statuses, said = run_job(tmp_path, spec_with, PROGRAM.format(action="os.kill(os.getpid(), 9)", sleep=0))
     assert statuses == [2, 2, -9, 2]
     text = "".join(said)
@@ -92,7 +92,7 @@ def test_a_rank_that_is_killed_is_named_by_those_that_lose_it(tmp_path: Path, sp
     assert "rank 2 (pp 1, dp_shard 0): its process has ended; last seen in step " in text
 
 
-def test_an_error_of_a_file_is_no_lost_peer() -> None:
+def test_an_error_of_a_file_is_not_a_lost_peer() -> None:
     """Texts count only of torch's errors; one that wraps another counts as that."""
     assert not has_lost_peer(BrokenPipeError(32, "Broken pipe"))
     assert not has_lost_peer(RuntimeError("shape mismatch"))

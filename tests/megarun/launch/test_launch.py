@@ -102,7 +102,7 @@ def test_a_port_in_use_is_said(place: Any, taken: socket.socket) -> None:
 
 
 @pytest.mark.slow
-def test_another_program_at_the_port_is_no_store(place: Any, taken: socket.socket) -> None:
+def test_another_program_at_the_port_is_not_a_store(place: Any, taken: socket.socket) -> None:
     """Rank 1 reaches what listens there, which never says a word."""
     place(1, taken.getsockname()[1])
     with pytest.raises(MegaplanError) as refused:

@@ -88,7 +88,7 @@ def check(folder: Path) -> None:
 
 
 def test_two_nodes_by_loopback_addresses(job: Path) -> None:
-    """Node 0 at 127.0.0.1, node 1 at 127.0.0.2: nothing but torchrun's rendezvous connects them."""
+    """Node 0 at 127.0.0.1, node 1 at 127.0.0.2: only torchrun's rendezvous connects them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

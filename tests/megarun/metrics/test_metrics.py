@@ -33,7 +33,7 @@ pytestmark = pytest.mark.runtime
 
 
 def test_utilisation_is_of_all_planned_devices(spec_with: Any) -> None:
-    """Ranks times the peak of the gathered dtype; a CPU has none, and still its FLOPs a second."""
+    """Ranks times the peak of the gathered dtype; a CPU has none, and still its FLOPs per second."""
     spec = Spec.model_validate(spec_with({"mesh": {"dp_shard": 4}, "precision": {"params": "bf16"}}))
     inventory = build_inventory(spec)
     job = Job(spec, inventory, build_layout(spec, inventory, [(0, 5)]))
@@ -68,7 +68,7 @@ def test_curves_are_asked_for_by_name(package: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
-    """Curves by step; a list is one curve a rank, what is by layer one a layer, and what is no number is left to metrics.jsonl."""
+    """Curves by step; a list is one curve a rank, what is by layer one per layer, and what is not a number is left to metrics.jsonl."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(tmp_path)
     board.write({"step": 3, "loss": 2.5, "mfu": None, "allocated_basis": "peak"})
@@ -113,7 +113,7 @@ def full_after(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("before", "taken"), [("", True), ('{"step": 1, "lo', True), ('{"step": 1}\n', False)])
-def test_a_file_without_a_line_is_no_run(before: str, taken: bool, tmp_path: Path) -> None:
+def test_a_file_without_a_line_is_not_a_run(before: str, taken: bool, tmp_path: Path) -> None:
     """A job that was killed before its first step is started again by the same command."""
     (tmp_path / FILE_NAME).write_text(before)
     with nullcontext() if taken else pytest.raises(MegaplanError, match="MP608"), MetricsFile(tmp_path, 0):

@@ -22,7 +22,7 @@ def compared(mesh: Mesh, computing: list[float], data: list[float] | None = None
 def test_a_slow_rank_is_named_with_its_place() -> None:
     found = compared(DP4, [1.0, 1.0, 1.9, 1.1])
     assert (found.slowest_rank, found.slowest_in) == (2, COMPUTING)
-    assert found.note == "rank 2 (dp_shard 2) is slow: computing 1.9 s a step, 1 s on other ranks of its stage"
+    assert found.note == "rank 2 (dp_shard 2) is slow: computing 1.9 s per step, 1 s on other ranks of its stage"
     assert found.rank_communication_seconds == pytest.approx([1.0, 1.0, 0.1, 0.9])
 
 

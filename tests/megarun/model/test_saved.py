@@ -156,7 +156,7 @@ def test_embedding_and_head(spec_with: Any) -> None:
 
 
 def test_the_measure_sees_what_hooks_do_not() -> None:
-    """A tensor kept as an attribute is no saved tensor, and both what survives and the live bytes show it."""
+    """A tensor kept as an attribute is not a saved tensor, and both what survives and the live bytes show it."""
 
     class Hoarder(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

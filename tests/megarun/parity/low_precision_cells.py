@@ -32,7 +32,7 @@ DEPTHS = {"model.features.mtp": {"depth": 2, "ffn_hidden_size": 40}}
 
 
 def head(name: str, **more: object) -> dict[str, object]:
-    """A dense model whose head multiplies in a recipe's bits, too."""
+    """A dense model whose head multiplies in a recipe's format, too."""
     return pattern("AD", 2) | {"precision.recipe": {"name": name, "head": True, **more}}
 
 

@@ -116,7 +116,7 @@ TWO_EXPERTS = {"model.moe.num_experts": 2, "model.moe.ffn_hidden_size": 20}
 BF16 = {"precision.params": "bf16"}
 ADAMW = {"optimizer.matrix": "adamw"}
 # AdamW divides by |gradient|: where an entry is near zero, its rounding becomes a step. A small rate makes steps small relative to weights;
-# a bias that starts at zero is nothing but steps.
+# a bias that starts at zero is only steps.
 GENTLE, UNBIASED = {"training.learning_rate": 1.0e-4}, {"model.mamba.conv_bias": False}
 BF16_GRADIENTS = BF16 | {"precision.grads": "bf16", "precision.reduce": "bf16"}
 

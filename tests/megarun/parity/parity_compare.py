@@ -101,7 +101,7 @@ def zero_gradients(spec: Spec) -> frozenset[str]:
 def _is_noise(name: str, reference: Record) -> torch.Tensor:
     """Entries of a tensor that began as zeros whose first gradient is rounding relative to its largest.
 
-    AdamW makes a whole step of any gradient, and such a tensor is nothing but steps: where it differs, these entries are left out. One
+    AdamW makes a whole step of any gradient, and such a tensor is only steps: where it differs, these entries are left out. One
     without any gradient makes no step, and stays; so do all, where they are many.
     """
     size = reference["gradients"][name][0].abs()

@@ -66,7 +66,7 @@ def _cell(name: str, document: dict[str, Any], loaded: Spec) -> Cell:
 
 
 def _with_gradients(model: dict[str, Any], *, divides_rows: bool) -> dict[str, Any]:
-    """The model without what makes a gradient zero analytically, of which nothing but rounding would be compared.
+    """The model without what makes a gradient zero analytically, of which only rounding would be compared.
 
     The cell's own spans cut it, so its pattern has no bars.
     A token that sees one key has the weight 1 whatever its query is, and so has a token with one expert whose weights are made to sum to 1.

@@ -41,7 +41,7 @@ def test_the_first_tensor_in_model_order_is_named(record: Any, key: str) -> None
 
 
 def test_an_entry_whose_gradient_is_rounding_is_not_compared(record: Any) -> None:
-    """AdamW's step is as large for it as for any, in a tensor that is nothing but steps; one without gradient makes no step."""
+    """AdamW's step is as large for it as for any, in a tensor that is only steps; one without gradient makes no step."""
     case, name = Cell("one").reference, "layers.1.conv1d.bias"
     small = copy.deepcopy(record)
     gradient = small["gradients"][name][0]

@@ -258,7 +258,7 @@ CELLS = [
 
 @pytest.mark.parametrize("cell", [pytest.param(cell, id=cell.name, marks=() if cell.ci else pytest.mark.slow) for cell in CELLS])
 def test_options_train_as_in_one_process(cell: Cell, worlds: Worlds) -> None:
-    """Every gradient of three steps, and the optimizers' steps on equal gradients: biases start at zero, and are nothing but steps."""
+    """Every gradient of three steps, and the optimizers' steps on equal gradients: biases start at zero, and are only steps."""
     case, reference = ({**each, "run": "course"} for each in (cell.case, cell.reference))
     records, expected = worlds.train(case, cell.world_size), worlds.reference(reference)
     found = course_difference(case, records, expected, cell.bound, lambda number: worlds.reference({**reference, "perturbed": number}))

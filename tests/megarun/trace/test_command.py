@@ -137,7 +137,7 @@ def test_errors_are_signed_and_bounded(trace: int, difference: int, within: bool
     assert pair.within is within
 
 
-def test_nothing_traced_is_no_division() -> None:
+def test_nothing_traced_is_not_a_division() -> None:
     assert Pair(0, 0).error == 0.0
     assert Pair(1, 0).error == float("inf")
     assert not Pair(SCALARS_BYTES + 1, 0).within

@@ -76,7 +76,7 @@ def test_received_rows_are_what_the_skew_states(job_with: Any, skew: float, resh
 
 @pytest.mark.parametrize("policy", ["none", "selective"])
 def test_experts_that_gather_keep_no_dispatched_rows(job_with: Any, policy: str) -> None:
-    """On one rank what is routed are indices alone and the sums of the last layer that runs; k rows a token otherwise."""
+    """On one rank what is routed are indices alone and the sums of the last layer that runs; k rows per token otherwise."""
     model = {**MODEL, "pattern": "DE", "num_layers": 4}
     sizes = {"batch": {"micro_batch_size": 2, "seq_length": 128}, "recompute": {"default": policy}}
     found = {

@@ -231,7 +231,7 @@ CASES += [pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_column_of_every_phase_is_what_the_runtime_allocates(job_with: Any, case: dict[str, Any]) -> None:
-    """To the byte, but for scalars and the gradient norms of single tensors, on every distinct rank; blocks keep exactly their ledger."""
+    """To the byte except scalars and the gradient norms of single tensors, on every distinct rank; blocks keep exactly their ledger."""
     job = job_with(case)
     norms = 16 * sum(1 for _ in job.inventory.tensors())  # a norm in fp64, and its copy in the stack of all
     for budget in build_budget(job.spec, job.inventory, job.layout).ranks:

@@ -40,7 +40,7 @@ def test_matrix_covers_what_it_must() -> None:
 
 
 def test_plans_are_of_a_real_size() -> None:
-    """A worst rank above 2 GiB, but for what random plans found: such a spec is as small as its failure lets it be."""
+    """A worst rank above 2 GiB, except for what random plans found: such a spec is as small as its failure lets it be."""
     small = [case.name for case in MATRIX.cases() if case.budget.worst.peak_bytes < 2 * GIB]
     assert small
     assert set(small) <= set(MATRIX.found())

@@ -105,7 +105,7 @@ def handles_keep_what_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_fake_and_real_tensors_hold_the_same_bytes(real: Any, job_with: Any, name: str, rank: int) -> None:
-    """Every phase, row by row, once the fake group's handles keep what they send; but for the mesh's own look-up on the host."""
+    """Every phase, row by row, once the fake group's handles keep what they send; except for the mesh's own look-up on the host."""
     repeats: list[RankTrace] = real[name][rank]
     fake = trace_rank(job_with(CASES[name]), rank)
     assert fake.differences == ()

@@ -1,4 +1,4 @@
-"""R-57: under schedules of several chunks a rank, a stage's output is whole until the backward of its microbatch has ended."""
+"""R-57: under schedules of several chunks per rank, a stage's output is whole until the backward of its microbatch has ended."""
 
 from typing import Any
 from weakref import ref

@@ -12,7 +12,7 @@ SCALARS_BYTES = 32
 
 
 def compare_passes(job: Job, rank: int = 0) -> RankComparison:
-    """Estimate and trace of a rank, whose forwards and backwards are equal to the byte, but for scalars that no ledger lists."""
+    """Estimate and trace of a rank, whose forwards and backwards are equal to the byte, except for scalars that no ledger lists."""
     budget = build_budget(job.spec, job.inventory, job.layout).of_rank(rank)
     found = RankComparison(budget, trace_rank(job, rank, workspace_bytes=load_device("h200").gemm_workspace.value))
     for phase in (Phase.FIRST_FORWARD_BACKWARD, Phase.FORWARD_BACKWARD):

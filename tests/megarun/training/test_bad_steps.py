@@ -59,7 +59,7 @@ def test_without_a_rule_only_what_is_not_finite_is_bad(result: StepResult) -> No
 
 
 @pytest.mark.usefixtures("one_process")
-def test_an_overflow_halves_the_scale_and_is_no_bad_step() -> None:
+def test_an_overflow_halves_the_scale_and_is_not_a_bad_step() -> None:
     """The batch is skipped; after 2,000 steps without an overflow the scale doubles. At scale 1 a gradient that is not finite is bad."""
     set_to: list[float] = []
     trainer = SimpleNamespace(drop_gradients=lambda: None, scales_losses=True, scale_losses=set_to.append)

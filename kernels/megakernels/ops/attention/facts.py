@@ -172,7 +172,7 @@ class AttentionSizes(NamedTuple):
     def work(self) -> Work:
         """Ideal work of softmax(q kᵀ) v over the visible pairs only.
 
-        Forward: q kᵀ and p v, 2·D + 2·Dv FLOPs a pair and head. Backward: dv, dp (Dv each), dq, dk (D each), and q kᵀ once more, since the
+        Forward: q kᵀ and p v, 2·D + 2·Dv FLOPs per pair and head. Backward: dv, dp (Dv each), dq, dk (D each), and q kᵀ again, since the
         T × T scores are not kept. It has no parameters, and no weight gradient.
 
         Source: FlashAttention-2, arXiv:2307.08691, section 3.1.

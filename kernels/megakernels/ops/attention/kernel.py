@@ -62,7 +62,7 @@ def backward(
     delta: Tensor | None = None,
     parts: StoredTiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and, if given, of the relations, for queries in pieces: of all but q the part that these queries make.
+    """Gradients of q, k, v and, if given, of the relations, for queries in pieces: of all except q the part that these queries make.
 
     `bits` are those of `forward`; `delta` is written with Σ ∂L/∂out ⊙ out, fp32 as lse; with `parts` scores are stored.
     """

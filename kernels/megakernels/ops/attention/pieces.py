@@ -82,7 +82,7 @@ def attention_pieces_backward(
     sinks: Tensor | None = None, classes: Tensor | None = None, relations: Tensor | None = None,
     cap: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, v and, if given, of sinks and relations, of all but q the part that these queries make.
+    """Gradients of q, k, v and, if given, of sinks and relations, of all except q the part that these queries make.
 
     Arguments are those of `attention_pieces`.
     """

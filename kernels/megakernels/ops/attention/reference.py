@@ -111,7 +111,7 @@ def blocks(given: Attention, first: int) -> Iterator[tuple[slice, slice]]:
 
 
 def order_of(given: Attention, first: int) -> Hidden:
-    """Keys behind a query, before its window, and of other documents."""
+    """Keys after a query, before its window, and of other documents."""
 
     def hidden(rows: slice, seen: slice) -> Tensor | None:
         if not given.causal:

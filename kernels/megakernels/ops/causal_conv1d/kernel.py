@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.tiles import narrow, on_device_of, unit_stride, widen
+from megakernels._common.tiles import given_or, narrow, on_device_of, unit_stride, widen
 from megakernels._common.walks import only_if, walk_of
 from megakernels.facts import block_of
 from megakernels.ops.causal_conv1d.facts import (
@@ -202,7 +202,7 @@ def forward(given: Convolution) -> Tensor:
     if y.numel():
         with on_device_of(x):
             conv_forward_kernel[(batch * triton.cdiv(num_positions, options["POSITIONS"]), triton.cdiv(num_channels, options["CHANNELS"]))](
-                x, weight.contiguous(), _or(bias, x), _or(starts, x), _or(initial, x), y,
+                x, weight.contiguous(), given_or(bias, x), given_or(starts, x), given_or(initial, x), y,
                 x.stride(0), x.stride(1),
                 num_positions, num_channels,
                 TAPS=weight.shape[1], HAS_BIAS=bias is not None, PACKED=starts is not None, HAS_INITIAL=initial is not None, SILU=silu,
@@ -226,8 +226,8 @@ def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Ten
     if x.numel():
         with on_device_of(x):
             conv_backward_kernel[(num_programs, triton.cdiv(num_channels, options["CHANNELS"]))](
-                grad_y, x, weight.contiguous(), _or(bias, x), _or(starts, x), _or(initial, x), _or(grad_x, x), _or(grad_initial, x),
-                partial,
+                grad_y, x, weight.contiguous(), given_or(bias, x), given_or(starts, x), given_or(initial, x),
+                given_or(grad_x, x), given_or(grad_initial, x), partial,
                 grad_y.stride(0), x.stride(0),
                 num_positions,
                 grad_y.stride(1), x.stride(1),
@@ -240,11 +240,6 @@ def backward(grad_y: Tensor, given: Convolution, needs: list[bool]) -> tuple[Ten
     grad_weight = _dense(total[taps].mT, weight.dtype) if needs[1] else None
     grad_bias = _dense(total[LARGEST_KERNEL], bias.dtype) if bias is not None and needs[2] else None
     return grad_x, grad_weight, grad_bias, grad_initial
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """`tensor`, or a placeholder that the kernel does not read."""
-    return other if tensor is None else tensor.contiguous()
 
 
 def _dense(share: Tensor, dtype: torch.dtype) -> Tensor:

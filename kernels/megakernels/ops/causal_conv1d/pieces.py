@@ -87,7 +87,7 @@ def _(_grad_y: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor |
 
 
 def wanted(gradients: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor]:
-    """Those that are needed."""
+    """The gradients that are needed."""
     return [each for each, need in zip(gradients, needs, strict=False) if need and each is not None]
 
 

@@ -52,7 +52,7 @@ def chosen_attention(
 
 
 def require_chosen(name: str, q: Tensor, k: Tensor, v: Tensor, choice: Tensor) -> None:
-    """That heads fit each other, and a choice the queries and keys."""
+    """Check that heads fit each other, and a choice the queries and keys."""
     fits = q.dim() == 4 and q.shape[2:] == k.shape[2:] and q.shape[0] == k.shape[0] and v.shape[:3] == k.shape[:3]
     require(fits, name, "q and k must be [B,T,H,E], v [B,T,H,V]", q=q.shape, k=k.shape, v=v.shape)
     words = (*q.shape[:2], num_words(k.shape[1]))

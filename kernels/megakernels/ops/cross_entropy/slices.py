@@ -1,7 +1,7 @@
 """Cross entropy of logits whose vocabulary is sliced: statistics of each slice, and its gradient given the full statistics.
 
 With m = the largest lse over the slices: lse = m + log Σ_slices exp(lse_slice − m), and a row's label logit is the sum over slices, of
-which all but one are zero. The caller combines the slices; these functions do not communicate.
+which all except one are zero. The caller combines the slices; these functions do not communicate.
 
 Source: arXiv:1909.08053, section 3 (the parallel cross entropy of Megatron-LM).
 """

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megakernels._common.tiles import narrow, on_device_of, widen
+from megakernels._common.tiles import given_or, narrow, on_device_of, widen
 from megakernels.facts import block_of
 from megakernels.ops.fp8_experts.facts import BETWEEN_TILE, TURNED_TILE
 from megakernels.ops.fp8_experts.reference import FORMAT, Groups
@@ -215,8 +215,8 @@ def hidden_rows(gate_out: Tensor | None, up_out: Tensor, given: Experts, groups:
         weights = given.weights.contiguous()
         with on_device_of(up_out):
             fp8_hidden_kernel[_tiles(num_rows, width)](
-                up_out if gate_out is None else gate_out, up_out, _or(given.gate_bias, weights), _or(given.up_bias, weights), weights,
-                given.rows, groups.ends, hidden, num_rows, count, width, given.limit or 0.0,
+                up_out if gate_out is None else gate_out, up_out, given_or(given.gate_bias, weights), given_or(given.up_bias, weights),
+                weights, given.rows, groups.ends, hidden, num_rows, count, width, given.limit or 0.0,
                 KIND=moe.kind_of(given), GATED=gate_out is not None, HAS_GATE_BIAS=given.gate_bias is not None,
                 HAS_UP_BIAS=given.up_bias is not None, EXPERTS=block_of(count), **BETWEEN_TILE,
             )  # fmt: skip
@@ -276,8 +276,3 @@ def sum_rows(x: Tensor, rows: Tensor, top_k: int) -> Tensor:
 
 def _tiles(rows: int, columns: int) -> tuple[int, int]:
     return triton.cdiv(rows, BETWEEN_TILE["ROWS"]), triton.cdiv(columns, BETWEEN_TILE["COLS"])
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """`tensor`, or a placeholder that the kernel does not read."""
-    return other if tensor is None else tensor.contiguous()

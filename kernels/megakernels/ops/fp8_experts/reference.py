@@ -126,7 +126,7 @@ def add_down_bias(products: Tensor, given: Experts, groups: Groups) -> None:
 def pull(
     pulled: Tensor, gate_out: Tensor | None, up_out: Tensor, given: Experts, _groups: Groups
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """The gradients of gate_out and up_out, the weighted activations, and the gradient of the weights but for the bias of `down`.
+    """The gradients of gate_out and up_out, the weighted activations, and the gradient of the weights except for the bias of `down`.
 
     Args:
         pulled: [M, F], the gradients of the unweighted activations.

@@ -55,7 +55,7 @@ def kept(x: Tensor, scaling: str) -> tuple[Tensor, Tensor]:
     """The copy of a product's input [rows, columns] that its weight gradient multiplies, in blocks of rows, and its scales, all as e4m3.
 
     Elements are [rows, padded columns], or two codes a byte [rows, padded columns / 2], of which the first has the low bits. Scales are
-    the bytes of [padded columns, blocks] in one dim, behind them those of NVFP4's factor.
+    the bytes of [padded columns, blocks] in one dim, after them those of NVFP4's factor.
     """
     (rows, columns), width = x.shape, padded(x.shape[1])
     values, whole = _prepared(x.mT, scaling, spread=True)

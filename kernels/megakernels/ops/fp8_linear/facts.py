@@ -20,7 +20,7 @@ SCALE_BYTES, INDEX_BYTES = 4, 8
 BLOCKS = {"mxfp8": 32, "nvfp4": 16, "fp8_blockwise": 128}
 """Elements of the summed dim that have a scale, by scaling; products of such operands are emulated in fp32."""
 BLOCK_SCALE_BYTES = {"mxfp8": 1, "nvfp4": 1, "fp8_blockwise": 4}
-"""Bytes of such a scale."""
+"""Bytes of the scale of a block."""
 SQUARE_ROWS = {"mxfp8": 1, "nvfp4": 16, "fp8_blockwise": 128}
 """Rows of a weight whose blocks share a scale."""
 VALUE_BYTES = 4

@@ -89,7 +89,7 @@ def _unpacked_rows(packed: Tensor, largest: Tensor | None, *, turned: bool) -> O
 def square_maxima(rows: Tensor, place: int, found: Tensor) -> None:
     """Raise `found`, the largest magnitudes of a weight's blocks [down, across], to those of these rows, the first at `place`.
 
-    Rows behind the last block, which fill a shard, are zeros.
+    Rows after the last block, which fill a shard, are zeros.
     """
     (height, columns), size = rows.shape, BLOCKS["fp8_blockwise"]
     first, whole = place // size, columns // size

@@ -1,6 +1,6 @@
 """Triton kernels of the convolution between two gates, of up to four taps: one forward, one backward.
 
-Each input is read once and in whole vectors, but for the few positions before a tile and after it. Backward, each program's share of the
+Each input is read once and in whole vectors, except for the few positions before a tile and after it. Backward, each program's share of the
 weight gradient is summed afterwards in a fixed order: no atomics, bitwise reproducible. Rows may be pieces of a sequence, each with the
 products directly before it.
 """
@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from megakernels._common.tiles import on_device_of, unit_stride
+from megakernels._common.tiles import given_or, on_device_of, unit_stride
 from megakernels.facts import block_of
 from megakernels.ops.gated_conv1d.facts import GATED_CHANNELS, GATED_FORWARD_POSITIONS, POSITIONS_PER_SHARE
 from megakernels.ops.gated_conv1d.kernel_backward import gated_conv_backward_kernel
@@ -39,8 +39,8 @@ def forward(given: GatedConvolution, before: Tensor | None = None) -> Tensor:
     if y.numel():
         with on_device_of(value):
             gated_conv_forward_kernel[_grid(value, pieces, options)](
-                input_gate, output_gate, value, _or(before, value), given.weight.contiguous(), _or(given.bias, value),
-                _or(given.starts, value), y,
+                input_gate, output_gate, value, given_or(before, value), given.weight.contiguous(), given_or(given.bias, value),
+                given_or(given.starts, value), y,
                 *input_gate.stride()[:2], *output_gate.stride()[:2], *value.stride()[:2],
                 pieces, num_positions, num_channels,
                 **_flags(given, before), **options,
@@ -67,8 +67,8 @@ def backward(
     if value.numel():
         with on_device_of(value):
             gated_conv_backward_kernel[grid](
-                grad_y, input_gate, output_gate, value, _or(before, value), weight.contiguous(), _or(bias, value),
-                _or(given.starts, value), *(_or(each, value) for each in grads), _or(grad_before, value), partial,
+                grad_y, input_gate, output_gate, value, given_or(before, value), weight.contiguous(), given_or(bias, value),
+                given_or(given.starts, value), *(given_or(each, value) for each in grads), given_or(grad_before, value), partial,
                 *grad_y.stride()[:2], *input_gate.stride()[:2], *output_gate.stride()[:2], *value.stride()[:2],
                 pieces, num_positions, num_channels,
                 **_flags(given, before), NEEDS_INPUT=needs[0], NEEDS_OUTPUT=needs[1], NEEDS_VALUE=needs[2], NEEDS_WEIGHT=needs_weight,
@@ -99,11 +99,6 @@ def _flags(given: GatedConvolution, before: Tensor | None) -> dict[str, int | bo
         "PACKED": given.starts is not None,
         "HAS_BEFORE": before is not None,
     }
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """`tensor`, or a placeholder that the kernel does not read."""
-    return other if tensor is None else tensor.contiguous()
 
 
 def _dense(share: Tensor, dtype: torch.dtype) -> Tensor:

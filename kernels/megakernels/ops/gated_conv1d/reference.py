@@ -68,7 +68,7 @@ def _convolution(given: GatedConvolution, before: Tensor | None) -> Convolution:
 
 
 def _of_rows(padded: Tensor, before: Tensor | None) -> Tensor:
-    """Pieces behind what was put before them, as rows again."""
+    """Pieces after what was put before them, as rows again."""
     if before is None:
         return padded
     return padded[:, before.shape[2] :].reshape(before.shape[0], -1, before.shape[3])

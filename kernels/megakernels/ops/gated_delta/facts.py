@@ -103,7 +103,7 @@ class DeltaSizes(NamedTuple):
         """Ideal work of S' = (diag(decay) − β k kᵀ diag(decay)) S + β k vᵀ, y = S'ᵀ q in chunks of Q positions, whole tiles computed.
 
         Forward per token and value head: k kᵀ and q kᵀ 2·Q·K each; a triangular system solved for V columns, Q·V; (q kᵀ) times the new
-        values 2·Q·V; k S, q S and the state's update 2·K·V each. Backward: twice the forward's products, and once more all but the outputs,
+        values 2·Q·V; k S, q S and the state's update 2·K·V each. Backward: twice the forward's products, and again all except the outputs,
         q S and (q kᵀ) times the new values, because only every `save_every`-th state is kept. Bytes: q, k, v, decay, β and y, and the kept
         fp32 states.
 
@@ -148,9 +148,9 @@ class DeltaSizes(NamedTuple):
         """FLOPs of the kernels' products, forward and backward, and of the fp32 products of either, the inverses.
 
         Forward per tile and head scores, system and its inverse; three products with a state and two within the tile. Where each row has a
-        decay, only pairs of different blocks of 16 positions are products. Backward the forward's products but for those of y; the walk of
-        the gradient, three with a state and two within the tile; two within the tile for systems and scores; three with a state for queries
-        and keys; and pairs of positions, their scores again among them.
+        decay, only pairs of different blocks of 16 positions are products. Backward repeats the forward's products except those of y; the
+        walk of the gradient, three with a state and two within the tile; two within the tile for systems and scores; three with a state for
+        queries and keys; and pairs of positions, their scores again among them.
         """
         num, (Q, K, V) = self.num_tiles(), _extents(self, False).sides.values()
         pairs, inverse, side = Q * (Q - SMALLEST_DOT) // 2 if self.rows else Q * Q, 0, SMALLEST_DOT

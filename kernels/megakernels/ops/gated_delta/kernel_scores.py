@@ -77,7 +77,7 @@ def delta_row_decay_kernel(  # type: ignore[no-untyped-def]
     scale, beta_limit,
     Q: tl.constexpr, K: tl.constexpr, W: tl.constexpr, HAS_STARTS: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """One decay a row of the state: as `delta_scores_kernel` but for scores and systems; `sums` has running sums of log decays.
+    """One decay a row of the state: as `delta_scores_kernel` except for scores and systems; `sums` has running sums of log decays.
 
     With `PRECISE` a second plane of `sums` has their rests.
     """

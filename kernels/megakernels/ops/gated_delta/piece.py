@@ -66,7 +66,7 @@ def gated_delta_piece_backward(
         grad_y: [B, t, H, V].
         inputs: q, k, v, decay, beta, A_log and dt_bias.
         starts: See `gated_delta_piece`.
-        states: Those that `gated_delta_piece` wrote.
+        states: States that `gated_delta_piece` wrote.
         settings: See `gated_delta_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of A_log and dt_bias are accumulated, all others overwritten.
     """

@@ -83,7 +83,7 @@ def forward_with_choice(arguments: Arguments) -> tuple[Tensor, ...]:
 
 
 def chosen_forward(given: Indexed, num_keys: int) -> tuple[Tensor, ...]:
-    """`reference.forward`, with the choice last: of these keys and those behind them, in all `num_keys`."""
+    """`reference.forward`, with the choice last: of these keys and those after them, in all `num_keys`."""
     found = choice_like(given.q, num_keys)
     return *reference.forward(given, found), found
 

@@ -27,7 +27,7 @@ INDEX_NORM_ROWS = 16
 KEY_PROGRAMS = 64
 """Programs of the backward of the keys' norm, each with a part of the gradients of its scale and bias."""
 KEY_WARPS = 8
-"""Warps of such a program."""
+"""Warps of a program of that backward."""
 LARGEST_HELD = 8192
 """Scores of a row that a program of the selection has in registers."""
 INDEX_TILES: dict[str, dict[tuple[bool, int], Tile]] = {
@@ -95,7 +95,7 @@ class IndexedSizes(NamedTuple):
         return self.core.accepted and 0 < self.index_width <= LARGEST_INDEX_WIDTH and self.index_heads > 0
 
     def work(self) -> Work:
-        """Ideal work of the index: scores of every visible pair, 2·dim FLOPs a head, and 2 for the weighted sum over heads.
+        """Ideal work of the index: scores of every visible pair, 2·dim FLOPs per head, and 2 for the weighted sum over heads.
 
         Backward repeats the scores and takes their gradient, of the chosen pairs alone in principle, through all heads: counted whole.
 
@@ -223,7 +223,7 @@ def chunk_rows(batch: int, piece_length: int, num_keys: int) -> int:
 
 
 def index_constants(kernel: str, width: int, itemsize: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Constants of a kernel of index products, and its launch options. Scores take a wide head's columns in two products."""
+    """Constants of a kernel of index products, and its launch options. The score kernel multiplies a wide head's columns in two parts."""
     tile = _tile_of(INDEX_TILES[kernel], width, itemsize)
     numbers = {"WIDTH": width, "M": tile.queries, "N": tile.keys}
     if kernel == "score":
@@ -264,7 +264,7 @@ def key_programs(num_rows: int) -> int:
 
 
 def key_parts_bytes(num_rows: int, width: int, scale_bytes: int) -> int:
-    """Bytes of the parts of the gradients of scale and bias, and of a sum where the scale has `scale_bytes` an element and is no fp32."""
+    """Bytes of the parts of the gradients of scale and bias, and of a sum where the scale has `scale_bytes` an element and is not fp32."""
     return SUMS_BYTES * (2 * key_programs(num_rows) + (scale_bytes != SUMS_BYTES)) * width
 
 

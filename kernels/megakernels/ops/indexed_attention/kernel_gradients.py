@@ -65,8 +65,9 @@ def index_difference_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Gradient of the scores of one query, in place of the masses: loss_factor · (c · Σ mass / Σ c − mass), 0 where a key is not chosen.
 
-    c is the softmax of the scores over the chosen keys. Σ mass is the number of heads and Σ c one but for the rounding of the log-sum-exps,
-    which would scale whole rows. It is written wherever the gradient kernels read: for all tiles of N keys that a tile of M queries sees.
+    c is the softmax of the scores over the chosen keys. Σ mass is the number of heads and Σ c is one, up to the rounding of the
+    log-sum-exps, which would scale whole rows. It is written wherever the gradient kernels read: for all tiles of N keys that a tile of M
+    queries sees.
     """
     within, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = batch * num_queries + offset + within

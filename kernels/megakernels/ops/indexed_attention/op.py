@@ -124,7 +124,7 @@ def _require(given: Arguments) -> None:
 
 
 def _require_shapes(given: Arguments) -> None:
-    """That the shapes of q, k and v, of the indexer's inputs, and of cos and sin fit each other."""
+    """Check that the shapes of q, k and v, of the indexer's inputs, and of cos and sin fit each other."""
     q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin = given[:10]
     fits = q.dim() == 4 and q.shape == k.shape and v.shape[:3] == q.shape[:3]
     require(fits, "indexed_attention", "q and k must be [B,T,H,E], v [B,T,H,V]", q=q.shape, k=k.shape, v=v.shape)

@@ -10,7 +10,7 @@ from megakernels.ops.fp8_linear.facts import VALUE_BYTES, Operands
 LOGITS_SLICE_ELEMENTS = 1 << 27
 """Largest number of logits at a time: 256 MiB in bf16."""
 WHOLE_BLOCKS = 128
-"""Divisor of the columns of a slice in a recipe's bits: those of the largest block of scales."""
+"""Divisor of the columns of a slice in a recipe's format: those of the largest block of scales."""
 
 
 def slice_columns(rows: int, vocab: int, *, scaled: bool = False) -> int:
@@ -25,7 +25,7 @@ def num_slices(rows: int, vocab: int, *, scaled: bool = False) -> int:
 
 
 class ScaledHead(NamedTuple):
-    """A head in a recipe's bits and its loss.
+    """A head in a recipe's format and its loss.
 
     Attributes:
         rows: Rows of logits.
@@ -66,7 +66,7 @@ class ScaledHead(NamedTuple):
 
     @property
     def _slices(self) -> set[int]:
-        """Widths of slices: of all but the last, and of the last."""
+        """Widths of slices: of all except the last, and of the last."""
         words = slice_columns(self.rows, self.vocab, scaled=True)
         return {words, self.vocab % words or words}
 

@@ -1,4 +1,4 @@
-"""Products of a slice of the vocabulary: in the rows' dtype, or in the bits of a low-precision recipe.
+"""Products of a slice of the vocabulary: in the rows' dtype, or in the format of a low-precision recipe.
 
 In fewer bits the rows are quantised once a pass, for the logits and, turned, for the weight's gradient; a slice of the weight and of the
 logits' gradient is quantised for each product. Slices have whole blocks of scales.
@@ -51,7 +51,7 @@ class Wide(NamedTuple):
 
 
 class Narrow(NamedTuple):
-    """Products in a recipe's bits.
+    """Products in a recipe's format.
 
     Attributes:
         like: The rows' shape, dtype and device.

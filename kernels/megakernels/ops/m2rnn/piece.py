@@ -52,7 +52,7 @@ def m2rnn_piece_backward(
         grad_y: [B, t, H, V].
         inputs: q, k, v, f, state_map, D, dt_bias and A_log.
         starts: See `m2rnn_piece`.
-        states: Those that `m2rnn_piece` wrote.
+        states: States that `m2rnn_piece` wrote.
         save_every: See `m2rnn_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of v and f are overwritten, those of q and k, which all heads share,
             and of parameters are accumulated.

@@ -99,7 +99,7 @@ class TrapezoidalScan(NamedTuple):
     def work(self, seq_length: int) -> base.Work:
         """Ideal work in chunks of `chunk_size` positions, so of Q = rank · chunk rows.
 
-        Per token and head, with R rows a position: C Bᵀ 2·R·Q·S, its product with x 2·R·Q·P, chunk states and their reading 4·R·S·P. C Bᵀ
+        Per token and head, with R rows per position: C Bᵀ 2·R·Q·S, its product with x 2·R·Q·P, chunk states and their reading 4·R·S·P. C Bᵀ
         is per head, not per group: each head adds its own bias to B and C. States pass from chunk to chunk on chip; those at each
         `save_every`-th position are kept.
 

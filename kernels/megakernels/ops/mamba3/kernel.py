@@ -22,7 +22,7 @@ The states of a part of the segments are stored at once: the kernels between the
 last. No program adds to another's result at the same time: results are bitwise reproducible. The formulas are the reference's. Operands of
 products have x's dtype, products accumulate in fp32, and so does the state that is carried; log decays are summed in fp64, and differences
 of the sums are masked before they are exponentiated. An angle's gradient multiplies gradients of rotated rows by the rounded rows that the
-products took: where it turns queries and keys by the same angle the parts then cancel but for fp32's rounding.
+products took: where it turns queries and keys by the same angle the parts then cancel except for fp32's rounding.
 """
 
 import torch

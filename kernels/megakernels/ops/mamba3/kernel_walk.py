@@ -20,8 +20,8 @@ def mamba3_state_gradient_kernel(  # type: ignore[no-untyped-def]
     """Gradients of the states after every tile of `count` segments of one sequence and head, and of the state before them.
 
     `states` and `grad_states` are [B, count, tiles, H, P, 2 · S]; `grad_initial` may be `grad_final`. `ends` [B, segments, tiles, H, N] has
-    the gradients of the angles at the start of each tile, but for what depends on the last angle alone; `passed_on` [2, B, count, tiles, H]
-    what the log decays of all positions of a tile scale in each half of the state that is carried on. A program has one half of the
+    the gradients of the angles at the start of each tile, except for what depends on the last angle alone; `passed_on` [2, B, count, tiles,
+    H] what the log decays of all positions of a tile scale in each half of the state that is carried on. A program has one half of the
     columns, as in `mamba3_state_kernel`.
     """
     places, read = (

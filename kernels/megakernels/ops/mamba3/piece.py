@@ -107,8 +107,8 @@ def mamba3_piece_backward(
         inputs: See `mamba3_piece`.
         starts: See `mamba3_piece`.
         ahead: See `mamba3_piece`.
-        states: Those that `mamba3_piece` wrote.
-        phases: Those that `mamba3_piece` wrote.
+        states: States that `mamba3_piece` wrote.
+        phases: Phases that `mamba3_piece` wrote.
         settings: See `mamba3_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of the angles, which all heads share, and of parameters are
             accumulated, others overwritten.

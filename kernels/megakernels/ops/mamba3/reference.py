@@ -18,7 +18,7 @@ recomputes the states of a segment's chunks, and carries the gradient of g' thro
 
 The gradient of the phase before a chunk is the sum of those of all later angles. Turning all later queries and keys by the same angle turns
 back what they read from g and turns the last state: with G the gradient of g it is G_first·g_second − G_second·g_first over pairs of dims,
-plus what depends on the last phase alone. A running sum over positions would be the same but for its rounding: most of its terms cancel,
+plus what depends on the last phase alone. A running sum over positions would be the same except for its rounding: most of its terms cancel,
 and what states in low precision leave of them grows with the sequence.
 
 Letters: B sequences, T positions, Q of them in a chunk, R ranks, H heads in G groups, P head width, S state width, N angles.

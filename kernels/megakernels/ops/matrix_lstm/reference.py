@@ -1,6 +1,6 @@
 """mLSTM in chunks, in plain torch, with an explicit backward.
 
-With a column of ones behind the values, numerators and normaliser are one scan of Mamba-2: h' = f h + u kᵀ with u = exp(i) · [v, 1], read
+With a column of ones after the values, numerators and normaliser are one scan of Mamba-2: h' = f h + u kᵀ with u = exp(i) · [v, 1], read
 by q / √K. Its chunks and their gradients are `megakernels.ops.ssd.reference`'s; this module adds gates and the quotient.
 
 Soft caps bound the gates, so a state is at most exp(soft_cap) times as large as sums of keys and values: fp32 holds it, and no running

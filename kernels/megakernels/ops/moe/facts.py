@@ -16,7 +16,7 @@ PULL_COLS = 64
 BLOCK_ROWS, BLOCK_COLS, BLOCK_STEP = 128, 256, 64
 """Sides of a tile and inner step of products whose operands descriptors read."""
 BLOCK_UP_COLS = {"swiglu": 128, "geglu": 128, "relu2": 256, "gelu": 128}
-"""Columns of such a tile of the forward's first product."""
+"""Columns of a tile of the forward's first product."""
 BIAS_COLS = 128
 """Columns of a tile of the sums that are the biases' gradients."""
 ROUTE = base.FixedRatios(
@@ -264,7 +264,7 @@ def product_options(num_cols: int, itemsize: int, largest: int = 128) -> dict[st
 
 
 def block_options(num_cols: int, largest: int, num_stages: int = 3) -> dict[str, int]:
-    """The same of products whose matrices descriptors read: two-byte elements, many rows an expert, a large shared memory."""
+    """The same of products whose matrices descriptors read: two-byte elements, many rows per expert, a large shared memory."""
     return {"COLS": tile_cols(num_cols, 2, largest), "STEP": BLOCK_STEP, "num_warps": 8, "num_stages": num_stages}
 
 

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from megakernels._common.tiles import has_descriptor, has_large_tiles, on_device_of, unit_stride
+from megakernels._common.tiles import given_or, has_descriptor, has_large_tiles, on_device_of, unit_stride
 from megakernels.facts import block_of
 from megakernels.ops.activation.kernel import KINDS
 from megakernels.ops.moe.facts import (
@@ -50,7 +50,7 @@ def routed_experts_forward(given: Experts) -> Made:
             first = [up if gate is None else gate.contiguous(), up]
             up_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](
                 x, *(described(each, options["COLS"], options["STEP"]) if blocks else each for each in first),
-                _or(given.gate_bias, weights), _or(given.up_bias, weights), weights,
+                given_or(given.gate_bias, weights), given_or(given.up_bias, weights), weights,
                 rows, tiles.ends, tiles.tile_ends, up_out if gate_out is None else gate_out, up_out, hidden,
                 x.stride(0),
                 top_k, num_experts, num_hidden, width, given.limit or 0.0,
@@ -118,7 +118,7 @@ def _pull(
         pull_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](
             grad_y, described(down, options["STEP"], options["COLS"]) if blocks else down, given.weights.contiguous(),
             given.rows, tiles.ends, tiles.tile_ends,
-            _or(gate_out, up_out), up_out, _or(grad_gate_out, grad_up_out), grad_up_out, hidden, shares,
+            given_or(gate_out, up_out), up_out, given_or(grad_gate_out, grad_up_out), grad_up_out, hidden, shares,
             grad_y.stride(0),
             top_k, num_experts, up_out.shape[0], num_hidden, width, given.limit or 0.0,
             KIND=kind_of(given), GATED=gate_out is not None, BLOCKS=blocks, TILE=tiles.rows, EXPERTS=block_of(num_experts), **options,
@@ -144,7 +144,7 @@ def _times(
     if a.shape[0]:
         with on_device_of(a):
             down_kernel[(triton.cdiv(num_cols, options["COLS"]), tiles.most)](
-                *operands, _or(bias, given.weights), given.weights.contiguous(), given.rows, tiles.ends, tiles.tile_ends, out,
+                *operands, given_or(bias, given.weights), given.weights.contiguous(), given.rows, tiles.ends, tiles.tile_ends, out,
                 b.shape[0], inner, num_cols,
                 TURNED=transposed, PAIR=other_a is not None, HAS_BIAS=bias is not None, BLOCKS=blocks,
                 TILE=tiles.rows, EXPERTS=block_of(b.shape[0]), **options,
@@ -212,8 +212,3 @@ def described(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
 def kind_of(given: Experts) -> int:
     """The compiled kind of an activation."""
     return KINDS[given.activation] if given.limit is None else CLAMPED
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """`tensor`, or a placeholder that the kernel does not read."""
-    return other if tensor is None else tensor.contiguous()

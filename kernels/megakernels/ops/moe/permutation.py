@@ -64,7 +64,7 @@ def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 def capacity_plan(
     indices: Tensor, weights: Tensor, num_experts: int, capacity: int, *, by_score: bool, num_null: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Rows of padded buffers, `capacity` for each expert: the (token, slot) pairs that it keeps, and empty ones behind them.
+    """Rows of padded buffers, `capacity` for each expert: the (token, slot) pairs that it keeps, and empty ones after them.
 
     An expert keeps the pairs of the first tokens or, by score, those with the largest weights, of equal ones the first tokens'.
 
@@ -74,7 +74,7 @@ def capacity_plan(
         num_experts: E.
         capacity: C.
         by_score: True if the smallest weights are dropped, false if the last tokens are.
-        num_null: Choices behind the experts, which have no buffer.
+        num_null: Choices after the experts, which have no buffer.
 
     Returns:
         places int32 [E·C], the flat index token·k + slot of each row and -1 for an empty one, and the counts of chosen pairs, dropped ones

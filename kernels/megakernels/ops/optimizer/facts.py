@@ -5,7 +5,7 @@ from __future__ import annotations
 UPDATE_BLOCK = 2048
 """Elements of a program."""
 ADAMW_BLOCK = 1024
-"""Those of AdamW's, which reads four tensors."""
+"""Elements of a program of AdamW, which reads four tensors."""
 
 
 def nesterov_bytes(gradient: int, average: int, update: int) -> int:

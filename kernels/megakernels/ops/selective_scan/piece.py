@@ -51,7 +51,7 @@ def selective_scan_piece_backward(
         grad_y: [B, t, I].
         inputs: x, dt, A_log, B, C, D and dt_bias.
         starts: See `selective_scan_piece`.
-        states: Those that `selective_scan_piece` wrote.
+        states: States that `selective_scan_piece` wrote.
         save_every: See `selective_scan_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of x and dt are overwritten, all others accumulated.
     """

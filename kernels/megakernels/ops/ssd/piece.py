@@ -60,7 +60,7 @@ def ssd_piece_backward(
         grad_y: [B, t, H, P].
         inputs: x, dt, A_log, B, C, D and dt_bias.
         starts: See `ssd_piece`.
-        states: Those that `ssd_piece` wrote.
+        states: States that `ssd_piece` wrote.
         chunk_size: See `ssd_piece`.
         gradients: Gradients of `inputs`, None for frozen ones; those of x, dt, B and C are overwritten, those of parameters accumulated.
         dt_limits: See `ssd_piece`.

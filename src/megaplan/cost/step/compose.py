@@ -43,7 +43,7 @@ OPTIMIZER_SHARE = 0.9
 
 def device_seconds(terms: PassTerms, rates: Mapping[str, Any]) -> Any:
     """Seconds of a pass on the device: kernels, the gaps between them, and waits."""
-    return (terms.work + launch.gap_seconds(terms.kernels, rates["gap"])) * rates["moe"] + terms.waits
+    return (terms.work + terms.kernels * rates["gap"]) * rates["moe"] + terms.waits
 
 
 def pass_seconds(terms: PassTerms, rates: Mapping[str, Any], waits: Any = 0.0) -> Any:

@@ -65,11 +65,6 @@ HOST_JOIN = 6.0
 """Exponent of the smooth maximum of device and host time."""
 
 
-def gap_seconds(kernels: Any, gap: Any) -> Any:
-    """Seconds between kernels on the device: n · g."""
-    return kernels * gap
-
-
 def joined_seconds(device: Any, host: Any) -> Any:
     """Seconds of a pass whose kernels the host launches while they run: (D^6 + H^6)^(1/6)."""
     return (device**HOST_JOIN + host**HOST_JOIN) ** (1 / HOST_JOIN)

@@ -86,7 +86,8 @@ class StepTimer:
         crossing = links_crossed(work)
         rates = self._rates.get(crossing)
         if rates is None:
-            rates = rates_of(names_of(work), self._values) | given_rates(work.machine)
+            given = {f"product.{dtype}": share for dtype, share in work.machine.reached.items()}
+            rates = rates_of(names_of(work), self._values) | given
             self._rates[crossing] = rates = {"sync": 0.0, "sync.backward": 0.0} | rates
         return rates
 
@@ -119,11 +120,6 @@ def predict_step(work: TimedStep, constants: Mapping[str, float] | None = None) 
         constants: Values by name; None for those of the data file.
     """
     return StepTimer(work, constants).time(work.mesh, work.batch, work.stages)
-
-
-def given_rates(machine: Machine) -> dict[str, float]:
-    """Rates of products that the machine gives itself."""
-    return {f"product.{dtype}": share for dtype, share in machine.reached.items()}
 
 
 def reached_share(machine: Machine, dtype: str) -> tuple[float, float, bool]:

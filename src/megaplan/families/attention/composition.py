@@ -126,7 +126,7 @@ def attention_work(
     if indexer is not None and variant.indexed:
         rotated = core._replace(index_heads=indexer.num_heads), attention.qk_rope_head_dim
         ops += _indexer(load, indexer, attention.q_lora_rank or hidden_size, hidden_size, *rotated)
-    if variant.shares:  # keys outside the choice are no work of the model
+    if variant.shares:  # keys outside the choice are not work of the model
         ops += (OpWork("masked", "attention", Work(), MaskedSizes(core), counts=("attention",)),)
     return ops
 
@@ -233,7 +233,7 @@ def _expanded(load: Workload, attention: LatentAttention, core: AttentionSizes) 
 
 
 def _expanding(load: Workload, attention: LatentAttention, core: AttentionSizes) -> Works:
-    """Keys and values of all tokens, made once forward and once backward, and the core, for one group of heads after another.
+    """The expansion of all tokens to keys and values, once forward and once backward, and the core: both per group of heads.
 
     In eight bits the gradients of the rank's own tokens multiply.
     """

@@ -53,7 +53,7 @@ class SharedKeys(Section):
 
     Attributes:
         source: The A layer whose keys and values they read: its 0-based global index.
-        layers: A layers behind it with the same heads and window: 0-based global indices, rising.
+        layers: A layers after it with the same heads and window: 0-based global indices, rising.
     """
 
     source: NaturalInt

@@ -112,7 +112,7 @@ def _layer_heads(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iter
 
 
 def _shared_keys(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
-    """Checks that readers of keys are behind their source, each once, with its heads and its window."""
+    """Checks that readers of keys are after their source, each once, with its heads and its window."""
     key, seen, lent = "model.attention.shared_keys", set[int](), {shared.source for shared in attention.shared_keys}
     for shared in attention.shared_keys:
         yield from rising(checked, key, shared.layers)
@@ -123,7 +123,7 @@ def _shared_keys(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iter
             own = attention.with_heads(attention.heads_of(layer))
             equal = (own.num_kv_heads, own.head_dim, own.value_width) == (source.num_kv_heads, source.head_dim, source.value_width)
             faults = {
-                f"is not behind layer {shared.source}": layer <= shared.source,
+                f"is not after layer {shared.source}": layer <= shared.source,
                 "is there twice": layer in seen or layer in lent,
                 f"has other key heads or another window than layer {shared.source}": not equal
                 or attention.window(layer) != attention.window(shared.source),

@@ -97,7 +97,7 @@ class GroupedQueryAttention(OptionsSection):
         head_dim: Width of a head, independent of hidden_size / num_heads.
         qk_norm: RMSNorm over each query and key head.
         qk_norm_width: Width of one of these norms: head, or all_heads of a token together.
-        qk_norm_scale: These norms have a scale.
+        qk_norm_scale: The norms of queries and keys have a scale.
         output_norm: RMSNorm over all heads' outputs of a token, before the gate and the output projection.
         bias: Bias on the query, key and value projections.
         output_bias: Bias on the output projection.
@@ -114,7 +114,7 @@ class GroupedQueryAttention(OptionsSection):
         block_indexer: An indexer that chooses blocks of keys; null for none.
         shared_keys: Layers that read the keys and values of an earlier layer.
         gate: The output of the heads is multiplied by the sigmoid of a projection as wide as the heads' output.
-        gate_width: Values of the gate: one a channel, or one a head.
+        gate_width: Values of the gate: one per channel, or one per head.
         gate_bias: A learned number per head that is added to the gate before its sigmoid.
         key_bias: Each key adds a number to its scores, which a projection of all values makes, with a learned factor a head.
         sinks: A learned score per head in the denominator of its softmax.
@@ -269,7 +269,7 @@ class LatentAttention(OptionsSection):
         bias: Bias on the down projections and the output projection.
         output_bias: Bias on the output projection alone.
         gate: The output of the heads is multiplied by the sigmoid of a projection of the block's input.
-        gate_width: Values of the gate: one a channel, or one a head.
+        gate_width: Values of the gate: one per channel, or one per head.
         gate_source: The block's input, or the query latent: one product of it and its norm makes queries and gate.
         sinks: A learned score per head in the denominator of its softmax.
         layer_latents: Other heads and latents of some layers.

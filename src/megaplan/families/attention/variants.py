@@ -25,7 +25,7 @@ class AttentionVariant(NamedTuple):
         causal: True if a token sees none after it.
         blocks: True if the layer has the section's indexer of blocks of keys (GQA only).
         compressor: Place of its compressor in `compressors`; None for none.
-        keys: Owner of keys and values: the layer (own), the layer and readers behind it (source), or an earlier layer (given).
+        keys: Owner of keys and values: the layer (own), the layer and readers after it (source), or an earlier layer (given).
     """
 
     indexed: bool = False

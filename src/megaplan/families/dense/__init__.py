@@ -24,7 +24,7 @@ def _rules(checked: CheckedSpec, mlp: Mlp) -> Iterator[Diagnostic]:
         yield from rising(checked, key, own.layers)
         wrong = [layer for layer in own.layers if checked.letters is not None and checked.letters[layer : layer + 1] != "D"]
         if wrong:
-            yield checked.error("MP706", f"mlp.layer_widths: layer {wrong[0]} is no D layer", key, f"remove {wrong[0]}")
+            yield checked.error("MP706", f"mlp.layer_widths: layer {wrong[0]} is not a D layer", key, f"remove {wrong[0]}")
         if both := sorted(seen & set(own.layers)):
             yield checked.error("MP715", f"layer {both[0]} is twice in mlp.layer_widths", key, f"remove {both[0]} from one of them")
         seen |= set(own.layers)

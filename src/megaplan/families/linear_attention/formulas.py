@@ -20,7 +20,7 @@ FORMULAS = {
         "8 · (2 · 64 · (256 + 512) + 4 · 256 · 512) = 4980736",
     ),
     "delta_rule": Formula(
-        "the gated delta rule in chunks of Q; backward repeats all but the outputs",
+        "the gated delta rule in chunks of Q; backward repeats all except the outputs",
         "F = H(4QK + 3QV + 6KV), I = 2F + H(4QK + QV + 4KV); H value heads, K key, V value width, Q = min(chunk, save_every, T)",
         "FLOPs per token",
         "arXiv:2412.06464, section 3.3; counting multiply-adds",

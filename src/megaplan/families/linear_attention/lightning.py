@@ -1,6 +1,6 @@
 """Lightning attention: a state per head that decays by a constant, without a delta rule (arXiv:2401.04658).
 
-One product of the block's input makes queries, keys and values, each head's side by side, with silu behind it; what the heads read of their
+One product of the block's input makes queries, keys and values, each head's side by side, with silu after it; what the heads read of their
 states has a norm over all heads and a gate as wide. It is Mamba-2's scan with steps of one: values are x, keys B, queries C, and a head's
 constant is its rate of decay; `megakernels.ssd` runs it, and keeps the state before every chunk.
 """
@@ -53,7 +53,7 @@ def log_decays(num_heads: int, letters: Sequence[str], layer: int) -> tuple[floa
     """The logarithm of a head's decay a position is a line in its number: (first, step), head 0 has `first`.
 
     Head i of n decays by exp(−2^(−8 (i + 1) / n) · (1 − share)), where share is the layer's place among those that mix positions, from 0
-    to 1; a layer behind them has that of the last one.
+    to 1; a layer after them has that of the last one.
 
     Source: arXiv:2501.08313, section 2.2.2, and the code published with it.
     """

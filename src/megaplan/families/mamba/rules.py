@@ -21,7 +21,7 @@ def mamba_rules(checked: CheckedSpec, mamba: Mamba1 | Mamba2 | Mamba3) -> Iterat
 
 
 def mamba_width(mamba: Mamba2 | Mamba3, hidden_size: int) -> tuple[str, int] | None:
-    """Equation of the head count of M blocks, and the count; None if it is no whole number."""
+    """Equation of the head count of M blocks, and the count; None if it is not a whole number."""
     if isinstance(mamba, Mamba2) and mamba.num_heads is not None:
         return "mamba.num_heads", mamba.num_heads
     if (mamba.expand * hidden_size) % mamba.head_dim:

@@ -80,5 +80,5 @@ def _groups(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]
         yield checked.error("MP715", detail, "model.moe.top_groups", f"use at most {groups}")
     elif moe.top_groups < groups and moe.top_k > moe.top_groups * (experts // groups):
         most = moe.top_groups * (experts // groups)
-        detail = f"moe.top_k = {moe.top_k}, and moe.top_groups = {moe.top_groups} groups have {most} experts"
+        detail = f"moe.top_k = {moe.top_k}, but moe.top_groups = {moe.top_groups} groups have {most} experts"
         yield checked.error("MP715", detail, "model.moe.top_groups", f"use at least {-(-moe.top_k * groups // experts)}")

@@ -166,7 +166,7 @@ class MixtureOfExperts(OptionsSection):
 
     @property
     def skews(self) -> tuple[float, ...]:
-        """Skews of the first E layers in order, at least one; every E layer behind them has the last."""
+        """Skews of the first E layers in order, at least one; every E layer after them has the last."""
         given = self.routing_skew
         if isinstance(given, LayerSkew):
             return (*(given.first if isinstance(given.first, tuple) else (given.first,)), given.rest)

@@ -1,4 +1,4 @@
-"""Parameters of C blocks: three projections, a depthwise convolution, the output. Under TP all but the pre-norm shard by channels."""
+"""Parameters of C blocks: three projections, a depthwise convolution, the output. Under TP all except the pre-norm shard by channels."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from megaplan.spec.models import GroupedQueryAttention, Spec
 
 MIXERS, MLPS = "AG", "DE"
 SIZE = 2
-"""Letters of a decoder layer of MaxText: a mixer, and the MLP or experts behind it."""
+"""Letters of a decoder layer of MaxText: a mixer, and the MLP or experts after it."""
 DELTA = "gated_delta"
 """The only linear attention of MaxText, that of Qwen3-Next and Qwen3.5."""
 SCHEDULES = ("gpipe", "interleaved_1f1b")
@@ -49,7 +49,7 @@ def _layers(spec: Spec, letters: str) -> Iterator[Limit]:
     pairs = {letters[start : start + SIZE] for start in range(0, len(letters), SIZE)}
     if not absent and not pairs <= {mixer + mlp for mixer in MIXERS for mlp in MLPS}:
         shown = letters if len(letters) <= 24 else f"{letters[:24]}…"
-        yield Limit("model.pattern", f"the layers are {shown}: a layer of MaxText is an A or G and the D or E behind it", "pattern: AD")
+        yield Limit("model.pattern", f"the layers are {shown}: a layer of MaxText is an A or G and the D or E after it", "pattern: AD")
     kind = getattr(model.linear_attention, "kind", DELTA)
     if "G" in letters and kind != DELTA:
         yield Limit("model.linear_attention.kind", f"model.linear_attention.kind = {kind}: MaxText has {DELTA}", f"kind: {DELTA}")

@@ -29,7 +29,7 @@ def step_of(spec: Spec) -> tuple[Software, Recomputed]:
 def _software(spec: Spec) -> Software:
     """One graph of all kernels; gradients are reduced in the dtype of the products, inside a slice first where several have copies.
 
-    AdamW reads the gradient, the parameter and both moments, and writes all but the gradient.
+    AdamW reads the gradient, the parameter and both moments, and writes all except the gradient.
     """
     mesh, precision = spec.mesh, spec.precision
     size = precision.params.of_products.bytes

@@ -72,7 +72,7 @@ def _frequencies(spec: Spec) -> int:
 
 
 def _window_frequencies(spec: Spec) -> int:
-    """Those of the tables of layers with a window, or with latents of another rotated width; 0 if they have none of their own."""
+    """Frequencies in the tables of layers with a window, or with latents of another rotated width; 0 without such tables."""
     attention = spec.model.attention
     if isinstance(attention, LatentAttention):
         rotated = {attention.with_heads(place).rotary_width for place in range(len(attention.layer_latents))}
@@ -289,7 +289,7 @@ def _head_layer_ops(layer: HeadLayer, kind: StreamNorm, made: str) -> tuple[Op, 
 
 
 def boundary_part(sent: Boundary, *, packs: bool) -> BlockReplay:
-    """The end of a stage that sends values behind the stream, or with `packs` false the start of one that receives them."""
+    """The end of a stage that sends values after the stream, or with `packs` false the start of one that receives them."""
     dtype = sent.stream.dtype
     one, everything = sent.stream.shape, (sent.bytes // dtype.bytes,)
     ends = (one, everything) if packs else (everything, one)

@@ -16,7 +16,7 @@ class Graph(NamedTuple):
     """A program with derived facts: view roots, keepers, and the storages that a recompute region reads, drops and caches.
 
     `parts` are the operations of each checkpoint in order, where a block has several: each runs its part of the region again by itself.
-    `passed` are storages that the region makes and other blocks keep: they are gone when the region makes them again.
+    `passed` are storages that the region makes and other blocks keep: they are freed when the region makes them again.
     """
 
     ops: tuple[Op, ...]
@@ -83,7 +83,7 @@ class Graph(NamedTuple):
         found = {name: set(names) for name, names in self.keepers.items() if name != INPUT}
         for part in self.checkpoints:
             inner = [op for op in self.ops if op.name in part & self.region]
-            given = self.entering - self.cached  # outputs that the second run finds in its cache are no inputs of the region
+            given = self.entering - self.cached  # outputs that the second run finds in its cache are not inputs of the region
             for name in frozenset(self.roots[name] for op in inner for name in op.reads) & given & self.saved:
                 found.setdefault(name, set()).update(op.name for op in inner)
             for name in self.cached & self.made_by(part):

@@ -6,7 +6,7 @@ its slice of the vocabulary for all tokens.
 With `host.kernels: triton` head and loss are one operation, whose logits never exist in full: it saves the rows that the head multiplies
 and their log-sum-exp, and its scratch is a slice of logits, in backward with a sum in fp32.
 
-With `precision.recipe.head` its products are in the recipe's bits, of rows that it keeps as they are and quantises again in backward.
+With `precision.recipe.head` its products are in the recipe's format, of rows that it keeps as they are and quantises again in backward.
 
 A depth has norms of hidden and of the next token's embedding, concatenated and projected, its blocks, an output norm, the shared head and
 its own loss. The next depth reads the hidden state before the output norm, with `normed_input` the one after it. With `side_embeddings` the
@@ -41,11 +41,11 @@ JOINED = {"own": 1, "chosen": 1, "sums": 2, "terms": 2}
 
 JOINED_OP = "linear_cross_entropy"
 IN_LOSS, BEFORE_LOSS = "inside_forward", "inside_backward"
-"""Scratch of head and loss in a recipe's bits."""
+"""Scratch of head and loss in a recipe's format."""
 
 
 class LowHead(NamedTuple):
-    """A head in the bits of a recipe.
+    """A head whose products are in a recipe's format.
 
     Attributes:
         name: The recipe.
@@ -152,7 +152,7 @@ def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
 
 
 def _inside_low(dims: Dims, rows: int, vocab: int, low: LowHead) -> Shapes:
-    """Scratch of a head in a recipe's bits, alone and with its loss."""
+    """Scratch of a head in a recipe's format, alone and with its loss."""
     of_product = head_scratch("head", (rows, dims.hidden, vocab, dims.dtype.bytes), low.name, fused=low.fused)
     sizes = ScaledHead(rows, dims.hidden, vocab, dims.dtype.bytes, SCALINGS[low.name], low.fused)
     inside = {IN_LOSS: sizes.forward_bytes, BEFORE_LOSS: sizes.backward_bytes}
@@ -191,7 +191,7 @@ def mtp_part(
         shared: Dtype of the gradients of the embedding and the head.
         vocab_parallel: True if both are sharded over the vocabulary.
         joined: True if head and loss are one operation.
-        low: The head's products in a recipe's bits; None if in 16 or more.
+        low: The head's products in a recipe's format; None if in 16 or more.
     """
     mtp = model.features.mtp
     if mtp is None:
@@ -234,7 +234,7 @@ class HeadForm(NamedTuple):
     Attributes:
         sharded: True if it is sharded over the vocabulary.
         joined: True if head and loss are one operation.
-        low: True if it multiplies in a recipe's bits.
+        low: True if it multiplies in a recipe's format.
     """
 
     sharded: bool

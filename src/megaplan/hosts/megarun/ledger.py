@@ -117,9 +117,9 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
     for index, (name, block) in enumerate(zip(layer_names(len(inventory.layers)), inventory.layers, strict=True)):
         operations, section, policy = given[block.family]
         own = str(policy) if index != last else "none"
-        beside = model.norm_readers(index)
-        if len(beside) > 1:
-            own = f"{own}, at {beside.index(index)} of {[_reader(spec, inventory, each) for each in beside]}"
+        readers = model.norm_readers(index)
+        if len(readers) > 1:
+            own = f"{own}, at {readers.index(index)} of {[_reader(spec, inventory, each) for each in readers]}"
         if spec.precision.is_low(block.family, index, len(inventory.layers)):
             own = f"{own} in low precision"
         if index in read and (taken := taken_values(spec, index, 0)):

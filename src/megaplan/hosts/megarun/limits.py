@@ -105,7 +105,7 @@ def _caches(family: Family, model: Model) -> bool:
 
 
 def _turns(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse turns of a pair where there is no pair or no exchange, and where the ledger has no moments of the handing over."""
+    """Refuse turns of a pair where there is no pair or no exchange, and where the ledger has no points of the exchange."""
     spec = checked.spec
     if not spec.interleaves_pairs:
         return
@@ -131,5 +131,5 @@ def _options(checked: Checked) -> Iterator[Diagnostic]:
         of_grouped = option.key == "model.attention.output_bias" and isinstance(checked.spec.model.attention, GroupedQueryAttention)
         if option.key not in OF_MEGATRON or of_grouped:
             continue
-        detail = f"{option.key} = {option.shown}, and megarun's estimate has no terms for it"
+        detail = f"{option.key} = {option.shown}, but megarun's estimate has no terms for it"
         yield checked.error("MP905", detail, option.key, f"{option.key.rpartition('.')[2]}: {option.neutral}", "host: {name: megatron}")

@@ -1,4 +1,4 @@
-"""The order in which FSDP2 lists a block's tensors, and bytes beside them while it fills or cuts them one after another.
+"""The order in which FSDP2 lists a block's tensors, and bytes in addition to them while it fills or cuts them one after another.
 
 It fills gathered tensors from casts on a mesh of one rank, and replaces them by the part that a rank keeps.
 """

@@ -23,12 +23,12 @@ SCALES, IN_FORWARD, IN_BACKWARD = f"{CORE}.scales", f"{CORE}.in_forward", f"{COR
 
 
 def attends(program: BlockProgram) -> bool:
-    """True if a block has a core that can multiply so: one of its own queries, keys and values."""
+    """True if a block has a core that can multiply in eight bits: one of its own queries, keys and values."""
     return any(op.name == CORE and op.reads[:3] == OPERANDS for op in program.ops)
 
 
 def attention_in_eight_bits(program: BlockProgram, shapes: Shapes, sizes: AttentionSizes) -> tuple[BlockProgram, Shapes]:
-    """The program of a block with such a core, and its storages; `sizes` are the core's."""
+    """The program of a block whose core multiplies in eight bits, and its storages; `sizes` are the core's."""
     of_call = sizes.batch, sizes.keys, sizes.heads, sizes.groups, sizes.width, sizes.value_width, sizes.itemsize
     low = LowAttention(*of_call, sizes.window, sizes.packed, sizes.capped)
     found = dict(shapes)

@@ -140,7 +140,7 @@ def weigh(part: BlockReplay, gradients: dict[str, int], *, in_place: bool) -> Bl
 
 
 class Arriving(NamedTuple):
-    """Gradients that are there when a block's backward begins, beside its output's own.
+    """Gradients that are there when a block's backward begins, in addition to its output's own.
 
     Attributes:
         output: True if the gradient of its output is in a receive buffer.

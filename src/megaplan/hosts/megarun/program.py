@@ -56,9 +56,9 @@ class Replay:
         counts_input: True if the points of the forward have the input up to its last reader.
         forward: Every live set of the forward.
         backward: Every live set of the backward.
-        forward_peaks: Those of `forward` that can be the peak for some sizes: no other one has all their tensors.
-        backward_peaks: Those of `backward`, with all parameter gradients so far.
-        accumulating_peaks: Those of `backward`, with only the operation's own parameter gradients, and the function that picks these.
+        forward_peaks: Points of `forward` that can be the peak for some sizes: no other one has all their tensors.
+        backward_peaks: Points of `backward`, with all parameter gradients so far.
+        accumulating_peaks: Points of `backward`, with only the operation's own parameter gradients, and the function that picks these.
         of_params: Function that picks the values of all parameters, in the order in which they are made.
         program: The replayed program.
     """
@@ -127,7 +127,7 @@ def replay(
     entering = frozenset(roots[name] for op in ops if op.name in region for name in op.reads) - dropped
     passed &= dropped
     why = {name: names for name, names in keepers.items() if name not in dropped and name not in away}
-    why |= _keepers_outside(keepers, passed, region)
+    why |= {name: [keeper for keeper in keepers[name] if keeper not in region] for name in passed}
     why |= {name: [AGAIN] for name in sorted((entering | cached) - set(why))}
     keeps_input = why.pop(INPUT, None) is not None
     order = [name for op in ops if not op.is_view for name in op.makes if name in why]
@@ -148,10 +148,6 @@ def replay(
         program=program,
         **_backward_fields(backward),
     )
-
-
-def _keepers_outside(keepers: dict[str, list[str]], passed: frozenset[str], region: frozenset[str]) -> dict[str, list[str]]:
-    return {name: [keeper for keeper in keepers[name] if keeper not in region] for name in passed}
 
 
 def with_backward(run: Replay, program: Program, *, splits: bool = False, splittable: bool = False) -> tuple[Replay, Backward]:
@@ -236,7 +232,7 @@ class Backward:
         self._views, self._splittable = set[str](), splits or splittable
         self._waiting = graph.waiting(splits=splits)
         self._live = dict.fromkeys(program.order)
-        self._apart: tuple[str, ...] = ()  # storages that wait for another block's W, while the region makes them again
+        self._deferred: tuple[str, ...] = ()  # storages that wait for another block's W, while the region makes them again
         self._params: tuple[str, ...] = ()
         self.points: tuple[LiveSet, ...] = ()
         self.pending: list[Pending] = []
@@ -255,14 +251,14 @@ class Backward:
         self.points += (LiveSet("end", self._storages(), self._held(), self._params),)
 
     def _storages(self) -> tuple[str, ...]:
-        return (*self._live, *self._apart)
+        return (*self._live, *self._deferred)
 
     def _hand_over(self, op: Op) -> None:
         """End an operation after the region that keeps what the region makes again."""
         passed = self._graph.passed.intersection(op.keeps)
         self._live = {name: None for name in self._live if name not in passed}
         if self._splits and op.waits:
-            self._apart += tuple(sorted(passed))
+            self._deferred += tuple(sorted(passed))
 
     def _pass_on(self, op: Op) -> tuple[dict[str, str], tuple[str, ...]]:
         """The holder of the gradient of each input of the operation, and no parameter gradients."""
@@ -293,13 +289,13 @@ class Backward:
         if freed is not None:
             first = tuple(param for param, _ in op.late if param in new)
             self.points += (LiveSet(op.name, storages, held, (*self._params, *first), first, len(made), len(own)),)
-            storages = (*(name for name in self._live if name != freed), *self._apart, *own)
+            storages = (*(name for name in self._live if name != freed), *self._deferred, *own)
         self._params = (*self._params, *new)
         self.points += (LiveSet(op.name, storages, held, self._params, new, len(made), len(own)),)
         return {name: name for name in made}, new
 
     def _leave(self, op: Op) -> tuple[tuple[str, ...], tuple[tuple[tuple[str, ...], bool], ...]]:
-        """Leave an operation's late gradients to W; the parameters whose gradients it still makes, and its moments before them."""
+        """Leave an operation's late gradients to W; the parameters whose gradients it still makes, and its points before them."""
         kept = tuple([self._graph.roots[name] for name in op.late_keeps])
         self.pending += [Pending(op, param, kept, self._gradients[output]) for param, output in op.late]
         late = frozenset(param for param, _ in op.late)

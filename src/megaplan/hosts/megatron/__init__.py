@@ -37,7 +37,7 @@ HOST = HostKind(
         Column.ROUTING: "rows, maps and router scores, by the dispatcher",
         Column.COMMUNICATION: "one buffer that all gathers share; what the last microbatch left; parameters are whole",
         Column.WORKSPACE: "cuBLAS, Transformer Engine and grouped GEMM workspaces, gradients for hooks of fused weight gradients, angles",
-        Column.OVERHEAD: "host.fragmentation_percent of all else; a step's graph has a pool of its own",
+        Column.OVERHEAD: "host.fragmentation_percent of everything else; a step's graph has a pool of its own",
     },
     describe=lambda host: f"{host.model} model",
     budget=Later("megaplan.budget.megatron:megatron_budget"),

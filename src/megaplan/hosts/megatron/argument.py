@@ -156,6 +156,6 @@ def feature(name: str, feature: str, note: str) -> Argument:
     return Argument(name, Kind.TEXT, "host.features", conversion=FEATURE, means=feature, touches="buffers", note=note)
 
 
-def told(names: str, note: str) -> Iterator[Argument]:
+def reported(names: str, note: str) -> Iterator[Argument]:
     """Arguments that a spec does not carry, by their names in one text."""
     return (Argument(name, Kind.TEXT, conversion=REPORTED, note=note) for name in names.split())

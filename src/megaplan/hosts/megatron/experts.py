@@ -197,8 +197,8 @@ def _moving_shapes(at: Setting, moe: MixtureOfExperts, kept: Shapes, *, gated: b
     if "moe" in recomputed_modules(at.spec):
         most += kept["routed.fc1.input"][0]
     else:
-        gone = recomputed(at.spec, "E", kept) | offloaded(at.spec, "E", kept)
-        most = max(named, named - rows.routed + sum(kept[name][0] for name in gone if name != "norm.output"))
+        freed = recomputed(at.spec, "E", kept) | offloaded(at.spec, "E", kept)
+        most = max(named, named - rows.routed + sum(kept[name][0] for name in freed if name != "norm.output"))
     return {
         **of_bytes({"named": most, "named again": named, "travelling": max(rows.sent + rows.received, 2 * rows.routed)}),
         **at.narrow({"shared": at.dims.residual if moe.shared_ffn_hidden_size else (0,)}),

@@ -19,7 +19,7 @@ BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
 
 
 class Matrix(NamedTuple):
-    """A matrix: its elements, and the work of one of Muon's iterations on it, but for a factor."""
+    """A matrix: its elements, and the work of one of Muon's iterations on it, except for a factor."""
 
     elements: int
     work: int

@@ -40,7 +40,7 @@ class Operator(NamedTuple):
         routing: The part of the sum that is routing.
         forward: Peak of its forward minus `kept`; tensors that recompute drops are counted.
         backward: Peak of its backward minus `kept`, without the residual stream's gradient.
-        stream_gradient: That gradient; before a dropout the operator's output has one of its own.
+        stream_gradient: Gradient of the stream; before a dropout the operator's output has one of its own.
         offloaded: Bytes of the tensors that are on the host.
     """
 
@@ -84,10 +84,10 @@ def _delayed_bytes(sums: BlockBytes) -> int:
     away = run.program.graph.away
     most = waiting = 0
     there = {name for name, _ in run.saved}
-    for moment in run.backward:
-        there |= away.intersection(moment.storages)
-        made = sum(tensors[name][0] for name in moment.storages if name not in there)
-        made += sum(tensors[name][0] for name in moment.gradients if name != OUTPUT)
+    for point in run.backward:
+        there |= away.intersection(point.storages)
+        made = sum(tensors[name][0] for name in point.storages if name not in there)
+        made += sum(tensors[name][0] for name in point.gradients if name != OUTPUT)
         most = max(most, sum(tensors[name][0] for name in there) + made + waiting)
         waiting += made // 2
     return most

@@ -39,7 +39,7 @@ NEAREST = {"R": "Megatron's letters are M * - E G D +; the nearest, G, is anothe
 MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
 WHY_UNPRICED = {
-    "distillation": "a teacher model stands beside the student",
+    "distillation": "a teacher model is held in addition to the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, with fp32 masters",
     "optimizer_cuda_graph": "the graph of the optimizer's step has a memory pool of its own",
 }
@@ -56,7 +56,7 @@ def megatron_rules(checked: Checked) -> Iterator[Diagnostic]:
         if limit.tensors:
             yield checked.error("MP902", limit.detail, limit.key, *limit.fixes)
     if host.release is not None and host.framework not in RELEASED:
-        detail = f"host.release = {host.release}, and no step time of host.framework = {host.framework} depends on it"
+        detail = f"host.release = {host.release}, but no step time of host.framework = {host.framework} depends on it"
         yield checked.error("MP902", detail, "host.release", "release: null", *(f"framework: {name}" for name in RELEASED))
     for feature in host.features:
         detail = f"host.features has {feature}: {WHY_UNPRICED[feature]}"
@@ -94,7 +94,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     yield from _implementation(spec)
     yield from _own_modules(spec, letters)
     if spec.data.packing != "none":
-        detail = f"data.packing = {spec.data.packing}: Megatron keeps documents apart by position ids and cu_seqlens of its own data set"
+        detail = f"data.packing = {spec.data.packing}: Megatron separates documents by position ids and cu_seqlens of its own data set"
         yield Limit("data.packing", detail, "data: {packing: none}", tensors=False)
 
 
@@ -121,7 +121,7 @@ def _families(spec: Spec, letters: str) -> Iterator[Limit]:
     linear = model.linear_attention
     if "G" in letters and not isinstance(linear, GatedDeltaNet):
         yield Limit(
-            "model.linear_attention.kind", f"model.linear_attention.kind = {linear and linear.kind}, and Megatron's G is gated_delta"
+            "model.linear_attention.kind", f"model.linear_attention.kind = {linear and linear.kind}, but Megatron's G is gated_delta"
         )
     elif isinstance(linear, GatedDeltaNet) and linear.negative_eigenvalues:
         detail = "model.linear_attention.negative_eigenvalues = true, and Megatron's write strength ends at 1"
@@ -131,7 +131,7 @@ def _families(spec: Spec, letters: str) -> Iterator[Limit]:
             detail = f"model.linear_attention.{key} = {given}: the delta rule of Megatron's library decides, and {own} is taken"
             yield Limit(f"model.linear_attention.{key}", detail, f"{key}: {own}", tensors=False)
     if isinstance(model.mamba, Mamba1 | Mamba3):
-        detail = f"model.mamba.kind = {model.mamba.kind}, and Megatron's M is Mamba-2"
+        detail = f"model.mamba.kind = {model.mamba.kind}, but Megatron's M is Mamba-2"
         yield Limit("model.mamba.kind", detail, "mamba: {kind: mamba2}")
 
 
@@ -145,17 +145,17 @@ def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
     model = spec.model
     if isinstance(model.mamba, Mamba2):
         if model.mamba.conv_kernel != CONV_KERNEL:
-            detail = f"model.mamba.conv_kernel = {model.mamba.conv_kernel}, and Megatron's convolution has {CONV_KERNEL} taps"
+            detail = f"model.mamba.conv_kernel = {model.mamba.conv_kernel}, but Megatron's convolution has {CONV_KERNEL} taps"
             yield Limit("model.mamba.conv_kernel", detail, f"conv_kernel: {CONV_KERNEL}")
         if not model.mamba.conv_bias:
             yield Limit("model.mamba.conv_bias", "model.mamba.conv_bias = false, and Megatron's has a bias", "conv_bias: true")
         for key, neutral in (("time_step_min", 0.0), ("time_step_max", None)):
             if (given := getattr(model.mamba, key)) != neutral:
                 shown = "null" if neutral is None else "0"
-                detail = f"model.mamba.{key} = {given:g}, and Megatron has no limit of time steps"
+                detail = f"model.mamba.{key} = {given:g}, but Megatron has no limit of time steps"
                 yield Limit(f"model.mamba.{key}", detail, f"{key}: {shown}", tensors=False)
         if model.mamba.chunk_size != CHUNK_SIZE:
-            detail = f"model.mamba.chunk_size = {model.mamba.chunk_size}, and Megatron scans in chunks of {CHUNK_SIZE}"
+            detail = f"model.mamba.chunk_size = {model.mamba.chunk_size}, but Megatron scans in chunks of {CHUNK_SIZE}"
             yield Limit("model.mamba.chunk_size", detail, f"chunk_size: {CHUNK_SIZE}", tensors=False)
     kinds = {f"model.{name}.activation": section.activation for name in ("mlp", "moe") if (section := getattr(model, name)) is not None}
     if model.features.mtp is not None and "D" in model.features.mtp.letters:
@@ -170,7 +170,7 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
     model, mtp = spec.model, spec.model.features.mtp
     for option in given_options(model):
         if option.key not in PRICED_OPTIONS | VALUES_ALONE:
-            detail = f"{option.key} = {option.shown}, and Megatron is priced and written with {option.neutral}"
+            detail = f"{option.key} = {option.shown}, but Megatron is priced and written with {option.neutral}"
             yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}")
     if model.attention is not None and model.attention.bias and isinstance(model.attention, LatentAttention):
         detail = "model.attention.bias = true: the down projections of Megatron's latent attention have no bias"
@@ -190,7 +190,7 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
         yield Limit("model.attention.bias", detail, "bias: true")
     rotated = grouped is not None and len(grouped.nope_layers) < letters.count("A")
     if model.learned_positions is not None and rotated:
-        detail = f"model.learned_positions = {model.learned_positions}, and attention layers are rotated: Megatron has one of the two"
+        detail = f"model.learned_positions = {model.learned_positions}, but attention layers are rotated: Megatron has one of the two"
         yield Limit("model.learned_positions", detail, "learned_positions: null, or nope_layers with all A layers")
 
 
@@ -198,7 +198,7 @@ def _routing(spec: Spec) -> Iterator[Limit]:
     """Routing scores and choices, clamped swiglu, and constants of norms and angles, which launches are written without."""
     for option in given_options(spec.model):
         if option.key in ROUTING | SCALES | {"model.moe.swiglu_limit"}:
-            detail = f"{option.key} = {option.shown}, and Megatron is written with {option.neutral}"
+            detail = f"{option.key} = {option.shown}, but Megatron is written with {option.neutral}"
             yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}", tensors=False)
 
 
@@ -216,7 +216,7 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
         yield from sparse_limits(spec, letters)
         if attention.window_size is not None:
             yield Limit(
-                "model.attention.window_size", f"model.attention.window_size = {attention.window_size}, and latent attention has none"
+                "model.attention.window_size", f"model.attention.window_size = {attention.window_size}, but latent attention has none"
             )
     elif isinstance(attention, GroupedQueryAttention) and attention.window_size is not None and attention_kernel(spec) == "unfused":
         yield Limit("model.attention.window_size", "unfused attention takes no window", "host: {attention_backend: flash}")
@@ -226,7 +226,7 @@ def _scores(attention: GroupedQueryAttention | LatentAttention) -> Iterator[Limi
     """Rotary frequencies and scores that Megatron computes otherwise, of the same shapes."""
     scaling, key = attention.rope_scaling, "model.attention.rope_scaling"
     if attention.softmax_scale is not None:
-        detail = f"model.attention.softmax_scale = {attention.softmax_scale:g}, and Megatron's is 1 / sqrt(width)"
+        detail = f"model.attention.softmax_scale = {attention.softmax_scale:g}, but Megatron's is 1 / sqrt(width)"
         yield Limit("model.attention.softmax_scale", detail, "softmax_scale: null", tensors=False)
     if scaling is not None and isinstance(attention, LatentAttention):
         detail = f"{key}.kind = {scaling.kind}: scaled rotary frequencies of Megatron's latent attention are not written"
@@ -258,14 +258,14 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
     mesh, schedule = spec.mesh, spec.schedule
     if schedule.kind not in HOST.schedules:
         yield Limit(
-            "schedule.kind", f"schedule.kind = {schedule.kind}, and Megatron runs {' and '.join(HOST.schedules)}", "schedule: {kind: 1f1b}"
+            "schedule.kind", f"schedule.kind = {schedule.kind}, but Megatron runs {' and '.join(HOST.schedules)}", "schedule: {kind: 1f1b}"
         )
     group = spec.host.microbatch_group_size or mesh.pp
     if schedule.kind == "interleaved_1f1b" and schedule.num_microbatches % group:
-        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, and Megatron interleaves whole groups of {group}"
+        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, but Megatron interleaves whole groups of {group}"
         yield Limit("schedule.num_microbatches", detail, f"use a multiple of {group}")
     if schedule.steps_per_update > 1:
-        detail = f"schedule.steps_per_update = {schedule.steps_per_update}, and Megatron runs every microbatch of an update in one schedule"
+        detail = f"schedule.steps_per_update = {schedule.steps_per_update}, but Megatron runs every microbatch of an update in one schedule"
         yield Limit("schedule.steps_per_update", detail, f"num_microbatches: {schedule.microbatches_per_update}, steps_per_update: 1")
     if mesh.tp > 1 and not mesh.vocab_parallel:
         detail = f"mesh.tp = {mesh.tp}, mesh.vocab_parallel = false: Megatron shards embedding and head over the vocabulary wherever tp > 1"
@@ -312,11 +312,11 @@ def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
         if (given := getattr(host, key)) != usual:
             detail = f"host.{key} = {str(given).lower()}, host.transformer_impl = transformer_engine: Megatron's own modules have it alone"
             yield Limit(f"host.{key}", detail, f"{key}: {'null' if usual is None else 'false'}")
-    beside = spec.model.parallel_layers
-    if beside and (engine or host.model != "gpt" or any(letters[each] != "D" for each in beside)):
+    parallel = spec.model.parallel_layers
+    if parallel and (engine or host.model != "gpt" or any(letters[each] != "D" for each in parallel)):
         detail = (
             "model.parallel_layers is given, and Megatron's operators run one after another; "
-            "forks of its own modules have an MLP beside attention: transformer_impl: local, model: gpt"
+            "forks of its own modules have an MLP parallel to attention: transformer_impl: local, model: gpt"
         )
         yield Limit("model.parallel_layers", detail, "parallel_layers: []")
     if host.distribute_saved_activations and (spec.mesh.tp == 1 or host.sequence_parallel or not host.recompute_num_layers):

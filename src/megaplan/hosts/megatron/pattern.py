@@ -32,10 +32,10 @@ SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
 """Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
-"""Letters that are no operators."""
+"""Letters that are not operators."""
 VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
 """First code point of the letters of experts with a routing skew of their own, of attention to another layer's choice, and of an MLP that
-reads the norm of the attention beside it."""
+reads the norm of the attention parallel to it."""
 
 
 def operators(letters: str) -> str:
@@ -82,12 +82,12 @@ class HybridPattern(NamedTuple):
     def stages(
         self, pp: int, first: int | None = None, last: int | None = None, vpp: int = 1, where: Location | None = None
     ) -> tuple[str, ...]:
-        """Symbols of each virtual stage: that of virtual stage v on rank r stands at v · pp + r.
+        """Symbols of each virtual stage: that of virtual stage v on rank r is at v · pp + r.
 
         Args:
             pp: Pipeline ranks.
             first: Layers of the first rank, where the pattern has no `|`.
-            last: Layers of the last rank, likewise.
+            last: Layers of the last rank, where the pattern has no `|`.
             vpp: Virtual stages a rank that were asked for, where the pattern has no `|`.
             where: Location of the text, for diagnostics.
 
@@ -105,7 +105,9 @@ class HybridPattern(NamedTuple):
                 raise _unfit(detail, at, f"write a multiple of {pp} segments")
             return self.segments
         if vpp > 1:
-            raise _unfit(f"{vpp} virtual stages a rank, and the pattern has no '|' to say where they begin", at, "write '|' between stages")
+            raise _unfit(
+                f"{vpp} virtual stages per rank, and the pattern has no '|' to say where they begin", at, "write '|' between stages"
+            )
         given = (first or 0) + (last or 0)
         between = pp - (first is not None) - (last is not None)
         free = len(self.main) - given
@@ -157,7 +159,7 @@ def _symbols(text: str, part: str, start: int, at: Location, *, in_module: bool)
     for offset, symbol in enumerate(part):
         column = start + offset + 1
         if symbol == SEGMENT and in_module:
-            detail = f"{text!r}: '|' at column {column} stands in a prediction module, which is on one stage"
+            detail = f"{text!r}: '|' at column {column} is in a prediction module, which is on one stage"
             yield diagnostic("MP910", detail, at, ("remove the '|' after '/'",))
             return
         if symbol not in SYMBOLS and symbol != SEGMENT:

@@ -31,7 +31,7 @@ LAYER_FORWARD, LAYER_BACKWARD = "layer forward", "layer backward"
 FIRST_LAYER = "first-layer backward"
 """The phase of Megatron-FSDP alone."""
 BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
-"""Phases in which the previous microbatch's graph is gone."""
+"""Phases in which the previous microbatch's graph is freed."""
 
 
 class GraphPools(NamedTuple):
@@ -91,7 +91,7 @@ class MegatronMemory(NamedTuple):
         return max(self._inside, self.after_step + self.unscaled)
 
     def reserved(self, percent: int) -> int:
-        """The largest moment of a step with the pools of graphs, and `percent` reserved above what is allocated."""
+        """The peak of a step with the pools of graphs, and `percent` reserved above what is allocated."""
         inside = self._inside + overhead_bytes(self._inside, self.pools.inside, percent, self.pools.twice)
         stepped = self.after_step + self.unscaled
         return max(inside, stepped + overhead_bytes(stepped, self.pools.outside, percent))
@@ -207,12 +207,12 @@ def host_bytes(stage: MegatronStage, found: Parameters) -> HostBytes:
 
 
 def in_flight(stage: MegatronStage) -> int:
-    """Bytes that the rank's microbatches keep at its fullest moment."""
+    """Bytes that the rank's microbatches keep at its peak."""
     return sum(number * chunk(stage.run, letters) for number, letters in zip(in_flight_counts(stage), stage.chunks, strict=True))
 
 
 def in_flight_counts(stage: MegatronStage) -> tuple[int, ...]:
-    """Microbatches of each chunk at the rank's fullest moment; on the rank of the loss, the fullest of its last chunk's.
+    """Microbatches of each chunk at the rank's peak; on the rank of the loss, the peak of its last chunk.
 
     Under 1F1B rank r holds min(microbatches, pp − r). Under interleaving its forwards visit the chunks in rounds of a group, and the
     backwards follow (VP − 1) · group + 2 · (pp − 1 − r) forwards behind; after that the counts of the chunks recur with each round.
@@ -226,10 +226,10 @@ def in_flight_counts(stage: MegatronStage) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def fullest_counts(sizes: tuple[int, ...], behind: int, group: int, num_microbatches: int) -> tuple[int, ...]:
-    """Microbatches of each chunk at a rank's fullest moment under interleaving.
+    """Microbatches of each chunk at a rank's peak under interleaving.
 
     Args:
-        sizes: Bytes that one microbatch keeps on each chunk. Of other sizes the moment is one of the rank's, not the fullest.
+        sizes: Bytes that one microbatch keeps on each chunk. For other sizes the point is one of the rank's, not its peak.
         behind: Pipeline ranks after this one.
         group: Microbatches that a chunk takes in turn.
         num_microbatches: Microbatches of a step.
@@ -312,7 +312,7 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
     if LOSS in chunks[0]:
         logits = _logits(run)
         each, hidden = run.at.element_bytes, run.at.dims.hidden
-        # fp32 terms beside logits of 16 bits, or in place of logits of fp32; the native loss, compiled, makes one more
+        # fp32 terms in addition to logits of 16 bits, or in place of logits of fp32; the native loss, compiled, makes one more
         wide = 4 if each == 4 else each + 4
         # of a prediction, what its own loss keeps: the gradient in place of logits, or fp32 terms
         kept = (each if host.cross_entropy == "te" else 4) * logits * chunks[0].count(MTP)

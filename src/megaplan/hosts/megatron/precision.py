@@ -14,14 +14,14 @@ def state_limits(spec: Spec) -> Iterator[Limit]:
     """Dtypes of weights, gradients and optimizer state that Megatron-Core does not have."""
     precision = spec.precision
     if precision.params not in (DType.BF16, DType.FP16, DType.FP32):
-        detail = f"precision.params = {precision.params}, and Megatron is priced and written with bf16, fp16 or fp32"
+        detail = f"precision.params = {precision.params}, but Megatron is priced and written with bf16, fp16 or fp32"
         yield Limit("precision.params", detail, "params: bf16")
     if is_single(spec):
         yield from _single(spec)
     for letter, dtype in precision.families.items():
         yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: Megatron has one dtype for all layers")
     if precision.grads not in (DType.FP32, precision.params):
-        detail = f"precision.grads = {precision.grads}, and Megatron's main gradients are fp32 or {precision.params}"
+        detail = f"precision.grads = {precision.grads}, but Megatron's main gradients are fp32 or {precision.params}"
         yield Limit("precision.grads", detail, "grads: fp32")
     if precision.params is DType.FP16 and spec.optimizer.matrix == "muon":
         yield Limit("precision.params", "precision.params = fp16, optimizer.matrix = muon: Megatron's Muon runs in bf16", "params: bf16")
@@ -63,7 +63,7 @@ def low_precision_limits(spec: Spec) -> Iterator[Limit]:
     if recipe is None:
         return
     if recipe.name not in MEGATRON_RECIPES:
-        detail = f"precision.recipe.name = {recipe.name}, and Megatron has {', '.join(MEGATRON_RECIPES)}"
+        detail = f"precision.recipe.name = {recipe.name}, but Megatron has {', '.join(MEGATRON_RECIPES)}"
         yield Limit("precision.recipe.name", detail, "name: fp8_current")
     if recipe.families is not None:
         detail = f"precision.recipe.families = {', '.join(recipe.families)}: Megatron's recipe is of all layers, but the first and the last"

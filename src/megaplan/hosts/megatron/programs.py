@@ -1,4 +1,4 @@
-"""Attention, MLP, Mamba-2 and gated delta net as Megatron-Core runs them: operations, and the storages that their names stand for.
+"""Attention, MLP, Mamba-2 and gated delta net as Megatron-Core runs them: operations, and the storages that their names represent.
 
 A storage that an operation keeps is Megatron-Core's or Transformer Engine's saved tensor, freed when the backward of its last keeper has
 ended. All that an operator keeps is there at the peak of its forward. `fetches` lists gradients that have no kept storage of their size.

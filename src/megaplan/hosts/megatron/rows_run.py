@@ -110,7 +110,7 @@ FSDP = tuple(
         ("megatron_fsdp_main_params_dtype", "fp32", "fp32", "buffers of another type than fp32"),
     )
 )
-"""Arguments of Megatron-FSDP itself that decide its buffers; all else than the one value named is not priced."""
+"""Arguments of Megatron-FSDP itself that decide its buffers; only the value named is priced."""
 STATE = (
     Argument(
         "optimizer",

@@ -28,7 +28,7 @@ class MegatronRun:
     Attributes:
         spec: A checked spec whose host is Megatron-Core.
         inventory: Unsharded parameter tensors.
-        letters: The model's letters, one a layer.
+        letters: The model's letters, one per layer.
         at: Local sizes, and the recipe of linears in low precision.
         depth: Prediction modules.
         ahead: Operators of one of them.

@@ -85,7 +85,7 @@ class Setting(NamedTuple):
             output = self.element_bytes * self.stream_tokens * hidden  # the router keeps it as it is; projections do where it is made again
         else:  # two projections of latent attention save a copy each in low precision
             output = (2 if latent and self.recipe is not None else 1) * self.input_bytes(self.stream_tokens, hidden)
-        own = 0 if letter == "-" and self.shares else 1  # the norm that an MLP beside attention reads is attention's
+        own = 0 if letter == "-" and self.shares else 1  # the norm that an MLP parallel to attention reads is attention's
         return {
             **self.narrow({"norm.input": (own, *dims.residual)}),
             **of_bytes({"norm.output": own * output}),
@@ -155,9 +155,9 @@ def operator_replay(names: Names, away: Names, ops: tuple[Op, ...], *, held: Nam
 
     Args:
         names: Tensors that it keeps without recompute and offloading.
-        away: Those that recompute makes again, or that are in the host's memory, between forward and backward.
+        away: Storages that recompute makes again, or that are in the host's memory, between forward and backward.
         ops: Operations of the operator. Tensors that none of them keeps are counted to the operator's end.
-        held: Those of `away` that are there until the forward has ended.
+        held: Storages of `away` that are there until the forward has ended.
         again: A forward of the whole operator that backward begins with.
     """
     kept = {name for op in ops for name in op.keeps}

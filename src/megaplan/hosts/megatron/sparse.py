@@ -75,7 +75,7 @@ def sparse_shapes(at: Setting) -> Sized:
 
 
 def _rows(tokens: int, keys: int, most: int, each: int) -> int:
-    """Rows of a matrix by query and key that are computed at once, of `each` bytes an element."""
+    """Rows of a matrix by query and key that are computed at once, of `each` bytes per element."""
     rows = max(1, most // (each * keys))
     return min(tokens, rows // ROWS * ROWS if rows >= ROWS else rows)
 
@@ -140,7 +140,7 @@ def sparse_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     beyond = {
         f"host.model = {host.model}": host.model != "gpt",
         "its layers and shared_layers, which are not the first attention layers and every n-th": choosing_period(indexer, letters) is None,
-        f"kv_lora_rank = {attention.kv_lora_rank}, and kernels have 512": attention.kv_lora_rank != KERNEL_LATENT,
+        f"kv_lora_rank = {attention.kv_lora_rank}, but kernels have 512": attention.kv_lora_rank != KERNEL_LATENT,
         f"{heads} heads on a rank, and kernels have 64 or a multiple of 128": heads != HALF_HEADS and heads % (2 * HALF_HEADS) > 0,
         "precision.recipe": spec.precision.recipe is not None,
         f"modules {', '.join(modules)} that are recomputed or offloaded": bool(modules),

@@ -56,20 +56,20 @@ def check_layout(stages: Sequence[str], pp: int, num_layers: int, num_modules: i
         said.append(f"{len(stages)} stages, pp = {pp}, and {len(stages)} % {pp} = {len(stages) % pp}")
     flat = "".join(stages)
     if flat.count("E") != 1 or not stages[0].startswith("E"):
-        said.append("E stands first and once")
+        said.append("E must be first, and occur once")
     if flat.count("L") != 1 or not stages[-1].endswith("L"):
-        said.append("L stands last and once")
+        said.append("L must be last, and occur once")
     if flat.count("t") != num_layers:
         said.append(f"{flat.count('t')} layers in the layout, num_layers = {num_layers}")
     if flat.count("m") != num_modules:
         said.append(f"{flat.count('m')} prediction modules in the layout, mtp_num_layers = {num_modules}")
     owners = [index for index, stage in enumerate(stages) if "m" in stage]
     if len(owners) > 1:
-        said.append(f"prediction modules on stages {', '.join(map(str, owners))}, and all stand on one")
+        said.append(f"prediction modules on stages {', '.join(map(str, owners))}: all must be on one")
     if owners and owners[0] < len(stages) - pp:
-        said.append(f"prediction modules on stage {owners[0]}, and they stand on a rank's last virtual stage")
+        said.append(f"prediction modules on stage {owners[0]}: they must be on the last virtual stage of a rank")
     if flat.rfind("t") > flat.find("m") >= 0:
-        said.append("a layer stands after a prediction module")
+        said.append("a layer is after a prediction module")
     if said:
         raise MegaplanError([diagnostic("MP911", "\n".join(said), at, ("megaplan export PLAN --to megatron writes a layout that fits",))])
 

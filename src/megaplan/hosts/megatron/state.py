@@ -33,11 +33,6 @@ class StateBytes(NamedTuple):
     gradient: int
     unscaled: int
 
-    @property
-    def stays(self) -> int:
-        """Master and moments."""
-        return self.master + self.moments
-
 
 def is_single(spec: Spec) -> bool:
     """True if weights and activations are fp32."""
@@ -45,7 +40,7 @@ def is_single(spec: Spec) -> bool:
 
 
 def optimizer_recipe(spec: Spec) -> str:
-    """Recipe that the optimizer's conditions read: the given one, or that of the linears; 4 bits are no recipe of fp8."""
+    """Recipe that the optimizer's conditions read: the given one, or that of the linears; 4 bits are not a recipe of fp8."""
     if spec.host.optimizer_recipe is not None:
         return str(spec.host.optimizer_recipe)
     recipe = spec.precision.recipe
@@ -113,7 +108,7 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
     precision, host = spec.precision, spec.host
     aware = host.precision_aware_optimizer
     if precision.master not in ((DType.FP32, DType.FP16) if aware else (DType.FP32,)):
-        yield "precision.master", f"precision.master = {precision.master}, and Megatron's master is fp32", "master: fp32"
+        yield "precision.master", f"precision.master = {precision.master}, but Megatron's master is fp32", "master: fp32"
     low = [each for each in state_dtypes(spec) if each is not DType.FP32]
     if low and not aware:
         detail = f"precision.moments = {low[0]}: only the precision-aware optimizer keeps moments below fp32"

@@ -58,7 +58,7 @@ def parameters(stage: MegatronStage) -> Parameters:
 
 
 class State(NamedTuple):
-    """Bytes of optimizer state on a rank: masters and moments of the matrices of blocks, and of all else."""
+    """Bytes of optimizer state on a rank: masters and moments of the matrices of blocks, and of everything else."""
 
     matrix_master: int
     matrix_moments: int
@@ -111,7 +111,7 @@ def _gradient_bytes(stage: MegatronStage) -> int:
 
 
 def _stored_bytes(run: MegatronRun, found: Parameters, *, experts: bool) -> int:
-    """Bytes of routed experts, or of all else, as they are stored, whole."""
+    """Bytes of routed experts, or of everything else, as they are stored, whole."""
     return sum([number * stored_bytes(run, one) for one, number in found.counts.items() if one.rule.is_expert is experts])
 
 
@@ -130,7 +130,7 @@ def stored_bytes(run: MegatronRun, tensor: Tensor) -> int:
 
 
 class Gathered(NamedTuple):
-    """Bytes that Megatron-FSDP holds beyond its shards at two moments of a step."""
+    """Bytes that Megatron-FSDP holds beyond its shards at two points of a step."""
 
     loss: int
     first_layer_backward: int
@@ -276,16 +276,16 @@ def uses_muon(spec: Spec) -> bool:
 
 
 def dealt_elements(stage: MegatronStage, found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
-    """Elements of Muon's matrices and of all else that each data rank steps; ranks behind the last of the list step none."""
+    """Elements of Muon's matrices and of everything else that each data rank steps; ranks after the last of the list step none."""
     key = ranks, experts, len(found.tensors)
     if key not in found.dealt:
         whole = stage.spec.host.layer_wise_layout
-        found.dealt[key] = _laid_out(stage, found, ranks, experts=experts) if whole else _dealt_elements(found, ranks, experts=experts)
+        found.dealt[key] = _arranged(stage, found, ranks, experts=experts) if whole else _dealt_elements(found, ranks, experts=experts)
     return found.dealt[key]
 
 
-def _laid_out(stage: MegatronStage, found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
-    """Matrices by the layouts of the chunks' buffers; all else is sharded evenly."""
+def _arranged(stage: MegatronStage, found: Parameters, ranks: int, *, experts: bool) -> list[tuple[int, int]]:
+    """Matrices by the layouts of the chunks' buffers; everything else is sharded evenly."""
     layouts = _layouts(stage, found)[experts]
     others = sum(one.elements for one in found.tensors if one.rule.is_expert is experts and not one.rule.is_matrix)
     shares = [sum(layout.shares[rank] for layout in layouts) for rank in range(ranks)]
@@ -309,13 +309,13 @@ def _layouts(stage: MegatronStage, found: Parameters) -> dict[bool, list[Layout]
     if found.layouts:
         return found.layouts
     mesh, overlaps = stage.spec.mesh, bool(stage.spec.host.dp_comm_overlap) and stage.pp_rank == 0
-    apart = mesh.ep > 1 or mesh.etp != mesh.tp
+    separate = mesh.ep > 1 or mesh.etp != mesh.tp
     layouts: dict[bool, list[Layout]] = {}
     for experts, ranks in _kinds(stage):
         layouts[experts] = []
         for index, letters in enumerate(stage.chunks):
             own = found if len(stage.chunks) == 1 else parameters(stage._replace(chunks=(letters,)))
-            matrices = [one for one in own.tensors if one.rule.is_matrix and (one.rule.is_expert and apart) is experts]
+            matrices = [one for one in own.tensors if one.rule.is_matrix and (one.rule.is_expert and separate) is experts]
             bucket = bucket_elements(_data_ranks(stage)) if overlaps and index == 0 else None
             layouts[experts].append(layout_of([Matrix(one.elements, one.work) for one in matrices], ranks, bucket))
     found.layouts.update(layouts)

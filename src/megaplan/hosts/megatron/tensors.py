@@ -59,7 +59,7 @@ class Tensor(NamedTuple):
 
     @property
     def work(self) -> int:
-        """Work of one of Muon's iterations on the matrix, but for a factor: m · n · min(m, n)."""
+        """Work of one of Muon's iterations on the matrix, except for a factor: m · n · min(m, n)."""
         return self.elements * min(self.columns, self.elements // self.columns)
 
 
@@ -98,7 +98,7 @@ class Parameters:
         self.shapes |= other.shapes
 
     def elements(self, *, experts: bool) -> int:
-        """Elements of routed experts, or of all else."""
+        """Elements of routed experts, or of everything else."""
         return sum([number * one.elements for one, number in self.counts.items() if one.rule.is_expert is experts])
 
 
@@ -169,7 +169,7 @@ def _module_of(name: str) -> tuple[str, bool]:
 
 
 def _first_layer(inventory: Inventory, family: str, *, shares: bool) -> Block | None:
-    """The first layer of a family; `shares`: of those that read an earlier layer's choice of keys or norm, or of all else."""
+    """The first layer of a family; `shares`: of those that read an earlier layer's choice of keys or norm, or of everything else."""
     return next((block for block in inventory.layers if block.family == family and _shares(block) is shares), None)
 
 

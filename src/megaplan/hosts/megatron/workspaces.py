@@ -10,8 +10,11 @@ from megaplan.hosts.megatron.experts import dispatcher
 from megaplan.hosts.megatron.setting import Setting
 
 KIB = 2**10
-LARGE_KIB, SMALL_KIB = 32_768, 8_320
-"""Workspace of a handle if `CUBLAS_WORKSPACE_CONFIG` is not set: 32 MiB, or two buffers of 4,096 KiB and eight of 16."""
+SMALL_KIB = 8_320
+"""Workspace of a handle if `CUBLAS_WORKSPACE_CONFIG` is not set, without Hopper's 32 MiB: two buffers of 4,096 KiB and eight of 16.
+
+Source: `parseChosenWorkspaceSize` of `aten/src/ATen/cuda/CublasHandlePool.cpp`, before and after it names Blackwell and Hopper.
+"""
 BLACKWELL_LARGE = "2026-05"
 """The month of NVIDIA's first image whose torch gives Blackwell what it gives Hopper. Earlier ones give it what Ampere has."""
 CONNECTION_BYTES = 12 * KIB * KIB
@@ -21,23 +24,6 @@ LINK_BYTES_PER_SECOND, NETWORK_CHANNEL_BYTES_PER_SECOND = 25 * 10**9, 14 * 10**9
 """Bandwidth of an NVLink in one direction, and the most that NCCL lets one channel of a network carry."""
 _NVIDIA = frozenset({"ampere", "hopper", "blackwell"})
 _MAJOR = {"a100": 8, "h100": 9, "h200": 9, "b200": 10, "gb200": 10, "b300": 10, "gb300": 10}
-
-
-def cublas_bytes(device: str, setting: str | None = None, month: str | None = None) -> int:
-    """Bytes of one handle; the forward thread and autograd's thread have one each.
-
-    Source: `parseChosenWorkspaceSize` of `aten/src/ATen/cuda/CublasHandlePool.cpp`, before and after it names Blackwell beside Hopper.
-
-    Args:
-        device: Name of the device, such as `gb200`.
-        setting: `CUBLAS_WORKSPACE_CONFIG`; None where it is not set.
-        month: Month of the image that runs, as `2026-05`; None for a new one.
-    """
-    if setting is not None:
-        return setting_bytes(setting)
-    major = _major(device)
-    large = major == _MAJOR["h100"] or (major > _MAJOR["h100"] and (month is None or month >= BLACKWELL_LARGE))
-    return KIB * (LARGE_KIB if large else SMALL_KIB)
 
 
 def setting_bytes(setting: str) -> int:

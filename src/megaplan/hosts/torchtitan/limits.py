@@ -40,7 +40,7 @@ def torchtitan_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     """
     if len(letters) % SIZE or {letters[start : start + SIZE] for start in range(0, len(letters), SIZE)} - {*PAIRS}:
         shown = letters if len(letters) <= 24 else f"{letters[:24]}…"
-        detail = f"the layers are {shown}: a torchtitan block is an A layer and the D or E layer behind it"
+        detail = f"the layers are {shown}: a torchtitan block is an A layer and the D or E layer after it"
         yield Limit("model.pattern", detail, "pattern: AD")
     yield from _model(spec)
     yield from _unsharded(spec, letters)

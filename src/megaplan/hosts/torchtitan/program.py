@@ -45,7 +45,7 @@ class BlockKey(NamedTuple):
 
     Attributes:
         qk_norm: Queries and keys are normed.
-        rotates: They have rotary embeddings.
+        rotates: True with rotary embeddings.
         repeats: Keys and values are repeated for every query head.
         sharded: TP is above 1.
         context: CP is above 1.

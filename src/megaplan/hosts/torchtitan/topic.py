@@ -5,7 +5,7 @@ from __future__ import annotations
 from megaplan.spec.host import RESERVED_PERCENT
 
 TOPIC = (
-    "State: 16 bytes a parameter over dp_shard · cp ranks, 8 where training.dtype is bfloat16: parameter, gradient and the two states of "
+    "State: 16 bytes per parameter over dp_shard · cp ranks, 8 where training.dtype is bfloat16: parameter, gradient and the two states of "
     "AdamW. Where the reduction has another dtype, its output is cast: one output more, or all with replicas.",
     "Gathered parameters: 2 bytes each, 1 with float8 gathers: of one transformer block while it runs, of norm and head throughout; "
     "of all blocks without sharding.reshard_after_forward, as in pipelines by default. host.fsdp_ends: root keeps the embedding too, "
@@ -16,7 +16,7 @@ TOPIC = (
     "Blocks keep, of each microbatch: recompute full, the input; selective, also attention and the first, third, fifth and seventh "
     "product, eager even those that backward never reads; none, all that autograd saves, compiled without what is cheap to make again.",
     "host.checkpoints: halves, selective: of eager attention what enters and leaves it; the products of MLP or experts by their own count.",
-    "Experts, with k rows a token and R rows on the rank: eager keeps the router's input and the experts' outputs in fp32, 4 bytes each, "
+    "Experts, with k rows per token and R rows on the rank: eager keeps the router's input and the experts' outputs in fp32, 4 bytes each, "
     "and of the rows their inputs and three inner tensors, 2 bytes each; recompute selective keeps what both all-to-alls brought. Experts "
     "that a group of their own reduces before their block has ended count until then.",
     "Loss, with L = tokens · vocab_size / tp: eager 2 L bytes of logits, 4 L each for their fp32 copy and the log-probabilities in "

@@ -192,7 +192,7 @@ def _repeats(config: MaxTextConfig, layers: int, stages: int) -> int:
         return 1
     own = config.whole("num_layers_per_pipeline_stage")
     if layers % (stages * own):
-        config.refuse("num_layers_per_pipeline_stage", f"{layers} layers are no multiple of {stages} stages with so many each")
+        config.refuse("num_layers_per_pipeline_stage", f"{layers} layers are not a multiple of {stages} stages with so many each")
     return max(1, layers // (stages * own))
 
 

@@ -72,7 +72,7 @@ Resolved configurations of earlier releases hold a number alone, without `_name_
 
 
 OTHER_SECTIONS = ("checkpoint", "logger", "dist", "validation", "profiling", "peft", "ft", "straggler", "rerun_state_machine")
-"""Further sections of `ConfigContainer`, of which a spec holds nothing but LoRA's rank."""
+"""Further sections of `ConfigContainer`, of which a spec holds only LoRA's rank."""
 _SIZES = (("num_layers", "hybrid_layer_pattern", "hybrid_override_pattern"), ("hidden_size",))
 """Fields of the model that every resolved configuration has: one of each."""
 

@@ -29,7 +29,7 @@ from megaplan.spec.read import STDIN_NAME
 PROCESSES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
 """Variables in which a cluster's launcher puts the number of processes."""
 NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", OF_NODES, "PET_NNODES")
-"""Those of the number of nodes."""
+"""Variables with the number of nodes."""
 MOST_CONDITIONS = 12
 """Most conditions whose other outcome is followed too."""
 _BLANK = re.compile(r"(?<![<\w])<([A-Za-z][\w./ -]*)>(?=[\s\"'/]|$)")

@@ -160,7 +160,7 @@ _OF_OTHERS = {
     "a model of diffusion": ("crossattn_emb_size", "patch_spatial", "patch_temporal", "num_joint_layers", "num_single_layers"),
     "BERT": ("bert_no_binary_head",),
 }
-"""Arguments that only models have that are no decoders of text."""
+"""Arguments that only models have that are not decoders of text."""
 _DECODERS_TOKENS = ("decoder_seq_length", "dataloader_seq_length")
 """Arguments with the tokens of a decoder behind encoders, whose own tokens are `--seq-length`."""
 _FREEZES = re.compile(r"freeze_(?:lm|llm|language_model|model|all_layers|base_for_mtp)$")

@@ -59,7 +59,7 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
     document = parse_document(text, name)
     twice = tuple((fault.location.line or 1, f"{fault.detail}; the last is taken") for fault in document.faults if fault.code == TWICE)
     if len(twice) < len(document.faults) or not isinstance(document.value, dict):
-        faults = document.faults or (diagnostic("MP916", f"{name} is no mapping of arguments", Location(name)),)
+        faults = document.faults or (diagnostic("MP916", f"{name} is not a mapping of arguments", Location(name)),)
         raise MegaplanError(faults)
     whole = document.value
     other = _of_other_form(document, name, environment)

@@ -132,7 +132,7 @@ def _biases(given: Mapping[str, Any]) -> tuple[bool, bool]:
 
 def _of_neox(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
     """Notes on what gpt-neox has otherwise than it is planned."""
-    yield "gpt-neox trains with DeepSpeed, whose buffers are not host megatron's; --set host.framework=gpt-neox has the time of its modules"
+    yield "gpt-neox trains with DeepSpeed, whose buffers host megatron does not have; host.framework=gpt-neox has the time of its modules"
     attention, mlp = _biases(given)
     if attention != mlp:
         yield f"biases of {'attention' if attention else 'MLPs'} alone are not counted"
@@ -155,7 +155,7 @@ def _width(given: Mapping[str, Any]) -> dict[str, Any]:
     if width is None and isinstance(hidden, int) and isinstance(factor, int | float):
         width = int(factor * hidden)
     if not (isinstance(width, int) and isinstance(multiple, int) and multiple > 0):
-        return {"swiglu": gated, "ffn_hidden_size": width}  # refused as any other width that is no integer
+        return {"swiglu": gated, "ffn_hidden_size": width}  # refused as any other width that is not an integer
     width = int(width * 2 / 3) // 2 if gated else width
     return {"swiglu": gated, "ffn_hidden_size": -(-width // multiple) * multiple}
 
@@ -267,6 +267,6 @@ def _part(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _given(values: dict[str, Any], lines: Mapping[str, int | None], notes: list[str]) -> Given:
-    """Arguments of a program whose other names are passed over, but for those that decide a tensor."""
+    """Arguments of a program whose other names are passed over, except for those that decide a tensor."""
     places = {key: line for key, line in lines.items() if line is not None}
     return Given(values, places, left_out=tuple((0, each) for each in notes), parsed=True, program="pretrain_gpt.py", forked=True)

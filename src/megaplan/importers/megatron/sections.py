@@ -142,7 +142,7 @@ def _modules(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Keys, values and dotted paths of everything that is no section."""
+    """Keys, values and dotted paths of everything that is not a section."""
     for key, value in document.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{path}{key}.")

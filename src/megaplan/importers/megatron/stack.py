@@ -114,7 +114,7 @@ def _hybrid(launch: Arguments, pp: int) -> LaunchLayers:
 
 
 def _ahead(launch: Arguments, key: str, pattern: HybridPattern) -> str:
-    """Letters of a prediction module; all but D reuse the dimensions of the layers."""
+    """Letters of a prediction module; all except D reuse the dimensions of the layers."""
     module = pattern.module if pattern.module is not None else "*-"
     ahead = "".join(OURS.get(one, "A") for one in module)
     beyond = [symbol for symbol in module if OURS.get(symbol, "A") not in ("D", *map(OURS.get, pattern.main))]

@@ -97,7 +97,7 @@ class JobConfig(ProgramConfig):
         except (ValueError, RecursionError) as error:
             raise MegaplanError([diagnostic("MP916", f"no TOML or JSON: {error}", Location(self.name))]) from None
         if values is None:
-            raise MegaplanError([diagnostic("MP916", "the file is no table of sections", Location(self.name))])
+            raise MegaplanError([diagnostic("MP916", "the file is not a table of sections", Location(self.name))])
         if values and not any(key.startswith(SECTIONS) for key in values):
             raise MegaplanError([diagnostic("MP916", f"no section of a job: {', '.join(SECTIONS)}", Location(self.name))])
         return values

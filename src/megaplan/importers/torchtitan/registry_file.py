@@ -215,7 +215,7 @@ def read_registry(text: str, name: str, function: str | None = None) -> dict[str
         function: The configuration's function; None if the file has one.
 
     Raises:
-        MegaplanError: MP916, the text is no Python; MP933, the function is not in the file, or none is given and there are several;
+        MegaplanError: MP916, the text is not Python; MP933, the function is not in the file, or none is given and there are several;
             MP932, a value that matters is known only by running the file.
     """
     try:
@@ -322,7 +322,7 @@ def _model_name(name: str, function: str) -> str:
     parts = name.replace("\\", "/").split("/")
     folder = parts[-2] if len(parts) > 1 else ""
     if folder in known or (folder and function.startswith(f"{folder}_")):
-        return folder  # qwen3_vl is no qwen3
+        return folder  # qwen3_vl is not qwen3
     found = [each for each in known if f"{function}_".startswith(f"{each}_")]
     return max(found, key=len) if found else folder or function
 

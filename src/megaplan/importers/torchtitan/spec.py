@@ -121,7 +121,7 @@ def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, 
     starts = read_stages(config, blocks, mesh["pp"], looped=SCHEDULES[kind].least_vpp > 1) if mesh["pp"] > 1 else [0]
     mesh["vpp"] = max(1, len(starts) // mesh["pp"])
     if len(starts) != mesh["pp"] * mesh["vpp"]:
-        config.refuse("parallelism.pipeline_parallel_degree", f"{len(starts)} stages are no multiple of it")
+        config.refuse("parallelism.pipeline_parallel_degree", f"{len(starts)} stages are not a multiple of it")
     micro, count, updates = _batch(config, mesh)
     schedule: dict[str, Any] = {"num_microbatches": count, "steps_per_update": updates}
     plain: dict[str, Any] = {
@@ -164,7 +164,7 @@ def _section(config: JobConfig) -> dict[str, Any]:
         return gpt_oss(GPT_OSS[own])
     flavor = _flavor(config)
     if flavor.scored_first:
-        config.say("rows are multiplied by their scores before the experts, and the estimate has it behind them: as many bytes, later")
+        config.say("rows are multiplied by their scores before the experts, and the estimate has it after them: as many bytes, later")
     return flavor.section()
 
 
@@ -268,7 +268,7 @@ def _batch(config: JobConfig, mesh: dict[str, Any]) -> tuple[int, int, int]:
     step = local * mesh["dp_replicate"] * mesh["dp_shard"]
     updates = 1 if whole < 1 else whole // step
     if whole > 0 and whole != max(1, updates) * step:
-        config.refuse(GLOBAL, f"it is no multiple of {step}, which the data ranks read at once", f"global_batch_size = {step}")
+        config.refuse(GLOBAL, f"it is not a multiple of {step}, which the data ranks read at once", f"global_batch_size = {step}")
     updates = max(1, updates)
     if mesh["pp"] == 1:
         return local, updates, 1
@@ -277,7 +277,7 @@ def _batch(config: JobConfig, mesh: dict[str, Any]) -> tuple[int, int, int]:
     else:
         count = local // config.whole("parallelism.pipeline_parallel_microbatch_size") or 1
     if local % count:
-        config.refuse(LOCAL, f"it is no multiple of {count} microbatches")
+        config.refuse(LOCAL, f"it is not a multiple of {count} microbatches")
         return 1, count, updates
     return local // count, count, updates
 

@@ -198,7 +198,7 @@ class GraphedRunner:
 
         Args:
             work: The update by a step's numbers, which it reads on the device only.
-            numbers: Those of this step, on the host.
+            numbers: Numbers of this step, on the host.
         """
         if self._records_update and self._replays:
             self._records_update = False

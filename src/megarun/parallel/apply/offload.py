@@ -1,7 +1,7 @@
 """Kept tensors of layers in host memory between forward and backward (`host.activation_offload`), by emptying their storages.
 
 What autograd saves in a layer's forward is copied to host memory while the next layer runs forward, and leaves the device with the end of
-that. It comes back while the layer behind it runs backward. So besides the layer that runs, the device has what one layer keeps; the last
+that. It comes back while the layer after it runs backward. So besides the layer that runs, the device has what one layer keeps; the last
 layer of a stage waits for its copy. Copies run in a stream of their own. Saved tensors stay the same objects, whose storages have no bytes
 in between, so that values, views and the times at which autograd frees them are those without offload.
 
@@ -86,7 +86,7 @@ class HostPool:
         self._free[len(memory)].append(memory)
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> torch.cuda.Event | None:
-        """Begin to copy from each pair's second tensor to its first, behind what the current stream has; returns the copies' end."""
+        """Begin to copy from each pair's second tensor to its first, after what the current stream has; returns the copies' end."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream), torch.no_grad():  # none on a CPU
@@ -174,7 +174,7 @@ def _run(
     x: Tensor,
     *further: Any,
 ) -> Tensor:
-    """Forward of a layer; `at_ends` says if it is the first of its stage, and if nothing of the stage runs behind it."""
+    """Forward of a layer; `at_ends` says if it is the first of its stage, and if nothing of the stage runs after it."""
     if not torch.is_grad_enabled():
         return forward(x, *further)
     before, own = None if at_ends[0] else passing.kept, None

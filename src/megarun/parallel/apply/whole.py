@@ -20,7 +20,6 @@ torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (`bf16_compress_hoo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -286,8 +285,9 @@ class WholeState:
         def after(_: nn.Module, __: Any, output: Any) -> None:
             group.end_forward()
             if group.is_followed and torch.is_grad_enabled():
-                for tensor in _needing_gradients(output):
-                    tensor.register_hook(start)  # type: ignore[no-untyped-call]
+                for each in tree_flatten(output)[0]:
+                    if isinstance(each, Tensor) and each.requires_grad:
+                        each.register_hook(start)  # type: ignore[no-untyped-call]
 
         def start(_: Tensor) -> None:
             if not self._awaited:
@@ -384,10 +384,6 @@ def _followed(group: WholeGroup, inputs: tuple[Any, ...], keywords: dict[str, An
         values[place] = output
     found: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(values, structure)
     return found
-
-
-def _needing_gradients(value: Any) -> Iterator[Tensor]:
-    return (each for each in tree_flatten(value)[0] if isinstance(each, Tensor) and each.requires_grad)
 
 
 def _in_backward() -> bool:

@@ -76,7 +76,7 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 
 def start_gradients(x: Tensor) -> Tensor:
-    """The stream behind frozen embeddings, x itself, with a gradient: so that every layer runs as it does on the other stages."""
+    """The stream after frozen embeddings, x itself, with a gradient: so that every layer runs as it does on the other stages."""
     if not torch.is_grad_enabled():
         return x
     started: Tensor = _Start.apply(x, x.new_empty(0, requires_grad=True))  # type: ignore[no-untyped-call]

@@ -32,7 +32,7 @@ class UpProjection(NamedTuple):
         weight: [H · (n + v), R], or the bytes of its rows.
         adapter: Adapter of the linear, or None.
         scaling: Low-precision settings; None if it multiplies in 16 bits.
-        numbers: Those of delayed scaling.
+        numbers: Numbers of delayed scaling.
     """
 
     weight: Tensor | PackedWeight

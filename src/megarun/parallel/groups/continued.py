@@ -97,7 +97,7 @@ class Continued:
 
         Args:
             settings: Settings of the scan.
-            inputs: Those of `mamba3_piece`.
+            inputs: Inputs of `mamba3_piece`.
         """
         call, tokens, weights = self._call(), list(inputs[:NUM_TOKENS]), list(inputs[NUM_TOKENS:])
         kept = self._kept[call]

@@ -29,7 +29,7 @@ FACTORS, HISTORY = "scaling_factors", "scaling_history"
 
 
 def is_scaling(name: str) -> bool:
-    """True for the name of such a tensor."""
+    """True for the name of a tensor of delayed scaling in a checkpoint."""
     return name.rpartition(".")[2] in (FACTORS, HISTORY)
 
 
@@ -83,7 +83,7 @@ class OwnNumbers(NamedTuple):
     """Numbers of the products with one weight.
 
     Attributes:
-        stage: Those of its stage.
+        stage: Numbers of its stage.
         first: Index of its first operand.
     """
 

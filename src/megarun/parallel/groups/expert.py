@@ -223,7 +223,7 @@ class ExpertParallel:
         Args:
             indices: Choices of this rank's tokens, int32 [N, k].
             num_choices: Choices of the router.
-            num_experts: E; the choices behind them are null experts.
+            num_experts: E; the choices after them are null experts.
 
         Returns:
             int32 [M], the flat index token · k + slot of each row, sorted by expert, of gathered tokens; and int32 [E / ep], rows of each.

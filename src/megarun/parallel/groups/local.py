@@ -15,7 +15,7 @@ def gradient_of(parameter: Tensor, name: str = "a parameter") -> Tensor:
     """A parameter's gradient.
 
     Raises:
-        RuntimeError: It has none.
+        RuntimeError: The group has none.
     """
     if parameter.grad is None:
         raise RuntimeError(f"{name} of shape {tuple(parameter.shape)} has no gradient; backward did not reach it")

@@ -20,7 +20,7 @@ from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.ownership import local_part
 
 PARTS = "codes", "absmax", "nested_absmax"
-"""Names of the parts of packed rows in a checkpoint, behind the weight's."""
+"""Names of the parts of packed rows in a checkpoint, after the weight's."""
 
 
 class PackedWeight(NamedTuple):

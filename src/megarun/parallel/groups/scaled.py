@@ -36,7 +36,7 @@ class Scaling(NamedTuple):
         gradient_format: e4m3 or e5m2, in which outputs' gradients multiply.
         keeps_low: True if the input's copy is kept in place of the input.
         may_wait: True if a split backward defers the weight gradients.
-        numbers: Those of delayed scaling; None for others.
+        numbers: Numbers of delayed scaling; None for others.
     """
 
     by: str

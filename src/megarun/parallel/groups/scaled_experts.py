@@ -22,7 +22,7 @@ class BankScaling(NamedTuple):
     Attributes:
         by: tensor or rows, what has a scale; delayed for scales of past steps; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
         keeps_low: True if a copy of the input is kept in place of the input.
-        numbers: Those of gate if there is one, up and down under delayed scaling; empty for others.
+        numbers: Numbers of gate if there is one, up and down under delayed scaling; empty for others.
     """
 
     by: str

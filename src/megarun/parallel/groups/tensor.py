@@ -17,7 +17,7 @@ Source: arXiv:2205.05198, section 4.2.2 and figure 5 (the gathered input is not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +76,11 @@ class TensorParallel:
 
     def reduce(self, partial: Tensor) -> Tensor:
         """Reduce-scatter of the ranks' partial outputs [B, T, h] -> local tokens [B, t, h]."""
-        return partial if self.degree == 1 else _apply(_ReduceScatter, self, partial)
+        return partial if self.degree == 1 else exchanged(self._reduce, self._gather, partial)
 
     def gather(self, x: Tensor) -> Tensor:
         """Local tokens [B, t, ...] -> all tokens [B, T, ...]."""
-        return x if self.degree == 1 else _apply(_AllGather, self, x)
+        return x if self.degree == 1 else exchanged(self._gather, self._reduce, x)
 
     def share(self, count: int) -> int:
         """This rank's share of heads, groups or a width; the spec's rules ensure that it divides (MP201)."""
@@ -131,6 +131,12 @@ class TensorParallel:
             dist.all_reduce(value, op=operation, group=self._members)
         return value
 
+    def _gather(self, x: Tensor) -> Tensor:
+        return self.start_gather(x).wait()
+
+    def _reduce(self, partial: Tensor) -> Tensor:
+        return self.start_reduce(partial).wait()
+
     @property
     def _members(self) -> Any:
         if self.group is None:
@@ -174,6 +180,27 @@ def column_parallel(
     return results
 
 
+def exchanged(exchange: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A linear exchange between ranks; the gradient is exchanged by its adjoint."""
+    result: Tensor = _apply(_LinearExchange, exchange, adjoint, x)
+    return result
+
+
+class _LinearExchange(torch.autograd.Function):
+    """See `exchanged`; saves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The exchanged tensor."""
+        ctx.adjoint = adjoint
+        return exchange(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
+        """Gradient of the own tensor."""
+        return None, None, ctx.adjoint(gradient)
+
+
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]
 
@@ -209,33 +236,3 @@ class _ColumnParallel(torch.autograd.Function):
         wanted = ctx.needs_input_grad[4 + len(weights) :]
         sums = [gradient.flatten(0, -2).sum(0) if needed else None for gradient, needed in zip(gradients, wanted, strict=True)]
         return None, None, None, leaving.wait(), *products, *sums
-
-
-class _ReduceScatter(torch.autograd.Function):
-    """Reduce-scatter of tokens; saves nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, partial: Tensor) -> Tensor:
-        """[B, T, h] -> [B, t, h]."""
-        ctx.tp = tp
-        return tp.start_reduce(partial).wait()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        """Gradient of the partial output."""
-        return None, ctx.tp.start_gather(gradient).wait()
-
-
-class _AllGather(torch.autograd.Function):
-    """All-gather of tokens; saves nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, x: Tensor) -> Tensor:
-        """[B, t, ...] -> [B, T, ...]."""
-        ctx.tp = tp
-        return tp.start_gather(x).wait()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        """Gradient of local tokens, summed over every rank's heads."""
-        return None, ctx.tp.start_reduce(gradient).wait()

@@ -23,7 +23,7 @@ def takes_turns() -> bool:
 
 
 def hand_over() -> None:
-    """Let the other computation of the pair run until its turn ends; call it behind the start of an exchange."""
+    """Let the other computation of the pair run until its turn ends; call it after the start of an exchange."""
     if _running:
         _running[-1].hand_over()
 

@@ -52,7 +52,7 @@ def work_of(spec: Spec, **degrees: int) -> TimedStep:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_parameters_are_the_inventorys(model):
-    """All but the final norm."""
+    """All except the final norm."""
     spec = spec_of(model)
     found = held(work_of(spec))
     assert found.dense + found.experts == build_inventory(spec).parameters - 1024

@@ -126,7 +126,7 @@ def test_fp8_is_faster_where_products_are_large(device):
     ("ep", "dispatcher", "copies"), [(1, "alltoall", 8), (4, "alltoall", 8), (1, "deepep", 1), (4, "hybridep", 4 * (1 - 0.75**8))]
 )
 def test_ranks_that_share_an_expert_gather_every_row_that_came(ep, dispatcher, copies):
-    """4,096 tokens of 2,048 channels in bf16 on two ranks: eight rows a token from an all-to-all, one for each rank it has else."""
+    """4,096 tokens of 2,048 channels in bf16 on two ranks: eight rows per token from an all-to-all, one for each rank it has else."""
     work = step(MOE, tp=2, etp=2, ep=ep, dp=4, dispatcher=dispatcher, again=Recomputed(modules=frozenset({"moe"})))
     moved = {run: moved for run, group, moved, _ in ledger_of(work, "E").transfers if group == "tensor"}
     gathered = 2048 * 2048 * 2 * copies * short_ring(2)

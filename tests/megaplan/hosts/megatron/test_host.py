@@ -12,7 +12,7 @@ from megaplan.hosts.megatron.chunks import backward_excess, chunk, forward_exces
 from megaplan.hosts.megatron.peak import in_flight_counts, memory
 from megaplan.hosts.megatron.run import MegatronRun, MegatronStage, stages_of
 from megaplan.hosts.megatron.storage import parameters
-from megaplan.hosts.megatron.workspaces import cublas_bytes
+from megaplan.hosts.megatron.workspaces import SMALL_KIB, setting_bytes
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.partition.choose import choose_cuts
@@ -196,7 +196,7 @@ def test_block_recompute_keeps_the_layers_behind_the_first() -> None:
         "uniform": ("host.recompute_num_layers=1",),
     }.items()}  # fmt: skip
     assert kept["none"] > kept["two"] > kept["all"]
-    assert kept["all"] == kept["uniform"]  # eight layers a rank, each alone
+    assert kept["all"] == kept["uniform"]  # eight layers per rank, each alone
 
 
 def test_megarun_does_not_train_it() -> None:
@@ -249,20 +249,9 @@ def test_a_workspace_is_the_launchs_or_torchs_own() -> None:
         assert {memory(stage).static["cuBLAS workspaces"] for stage in stages} == {2 * size}
 
 
-@pytest.mark.parametrize(
-    ("device", "month", "kib"),
-    [
-        ("a100-80gb", None, 4096 * 2 + 8 * 16),
-        ("h100-sxm", None, 32768),
-        ("h100-sxm", "2024-01", 32768),
-        ("b200", None, 32768),
-        ("gb200", "2024-01", 4096 * 2 + 8 * 16),
-        ("mi300x", None, 32768),
-    ],
-)
-def test_torchs_own_workspace_is_of_a_devices_generation(device: str, month: str | None, kib: int) -> None:
-    assert cublas_bytes(device, None, month) == kib * 1024
-    assert cublas_bytes(device, ":16:8", month) == 16 * 8 * 1024
+def test_a_workspace_setting_lists_sizes_and_counts_of_buffers() -> None:
+    assert setting_bytes(":4096:2:16:8") == SMALL_KIB * 1024
+    assert setting_bytes(":16:8") == 16 * 8 * 1024
 
 
 @pytest.mark.parametrize("percent", [0, 5, 7])

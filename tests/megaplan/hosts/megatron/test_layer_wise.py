@@ -112,7 +112,7 @@ def test_a_layout_is_megatrons(
 
 @pytest.mark.parametrize("more", ["", " --overlap-grad-reduce --overlap-param-gather", f" {EXPERTS} --disable-bias-linear"])
 def test_padding_is_in_parameters_and_gradients_and_state_is_whole(more: str) -> None:
-    """All ranks together step each parameter of their pipeline stage once, and store as much padding in 2 as in 4 bytes an element."""
+    """All ranks together step each parameter of their pipeline stage once, and store as much padding in 2 as in 4 bytes per element."""
     padded, dealt = (
         megaplan.estimate(import_megatron(WORDS + more + flag, "launch", ["host.fragmentation_percent=0"], 8).document)
         for flag in ("", " --no-use-layer-wise-param-layout")

@@ -83,7 +83,7 @@ def test_stages_follow_virtual_stage_then_rank() -> None:
 UNFIT = {
     ("M|M|M", 2, None, 1): "3 % 2 = 1",
     ("M*M*M*", 4, None, 1): "6 layers do not divide over 4 ranks",
-    ("M*M*", 2, None, 2): "2 virtual stages a rank, and the pattern has no '|'",
+    ("M*M*", 2, None, 2): "2 virtual stages per rank, and the pattern has no '|'",
     ("M*|M*", 2, 2, 1): "has '|'",
     ("M*M*M*M*M", 4, 2, 1): "7 layers do not divide over 3 ranks",
     ("M", 2, 2, 1): "-1 layers",
@@ -145,14 +145,14 @@ def test_a_wrong_layout_names_the_column(text: str) -> None:
 
 UNFIT_LAYOUTS = {
     ("E|t|L", 2, 1, 0): "3 stages, pp = 2",
-    ("t|EL", 2, 1, 0): "E stands first",
-    ("Et|Lt", 2, 2, 0): "L stands last",
+    ("t|EL", 2, 1, 0): "E must be first",
+    ("Et|Lt", 2, 2, 0): "L must be last",
     ("Et|tL", 2, 3, 0): "2 layers in the layout, num_layers = 3",
     ("Et|tL", 2, 2, 1): "0 prediction modules in the layout, mtp_num_layers = 1",
-    ("Et|tm|mL|", 2, 2, 2): "L stands last",
+    ("Et|tm|mL|", 2, 2, 2): "L must be last",
     ("Et|tm|t|mL", 2, 3, 2): "prediction modules on stages 1, 3",
     ("Etm|t|t|L", 2, 3, 1): "prediction modules on stage 0",
-    ("Et|mtL", 2, 2, 1): "a layer stands after",
+    ("Et|mtL", 2, 2, 1): "a layer is after",
 }
 
 

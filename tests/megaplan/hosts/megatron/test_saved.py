@@ -89,7 +89,7 @@ def test_a_wider_head_is_wider_in_its_own_tensors(stage: MegatronStage, name: st
     ("name", "tensors"), [("q_lora_rank", ("q_latent", "q_latent.norm")), ("kv_lora_rank", ("kv_latent", "kv_latent.norm"))]
 )
 def test_a_latent_is_kept_before_and_after_its_norm(stage: MegatronStage, name: str, tensors: tuple[str, str]) -> None:
-    """Latents are no head's, so tensor ranks share their tokens instead."""
+    """Latents are not a head's, so tensor ranks share their tokens instead."""
     before, after = kept_with(stage), kept_with(stage, **{name: WIDTHS[name] + 8})
     grown = {tensor: after[tensor] - before[tensor] for tensor in before if after[tensor] != before[tensor]}
     assert grown == dict.fromkeys(tensors, 2 * stage.run.at.stream_tokens * 8)

@@ -322,5 +322,5 @@ def test_latent_attention_keeps_values_with_the_part_of_keys_that_came_with_them
 
 def test_experts_are_sharded_over_the_ranks_that_expert_parallelism_leaves():
     local, spread = (budget(*EXPERTS, *more).worst.cells[Phase.INIT] for more in ((), ("mesh.ep=4",)))
-    bank = 4 * 3 * 16 * 96 * 256 * 4 // 4  # four layers of three matrices a bank, in fp32, over four ranks
+    bank = 4 * 3 * 16 * 96 * 256 * 4 // 4  # four layers of three matrices per bank, in fp32, over four ranks
     assert local[Column.EXPERT_PARALLEL_PARAMS] == spread[Column.EXPERT_PARALLEL_PARAMS] == bank

@@ -174,7 +174,7 @@ def test_skipped_steps_and_loaded_states_are_followed(one_process: Any, worker: 
     assert recorder.num_replays == 6 + 5
 
 
-def test_a_failed_recording_changes_nothing_but_the_log(one_process: Any, worker: Any, spec_with: Any) -> None:
+def test_a_failed_recording_changes_only_the_log(one_process: Any, worker: Any, spec_with: Any) -> None:
     """The microbatch fails in its backward, with copies lent and gradients half made."""
     spec = spec_with({"schedule.num_microbatches": 2, "precision": MIXED})
     eager, batches = made(worker, spec)

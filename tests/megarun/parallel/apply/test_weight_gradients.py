@@ -133,7 +133,7 @@ def test_a_whole_backward_defers_nothing() -> None:
     assert weight_gradient(linear.weight, x.detach(), torch.ones(2, 4, 5)) is not None
 
 
-def test_the_input_gradient_is_no_view() -> None:
+def test_the_input_gradient_is_not_a_view() -> None:
     """A view's base holds its storage, so autograd would not add another reader's gradient in place but make a third tensor of its size."""
     linear = nn.Linear(3, 5)
     output = SplitLinear.apply(torch.randn(2, 4, 3, requires_grad=True), linear.weight, linear.bias)

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def steps(log: list[str], name: str, count: int) -> Callable[[], None]:
-    """A computation of some steps, whose turn ends after each but the last."""
+    """A computation of some steps, whose turn ends after each except the last."""
 
     def run() -> None:
         for step in range(count):

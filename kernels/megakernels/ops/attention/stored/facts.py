@@ -1,4 +1,4 @@
-"""Tiles of weights and of score gradients that attention's backward stores, with five products of a pair in place of seven.
+"""Tiles of weights and of score gradients that attention's backward stores: five products per pair of positions instead of seven.
 
 A tile has the keys of `STORED_TILE` positions as rows and the queries of as many as columns. Stored are the tiles with visible pairs, of
 some sequences and key heads at a time; the arrays of one part are those of the next. Longer sequences compute weights twice instead.

@@ -54,7 +54,7 @@ class Recording:
         return tuple(row for row in self.rows if row.kind in kinds)
 
     def text(self, name: str) -> str:
-        """The text of a script, and after it the commands that it started, one a line, with the values of its variables."""
+        """The text of a script, and after it the commands that it started, one per line, with the values of its variables."""
         try:
             script = Path(name).read_text(encoding="utf-8", errors="replace")
         except OSError:

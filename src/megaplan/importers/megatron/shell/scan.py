@@ -176,7 +176,7 @@ class Scanner:
         return Piece("text", "$", quoted)
 
     def _closing(self, at: int) -> int:
-        """The position behind the bracket that closes the one at a position."""
+        """The position after the bracket that closes the one at a position."""
         text, open_ = self.text, list[str]()
         while at < len(text):
             sign = text[at]

@@ -39,7 +39,7 @@ def total(expression: str, held: Callable[[str], str | None], assign: Callable[[
 
     Raises:
         UnknownError: A variable is not known.
-        ValueError: The expression is no sum of integers.
+        ValueError: The expression is not a sum of integers.
     """
     value = 0
     for part in re.split(r",(?![^(]*\))", expression):

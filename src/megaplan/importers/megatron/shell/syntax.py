@@ -18,7 +18,7 @@ class Command(NamedTuple):
         line: Line of its first word.
         words: Words of a simple command, a test, a loop or a case.
         text: Name of a loop's variable or of a function; the expression of a sum.
-        parts: Conditions, or patterns, each with the commands behind it.
+        parts: Conditions, or patterns, each with the commands after it.
         given: Sign and word of what it reads.
         written: Sign and word of the file that it writes.
     """

@@ -145,7 +145,7 @@ class Words:
         """The value of a sum; the placeholder of what is not known in it.
 
         Raises:
-            NeedsBashError: It is no sum of integers.
+            NeedsBashError: It is not a sum of integers.
         """
         expanded = self.text(Scanner(text).quoted())
         expanded = _ELEMENT.sub(lambda found: self.single(Piece("variable", found[0])), expanded)

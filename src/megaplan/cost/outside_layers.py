@@ -1,4 +1,4 @@
-"""Work of a step of megarun beside its layers, by kinds of kernels: FSDP2's casts and copies, the gradient norm, the optimizers.
+"""Work of a step of megarun outside its layers, by kinds of kernels: FSDP2's casts and copies, the gradient norm, the optimizers.
 
 FSDP2 casts each parameter's shard to the dtype of forward, copies it into the buffer that is gathered, lays the gradients of a block out
 for their reduction in its dtype, and copies the result; after the first microbatch it adds it to the sum. A rank that has its parameters
@@ -30,14 +30,14 @@ CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
 CLIP_OPERATIONS, ROUND_OPERATIONS, NORM_LAUNCHES = 4, 8, 4
 """Operations of the host for the gradients' norm, for a round of Muon's without its products, and of those the ones on norms."""
 DELAYED_PASSES, DELAYED_LAUNCHES = 30, 14
-"""Numbers that an operand's next factor reads and writes, beside its history, and kernels of the update of all of a rank: one finds the
-largest of the history."""
+"""Numbers that an operand's next factor reads and writes, in addition to its history, and kernels of the update of all of a rank: one finds
+the largest of the history."""
 ADAMW_OPERATIONS, MUON_OPERATIONS = 2, 2
-"""Those for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; Muon's two passes."""
+"""Host operations for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; Muon's two passes."""
 
 
 class Matrices(NamedTuple):
-    """Matrices of tensors alike that Muon updates.
+    """Matrices of equal tensors that Muon updates.
 
     Attributes:
         num_tensors: Tensors, on all pipeline ranks together.
@@ -69,14 +69,14 @@ class StoredParameters(NamedTuple):
     """Parameters that are stored and updated, on all pipeline ranks together.
 
     Attributes:
-        elements: That it gathers.
+        elements: Elements that it gathers.
         trained: Elements with gradients.
         shard: Trained elements of the rank's own shard.
         shard_matrices: Elements of the shard that Muon updates.
-        tensors: That it gathers.
+        tensors: Tensors that it gathers.
         trained_tensors: Tensors with gradients.
         groups: Blocks that are gathered and reduced together.
-        matrices: That Muon updates.
+        matrices: Matrices that Muon updates.
         packed: Elements of weights that are packed for the gather, and their bytes: of dense ones, and of banks.
         packed_tensors: Tensors of both.
         delayed_weights: Weights whose products have numbers of delayed scaling.
@@ -161,7 +161,7 @@ def delayed_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Once: gradient, parameter and two moments read, the last three written; of Lion and SGD one moment."""
+    """Once: gradient, parameter and two moments read, the last three written; of Lion and SGD one of these."""
     grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
     others = held.shard - (held.shard_matrices if spec.optimizer.uses_muon else 0)
     moved = adamw_bytes(grads, moments, stored) - (0 if spec.host.optimizer == "adam" else 2 * moments)
@@ -196,7 +196,7 @@ def exchanged_elements(spec: Spec, held: StoredParameters) -> tuple[int, int]:
 
 
 def _orthogonalised(spec: Spec, each: Matrices, num_sms: int) -> Iterator[KindWork]:
-    """Newton-Schulz steps of one rank's matrices of tensors alike, in rounds."""
+    """Newton-Schulz steps of one rank's matrices of equal tensors, in rounds."""
     size, steps = spec.newton_schulz_dtype.bytes, spec.optimizer.newton_schulz_steps
     short, long = sorted((each.rows, each.columns))
     _, rounds, count = each.rounds(spec)
