@@ -11,7 +11,9 @@ from megaplan.cli.options import Overrides
 
 
 def import_torchtitan(
-    config: Annotated[str, typer.Argument(metavar="FILE", help="TOML of a job, JSON of its sections, or config_registry.py; - for stdin.")],
+    config: Annotated[
+        str, typer.Argument(metavar="FILE", help="TOML of a job, JSON of its sections, config_registry.py, or YAML of Primus; - for stdin.")
+    ],
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job, where a degree is -1.")] = None,

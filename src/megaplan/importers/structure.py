@@ -36,7 +36,7 @@ def names_an_encoder(name: str) -> bool:
 def names_a_tensor(name: str, value: Any) -> bool:
     """True if an unknown name says that it decides the number or size of tensors.
 
-    Such are counts, widths and ranks, switches of norms and biases, and modes in which layers share parts.
+    Such are counts, widths and ranks, switches of norms and biases, layers of several kinds, and modes in which layers share parts.
 
     Args:
         name: Name with underscores for dashes.
@@ -44,6 +44,8 @@ def names_a_tensor(name: str, value: Any) -> bool:
     """
     if _PROCESS.search(name) and "lora" not in name:
         return False
+    if isinstance(value, list):
+        return name.endswith("layer_types") and len({str(each) for each in value}) > 1
     if isinstance(value, str) and not value.replace(".", "", 1).isdigit():
         return _SHARED.search(name) is not None
     if value is True:

@@ -71,6 +71,8 @@ def test_names_that_only_resemble_public_tokenizers_are_asked_for(name: str) -> 
         ("--tokenizer-type HuggingFaceTokenizer", "conf/Nemotron-H-8B.sh", 131_072),
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model $HOME/gemma-3-4b", "launch.sh", 262_145),
         ("--tokenizer-type Llama2Tokenizer --tokenizer-model $TOKENIZER", "launch.sh", 32_000),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model $MODELS/tokenizer.model", "launch.sh", 32_000),
+        ("--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model $MODELS/own_50176.model", "launch.sh", 50_176),
         ("--tokenizer-type TikTokenizer --tokenizer-model $TOKENIZER", "launch.sh", 131_072),
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model EleutherAI/pythia-12b", "launch.sh", 50_277),
         ("--tokenizer-type TokenizerFromFile --tokenizer-file $DATA/starcoder/tokenizer.json", "launch.sh", 49_152),
@@ -87,6 +89,7 @@ def test_tokens_of_a_tokenizer_by_its_name_or_the_scripts(words: str, name: str,
     [
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model org/own", "train_qwen3_8B.sh"),
         ("--tokenizer-type Llama2Tokenizer --tokenizer-model /models/own.model", "train_llama2.sh"),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model $MODELS/own_v4.model", "launch.sh"),
         ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model $TOKENIZER", "train_hunyuan_8B.sh"),
         ("--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model $2", "launch.sh"),
     ],
@@ -242,6 +245,8 @@ def test_widths_of_latent_attention_have_other_names_in_forks() -> None:
     theirs = import_megatron(f"{latent} --qk-nope-head-dim 16 --qk-rope-head-dim 8", "launch.sh").loaded.spec
     ours = f"{latent} --qk-head-dim 16 --qk-pos-emb-head-dim 8"
     assert theirs == import_megatron(ours, "launch.sh").loaded.spec
+    switched = ours.replace("--multi-latent", "--multi-head-latent")
+    assert theirs == import_megatron(switched, "launch.sh").loaded.spec
     biased = import_megatron(f"{ours} --disable-bias-linear --add-qkv-bias", "launch.sh").loaded
     assert biased.spec == import_megatron(f"{ours} --disable-bias-linear", "launch.sh").loaded.spec
     assert any(each.detail.startswith("--add-qkv-bias has no effect") for each in biased.diagnostics)

@@ -66,54 +66,13 @@ def test_sequence_parallelism_of_deepspeed_divides_the_sequence() -> None:
     assert (mesh.cp, mesh.dp_shard) == (4, 1)
 
 
-MOE = "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 48 --moe-grouped-gemm --disable-bias-linear"
-
-
-@pytest.mark.parametrize(
-    ("words", "letters"),
-    [
-        ("--first-k-dense-replace 1 --moe-layer-freq 1", "DEEE"),
-        ("--first-k-dense-replace 1 --moe-layer-freq 2", "DDED"),
-        ("--first-k-dense-replace -1 --moe-layer-freq -1", "EEEE"),
-        ("--first-k-dense-replace 2", "EEEE"),
-    ],
-)
-def test_dense_layers_and_shared_experts_of_mindspeed(words: str, letters: str) -> None:
-    text = RUN.replace("--num-layers 2", "--num-layers 4")
-    model = import_megatron(f"{text} {NEEDED} {MOE} {words} --n-shared-experts 3", "x.sh").loaded.spec.model
-    assert (model.pattern.replace("A", ""), model.moe.shared_ffn_hidden_size) == (letters, 144)
-
-
-def test_gated_delta_nets_of_mindspeed_are_megatrons() -> None:
-    sizes = "--linear-num-key-heads 2 --linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 16 --disable-bias-linear"
-    text = f"{RUN.replace('--num-layers 2', '--num-layers 4')} {NEEDED} {sizes} --position-embedding-type rope"
-    own = "--full-attention-interval 2 --mamba-d-conv 3 --mamba-expand 1 --partial-rotary-factor 0.25"
-    theirs = "--experimental-attention-variant gated_delta_net --linear-attention-freq 2 --linear-conv-kernel-dim 3 --rotary-percent 0.25"
-    model = import_megatron(f"{text} {own}", "x.sh").loaded.spec.model
-    assert model == import_megatron(f"{text} {theirs} --attention-output-gate", "x.sh").loaded.spec.model
-    assert (model.pattern, model.attention.gate, model.linear_attention.conv_kernel) == ("GDADGDAD", True, 3)
-
-
-@pytest.mark.parametrize(("word", "read"), [("softmax_topk", "none"), ("pai_megatron_aux_loss", "aux_loss")])
-def test_choices_of_experts_of_mindspeed_are_losses(word: str, read: str) -> None:
-    text = f"{RUN} {NEEDED} {MOE} --moe-router-load-balancing-type {word} --moe-aux-loss-coeff 0.01"
-    assert import_megatron(text, "x.sh").loaded.spec.host.moe_load_balancing == read
-
-
 def test_biases_of_forks_are_not_passed_over() -> None:
     with pytest.raises(MegaplanError, match="--add-dense-bias"):
         import_megatron(f"{RUN} {NEEDED} --add-dense-bias", "x.sh")
     assert import_megatron(f"{RUN} {NEEDED} --no-add-dense-bias", "x.sh").loaded.spec.model.num_layers == 4
 
 
-def test_an_indexer_of_mindspeed_is_not_passed_over() -> None:
-    with pytest.raises(MegaplanError) as caught:
-        import_megatron(f"{RUN} {NEEDED} --enable-dsa-indexer", "x.sh")
-    (found,) = caught.value.diagnostics
-    assert (found.code, found.hints[0]) == ("MP913", "--experimental-attention-variant dsa   # for")
-
-
-@pytest.mark.parametrize("switch", ["--reuse-fp32-param", "--swap-optimizer", "--swap-attention"])
+@pytest.mark.parametrize("switch", ["--reuse-fp32-param", "--swap-optimizer", "--swap-attention", "--o2-optimizer", "--moe-fb-overlap"])
 def test_switches_of_forks_that_change_memory_are_warned_of(switch: str) -> None:
     found = import_megatron(f"{RUN} {NEEDED} {switch}", "x.sh").loaded.diagnostics
     assert [each.severity for each in found if each.detail.startswith(f"{switch}: ")] == [Severity.WARNING]
@@ -137,3 +96,53 @@ def test_the_command_of_a_front_end_with_adapters_has_them() -> None:
     with pytest.raises(MegaplanError) as caught:
         import_megatron("megatron sft --model a/b --tuner_type lora --lora_alpha 32", "x.sh")
     assert caught.value.diagnostics[0].hints[0].endswith("--set lora.rank=8 --set lora.alpha=32")
+
+
+@pytest.mark.parametrize(
+    ("switch", "ignored"),
+    [
+        ("--schedules-method dualpipev", "schedules-method"),
+        ("--schedule-method ripipe", "schedule-method"),
+        ("--use-dualpipev", "use-dualpipev"),
+        ("--enable-zero-bubble", "enable-zero-bubble"),
+        ("--enable-zbh1-pipeline", "enable-zbh1-pipeline"),
+        ("--patch-primus-pipeline --pp-algorithm zbv-formatted", "pp-algorithm"),
+        ("--patch-zero-bubble --enable-zero-bubble", "enable-zero-bubble"),
+    ],
+)
+def test_a_schedule_of_a_fork_is_refused_where_there_are_stages(switch: str, ignored: str) -> None:
+    staged = f"{RUN.replace('node 1', 'node 2')} {NEEDED} --pipeline-model-parallel-size 2"
+    with pytest.raises(MegaplanError) as caught:
+        import_megatron(f"{staged} {switch}", "x.sh")
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.hints[0].split("   ")[0]) == ("MP914", f"--ignore {ignored}")
+    left_out = Policy(ignored=frozenset({ignored.replace("-", "_")}))
+    plain = import_megatron(staged, "x.sh").loaded.spec
+    assert import_megatron(f"{staged} {switch}", "x.sh", policy=left_out).loaded.spec == plain
+    assert import_megatron(f"{RUN} {NEEDED} {switch}", "x.sh").loaded.spec.mesh.pp == 1
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "--schedules-method vanilla",
+        "--pp-algorithm zbv-formatted",
+        "--enable-zero-bubble --no-patch --patch-zero-bubble=False",
+        "--patch-primus-pipeline --pp-algorithm 1f1b-interleaved",
+    ],
+)
+def test_a_schedule_that_is_not_another_is_planned(switch: str) -> None:
+    staged = f"{RUN.replace('node 1', 'node 2')} {NEEDED} --pipeline-model-parallel-size 2 {switch}"
+    assert import_megatron(staged, "x.sh").loaded.spec.schedule.kind == "1f1b"
+
+
+def test_meshes_of_several_devices_are_refused_with_one_rank_too() -> None:
+    with pytest.raises(MegaplanError, match="--enable-hetero"):
+        import_megatron(f"{RUN} {NEEDED} --enable-hetero", "x.sh")
+
+
+@pytest.mark.parametrize(("word", "fewer"), [("adamw-bnb-8bit", True), ("adam_4bit", True), ("my-adam", False), ("adam64", False)])
+def test_an_optimizer_with_narrow_state_says_so(word: str, fewer: bool) -> None:
+    found = import_megatron(f"{RUN} {NEEDED} --optimizer {word}", "x.sh").loaded.diagnostics
+    (said,) = [each.detail for each in found if each.detail.startswith(f"--optimizer {word}")]
+    assert ("fewer bits" in said) is fewer

@@ -166,6 +166,18 @@ def test_a_run_of_maxtext_has_its_own_command(text: str) -> None:
         ("parallelism:\n  tp: 2\nmodel:\n  model_config:\n    hidden_size: 16\n", "nanotron", "megaplan estimate MODEL --gpus 8"),
         ("from megatron.bridge.recipes.llama import llama3_8b", "a Megatron-Bridge recipe", "megaplan estimate MODEL --gpus 8"),
         ('{"zero_optimization": {"stage": 3}}', "DeepSpeed", "megaplan estimate MODEL --gpus 8"),
+        (
+            "judge:\n  model_name: other/judge\n  nodes: 9\ngrpo:\n  steps: 1\npolicy:\n  model_name: ORG/M\n"
+            "  train_global_batch_size: 64\n  max_total_sequence_length: 512\n  megatron_cfg:\n    tensor_model_parallel_size: 2\n"
+            "cluster:\n  gpus_per_node: 4\n  num_nodes: 2\n",
+            "NeMo-RL",
+            "megaplan estimate ORG/M --gpus 8 --global-batch 64 --seq 512 --set mesh.tp=2",
+        ),
+        (
+            "python chatlearn/entrypoint.py grpo runtime_args.train_micro_batch_size=4 models.policy_trainer.load=ORG/M",
+            "ChatLearn",
+            "megaplan estimate ORG/M --gpus 8 --set batch.micro_batch_size=4",
+        ),
     ],
 )
 def test_another_front_end_is_named_in_one_error(text: str, name: str, command: str) -> None:

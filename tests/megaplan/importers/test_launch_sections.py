@@ -40,6 +40,27 @@ def test_sections_are_read_as_words_are(seed: int) -> None:
     assert spec_of(yaml.safe_dump(sectioned(draw, values | off)), "x.yaml") == launch
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_names_of_the_parsers_attributes_are_those_of_the_arguments(nested: bool) -> None:
+    sizes = {
+        "num_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "seq_length": 32,
+        "max_position_embeddings": 32,
+        "vocab_size": 99,
+    }
+    own = {"add_bias_linear": False, "num_moe_experts": 4, "gradient_accumulation_fusion": False, "layernorm_epsilon": 1e-4}
+    theirs = {"disable_bias_linear": True, "num_experts": 4, "no_gradient_accumulation_fusion": True, "norm_epsilon": 1e-4}
+
+    def read(more: dict[str, Any]) -> Spec:
+        return spec_of(yaml.safe_dump({"language_model": sizes | more, "spec": None} if nested else sizes | more), "x.yaml")
+
+    assert read(own) == read(theirs)
+    assert read(own).model.attention.bias is False
+    assert read({}).model.attention.bias is True
+
+
 def test_a_variable_of_another_file_is_named_only_where_it_decides() -> None:
     values = {
         "num_layers": 2,
@@ -63,7 +84,7 @@ BASE = {
 
 
 def primus(folder: Path, framework: str = "megatron", model: dict[str, Any] | None = None, **overrides: Any) -> tuple[str, str]:
-    """A configuration in a tree of Primus's files: its text and its name."""
+    """A configuration in a tree of Primus's files of Megatron: its text and its name."""
     models, modules = (folder / "primus/configs" / kind / "megatron" for kind in ("models", "modules"))
     for kind in (models, modules):
         kind.mkdir(parents=True, exist_ok=True)
@@ -95,6 +116,7 @@ def test_hybrid_models_of_primus_are_read_by_their_shares(tmp_path: Path) -> Non
         ({"framework": "torchtitan"}, "MP926", "framework = torchtitan"),
         ({"model": {"model_type": "diffusion"}}, "MP926", "model_type = diffusion"),
         ({"model": {"num_joint_layers": 3}}, "MP913", "--num-joint-layers 3"),
+        ({"model": {"own_layer_types": ["conv", "full_attention"]}}, "MP913", "--own-layer-types"),
         ({"model": {"spec": ["own.layers", "gdn"]}}, "MP914", "--spec own.layers gdn"),
     ],
 )

@@ -28,6 +28,7 @@ def error(words: str, gpus: int = 8) -> tuple[str, tuple[str, ...]]:
         ("--sequence-parallel", "--sequence-parallel has no effect: --tensor-model-parallel-size is 1"),
         ("--expert-model-parallel-size 4", "--expert-model-parallel-size 4 has no effect: the model has no experts"),
         ("--expert-tensor-parallel-size 2", "--expert-tensor-parallel-size 2 has no effect: the model has no experts"),
+        ("--kv-lora-rank 16 --v-head-dim 64", "--kv-lora-rank 16 has no effect: it is read with --multi-latent-attention"),
         ("--num-query-groups 2", "--num-query-groups 2 has no effect: it is read with --group-query-attention"),
         (
             "--accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16",

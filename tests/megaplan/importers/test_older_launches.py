@@ -96,3 +96,20 @@ def test_a_mode_in_which_layers_share_experts_is_refused_by_its_name() -> None:
 def test_a_comment_about_another_front_end_does_not_make_a_launch_its() -> None:
     text = f"#!/bin/bash\n# as nemo_run writes it: ~/.nemo_run/experiments\nMS=mindspeed\ntorchrun pretrain_gpt.py {PLAIN}"
     assert import_megatron(text, "launch.sh").loaded.spec.model.num_layers == 4
+
+
+@pytest.mark.parametrize("columns", [29, 48])
+def test_rows_of_long_names_have_no_dots(columns: int) -> None:
+    rows = {
+        "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 128, "max_position_embeddings": 128, "fp16": True,
+        "model_parallel_size": 2, "checkpoint_activations": True, "batch_size": 4, "vocab_size": 256, "world_size": 2,
+        "distribute_checkpointed_activations": True, "accumulate_allreduce_grads_in_fp32": True,
+    }  # fmt: skip
+    table = "".join(f"  {name} {'.' * (columns - len(name))} {value}\n" for name, value in rows.items())
+    spec = import_megatron(f"---- arguments ----\n{table}---- end of arguments ----\n", "log.txt").loaded.spec
+    assert (spec.mesh.tp, spec.host.distribute_saved_activations, spec.precision.grads) == (2, True, "fp32")
+
+
+def test_arguments_pasted_with_their_fences_are_read() -> None:
+    words = f"{PLAIN} --vocab-size 256"
+    assert import_megatron(f"```shell\n{words}\n```\n", "x.txt").loaded.spec == import_megatron(words, "x.txt").loaded.spec

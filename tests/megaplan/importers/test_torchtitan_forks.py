@@ -208,3 +208,25 @@ def test_a_flavor_of_no_registry_is_one_error_whose_hints_fit_the_models_name(mo
     plain = "[training]\nlocal_batch_size = 1\n"
     as_stated = import_torchtitan(plain, "job.toml", [stated[1]], gpus=8).loaded.spec
     assert as_stated.model == import_torchtitan(plain, "job.toml", gpus=8, model=nearest or "llama3/8B").loaded.spec.model
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "hint"),
+    [
+        ("deepseek_v32/671B", "MP914", "megaplan estimate CONFIG.json --gpus 8"),
+        ("DeepSeek-V3.2/671B", "MP914", "megaplan estimate CONFIG.json --gpus 8"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "MP916", "megaplan estimate deepseek-ai/DeepSeek-V3.2-Exp --gpus 8"),
+        ("Qwen/Qwen3-8B", "MP916", "megaplan estimate Qwen/Qwen3-8B --gpus 8"),
+        ("qwen3/9B", "MP916", "--model qwen3/8B"),
+    ],
+)
+def test_a_published_name_is_estimated_and_an_unknown_flavor_has_its_nearest(model: str, code: str, hint: str) -> None:
+    with pytest.raises(MegaplanError) as caught:
+        import_torchtitan("[training]\nlocal_batch_size = 1\n", "job.toml", gpus=8, model=model)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.hints[0].partition("   #")[0]) == (code, hint)
+
+
+def test_signs_and_case_of_a_models_name_do_not_matter() -> None:
+    read = [import_torchtitan("[training]\nsteps = 1\n", "job.toml", gpus=8, model=name).loaded.spec for name in ("Qwen-3/8B", "qwen3/8B")]
+    assert read[0] == read[1]

@@ -53,6 +53,18 @@ def tokens() -> Trainer.Config:
     return config
 
 
+def staged() -> Trainer.Config:
+    config = tokens()
+    config.training.num_tokens_per_train_step = 64 * SEQ
+    config.parallelism = ParallelismConfig(pipeline_parallel_degree=2, tensor_parallel_degree=2, num_pp_microbatches=4)
+    config.compile = CompileConfig(enable=True, enable_async_tensor_parallel=True)
+    return config
+
+
+def own_class() -> OwnTrainerConfig:
+    return OwnTrainerConfig(model_spec=model_registry("8B"), training=TrainingConfig(local_batch_size=2, seq_len=SEQ, steps=1000))
+
+
 def low() -> Trainer.Config:
     config = base()
     config.model_converters = ModelConvertersContainer.Config(
@@ -291,3 +303,32 @@ def test_a_model_whose_sizes_the_file_states_needs_no_registry():
     for before, after in (("layer.moe.load_balance_coeff = None", "layer.head_dim = 32"), ('name="qwen3"', 'name="own"')):
         with pytest.raises(MegaplanError, match="MP932"):
             import_torchtitan(STATED.replace(before, after), "own/config_registry.py")
+
+
+@pytest.mark.parametrize(("sequences", "updates"), [(16, 1), (64, 4)])
+def test_tokens_of_a_microbatch_are_those_of_a_stage(sequences: int, updates: int) -> None:
+    text = REGISTRY.replace("per_train_step = 64 * SEQ", f"per_train_step = {sequences} * SEQ")
+    read = import_torchtitan(text, "llama3/config_registry.py", gpus=8, function="staged").loaded.spec
+    assert (read.mesh.pp, read.mesh.dp_shard, read.batch.micro_batch_size, read.schedule.num_microbatches) == (2, 2, 2, 4)
+    assert read.schedule.steps_per_update == updates  # 4 microbatches of 2 sequences on each of 2 data ranks
+    assert read.host.async_tensor_parallel is (updates == 1)  # which host megarun, of gradients over several steps, has not
+
+
+def test_tokens_that_are_no_sequences_are_named() -> None:
+    text = REGISTRY.replace("num_tokens_per_train_step = 64 * SEQ", "num_tokens_per_train_step = SEQ + 1")
+    with pytest.raises(MegaplanError) as caught:
+        import_torchtitan(text, "llama3/config_registry.py", gpus=8, function="staged")
+    assert [each.location.key for each in caught.value.diagnostics] == ["training.num_tokens_per_train_step"]
+
+
+def test_a_class_of_a_fork_is_a_configuration() -> None:
+    own = import_torchtitan(REGISTRY, "llama3/config_registry.py", gpus=8, function="own_class").loaded.spec
+    assert (own.model.hidden_size, own.batch.seq_length, own.batch.micro_batch_size) == (4096, 4096, 2)
+
+
+def test_a_model_without_a_spec_is_refused_before_values_that_only_a_run_knows() -> None:
+    text = REGISTRY.replace("steps=steps)", "steps=os.cpu_count())")
+    for folder, code in (("llama3", "MP932"), ("deepseek_v4", "MP914")):
+        with pytest.raises(MegaplanError) as caught:
+            import_torchtitan(text, f"{folder}/config_registry.py", gpus=8, function="base")
+        assert [each.code for each in caught.value.diagnostics] == [code]

@@ -21,9 +21,11 @@ from megaplan.importers.maxtext.keys import DEFAULTS, IGNORED, OF_TRAINING, REFU
 from megaplan.importers.maxtext.model import DEFAULTS as OF_MODEL
 from megaplan.importers.maxtext.model import models
 from megaplan.importers.maxtext.script import XPK, number_of, training_words, words
+from megaplan.importers.primus import modules_of, read_module
 from megaplan.importers.program_config import ProgramConfig
 from megaplan.importers.structure import Policy
 from megaplan.spec.comments import SECTION, settings_of_section
+from megaplan.spec.document import parse_document
 from megaplan.spec.read import display_name, folders_above, read_text
 
 OTHER_FILE = re.compile(r"[\w./${}-]*?([\w.-]+\.ya?ml)\b")
@@ -58,6 +60,7 @@ class MaxTextConfig(ProgramConfig):
         super().__init__("arguments", policy)
         self.settings: list[str] = []
         self._others: list[str] = []
+        self._starts_base = False
         self._bases: list[Path] = []
         given: dict[str, Any] = {}
         files = [text for text in inputs if "=" not in text]
@@ -77,13 +80,10 @@ class MaxTextConfig(ProgramConfig):
     def _of_file(self, name: str) -> dict[str, Any]:
         """Values of YAML, or the arguments in the text of a script."""
         text = read_text(name)
-        try:
-            found = yaml.safe_load(text)
-        except yaml.YAMLError:
-            found = None
-        if isinstance(found, dict) and any(key in DEFAULTS for key in found):
-            self.settings += settings_of_section(found.pop(SECTION, None) or {})
-            return {str(key): number_of(value) for key, value in found.items()}
+        stated = _keys_of(text, name)
+        if any(key in DEFAULTS for key in stated):
+            self.settings += settings_of_section(stated.pop(SECTION, None) or {})
+            return {str(key): number_of(value) for key, value in stated.items()}
         found, whole, said = training_words(text, display_name(name))
         if not any(key in DEFAULTS for key in found):
             at, hint = Location(display_name(name)), "megaplan import maxtext base.yml model_name=…   # with the run's own key=value"
@@ -92,20 +92,29 @@ class MaxTextConfig(ProgramConfig):
         if said:
             self.say(f"{display_name(name)}: {said}")
         self._bases += _folders_of_models(text, name)
-        self._others += [other for other in OTHER_FILE.findall(text) if other != BASE]
+        named = OTHER_FILE.findall(text)
+        self._others += [other for other in named if other != BASE]
+        self._starts_base = self._starts_base or BASE in named
         known = {key: value for key, value in found.items() if whole or key in DEFAULTS or key in REFUSED}
         return options | {key: value for key, value in known.items() if key != "run_name"}
+
+    def _say_base(self) -> None:
+        """Says that a script which names base.yml alone has the model of that file, and refuses other inputs without a model."""
+        if self._starts_base and not self._others:
+            self.say(f"no model_name and no sizes: the model is that of {BASE} itself, of {OF_MODEL['base_num_decoder_layers']} layers")
+            return
+        detail = f"neither model_name nor a size of a model; {len(models())} models are known by name"
+        if self._others:
+            detail = f"the script gives MaxText {self._others[0]}, which has the model: give that file, too"
+        hint = f"megaplan import maxtext {self._others[0]} {self.name}" if self._others else "model_name=llama3.1-8b"
+        self._errors.append(diagnostic("MP916", detail, Location(self.name), (hint,)))
+        self.stop()
 
     def _of_model(self) -> dict[str, Any]:
         """Keys of the file of the model that is named; none for the default model, or if base.yml has the model's own values."""
         name = self._given.get("model_name", "default")
         if name == "default" and not self._whole and not self._given.keys() & {SCALE, *OF_MODEL}:
-            detail = f"neither model_name nor a size of a model; {len(models())} models are known by name"
-            if self._others:
-                detail = f"the script gives MaxText {self._others[0]}, which has the model: give that file, too"
-            hint = f"megaplan import maxtext {self._others[0]} {self.name}" if self._others else "model_name=llama3.1-8b"
-            self._errors.append(diagnostic("MP916", detail, Location(self.name), (hint,)))
-            self.stop()
+            self._say_base()
         if name == "default" or ("base_emb_dim" in self._given and not self._whole):
             return {}
         found = self._of_own_file(str(name)) or models().get(name)
@@ -238,3 +247,14 @@ def _of_type(value: Any, default: Any) -> bool:
     if isinstance(default, bool) or not isinstance(default, int | float):
         return isinstance(value, type(default))
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _keys_of(text: str, name: str) -> dict[str, Any]:
+    """Keys of YAML, and of a job of Primus those of its files, too; none of a script."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    if modules_of(found):
+        return read_module(parse_document(text, name), name, "maxtext").values
+    return found if isinstance(found, dict) else {}

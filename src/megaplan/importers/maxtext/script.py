@@ -46,8 +46,10 @@ def words(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def number_of(value: Any) -> Any:
-    """A text such as 1e-6, which YAML 1.1 takes for no number, as the number."""
-    return float(value) if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE][-+]?\d+", value) else value
+    """A text such as 1e-6 or 1_000, which YAML 1.1 or 1.2 takes for no number, as the number."""
+    if not isinstance(value, str) or not re.fullmatch(r"\d+(\.\d+)?[eE][-+]?\d+|\d{1,3}(_\d{3}){1,5}", value):
+        return value
+    return int(value) if "_" in value else float(value)
 
 
 def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
-from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.arguments import Arguments
-from megaplan.importers.megatron.meant import foreign_modules
 from megaplan.importers.variables import replaced, variables
 
 
@@ -54,6 +51,12 @@ _FRONT_ENDS = (
         _ARGUMENTS,
     ),
     _FrontEnd("NeMo 1", re.compile(r"^(?:trainer|exp_manager):.*?^model:", re.MULTILINE | re.DOTALL), "the section model"),
+    _FrontEnd(
+        "NeMo-RL",
+        re.compile(r"\A(?=.*^(?:policy|grpo|sft|dpo|distillation):)(?=.*^\s+(?:megatron_cfg|dtensor_cfg):)", _WHOLE),
+        "the config of policy.model_name",
+    ),
+    _FrontEnd("ChatLearn", re.compile(r"^[^#\n]*\bchatlearn/entrypoint\.py\b", re.MULTILINE), "the config of models.policy_trainer.load"),
     _FrontEnd("NeMo Automodel", re.compile(r"\bnemo_automodel\b"), "model.pretrained_model_name_or_path"),
     _FrontEnd(
         "Accelerate",
@@ -113,16 +116,20 @@ _OURS = {
     "ep_size": "mesh.ep",
     "micro_batch_size": "batch.micro_batch_size",
     "local_batch_size": "batch.micro_batch_size",
+    "train_micro_batch_size": "batch.micro_batch_size",
     "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
 }
 _TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter", "tuner_backend")
 """Arguments by which front ends choose between all parameters and low-rank adapters."""
 _OF_ROLLOUTS = ("max_prompt_length", "max_response_length")
 """Lengths of verl whose sum is that of a sequence."""
+_PROCESSES = ("NPROC_PER_NODE", "nproc_per_node", "n_gpus_per_node", "gpus_per_node", "GPUS_PER_NODE", "devices")
 _SIZES = {
+    "train_global_batch_size": "--global-batch",
     "global_batch_size": "--global-batch",
     "ppo_mini_batch_size": "--global-batch",
     "train_batch_size": "--global-batch",
+    "max_total_sequence_length": "--seq",
     "max_length": "--seq",
     "cutoff_len": "--seq",
     "sequence_len": "--seq",
@@ -131,20 +138,6 @@ _SIZES = {
 }
 
 
-_OTHER_PROGRAMS = {
-    r"bert": "BERT",
-    r"t5\b": "T5",
-    r"rwkv": "RWKV",
-    r"retro": "RETRO",
-    r"\bict\b|pretrain_ict|biencoder|retriever|orqa|realm": "a retriever",
-    r"vision_|dino|pretrain_swin": "a model of images",
-    r"generat|inference|server": "inference",
-    r"convert|checkpoint_util|checkpoint/": "the conversion of a checkpoint",
-    r"preprocess|merge_datasets|build_index|analyze_data|prepare_\w*data|blend\w*_dataset": "the preparation of data",
-    r"tasks/|evaluat|finetune_race|msdp|lm_eval": "a task of evaluation",
-    r"quantize|export|prune": "the export of a checkpoint",
-}
-"""Parts of the names of programs in Megatron's tree that train no decoder of text."""
 _BRIDGE = re.compile(r"^_target_: *megatron\.bridge\.", re.MULTILINE)
 _STATES_MODEL = re.compile(
     r"\A(?=.*^\W*num[-_]layers\W*:)(?=.*^\W*hidden[-_]size\W*:)"
@@ -153,93 +146,6 @@ _STATES_MODEL = re.compile(
 )
 """YAML of gpt-neox and of NeMo 1 with the model's sizes, which `other_yaml` reads."""
 _STARTS_MEGATRON = re.compile(r"^[^#\n]*\bpretrain_(?:gpt|mamba|hybrid)\.py\b", re.MULTILINE)
-_WITH_ENCODERS = re.compile(r"vlm|multimodal|mimo|flamingo|llava|omni|vl\.py")
-_OF_IMAGES = ("patch_size", "disable_vision_class_token", "vision_model_type", "vision_pretraining", "use_tiling", "max_num_tiles")
-"""Arguments that only a model with images has, whatever its program is called."""
-_OF_OTHERS = {
-    "a model of diffusion": ("crossattn_emb_size", "patch_spatial", "patch_temporal", "num_joint_layers", "num_single_layers"),
-    "BERT": ("bert_no_binary_head",),
-}
-"""Arguments that only models have that are not decoders of text."""
-_DECODERS_TOKENS = ("decoder_seq_length", "dataloader_seq_length")
-"""Arguments with the tokens of a decoder behind encoders, whose own tokens are `--seq-length`."""
-_FREEZES = re.compile(r"freeze_(?:lm|llm|language_model|model|all_layers|base_for_mtp)$")
-_BEYOND_SFT = re.compile(r"dpo|orm|prm|simpo|ppo|grpo|kto")
-_BY_CONFIG = MappingProxyType({"use_bridge": "bridge_hf_model"})
-"""Switches of forks with which a config makes the model, whatever sizes a launch states, and the argument that names the config."""
-
-
-def refuse_other_program(launch: Arguments) -> None:
-    """Refuses a launch of a program that trains no decoder of text; of modules of one's own; warns of encoders that are not counted.
-
-    Raises:
-        MegaplanError: MP926.
-    """
-    _refuse_configs(launch)
-    _refuse_frozen(launch)
-    _refuse_stage(launch)
-    modules = foreign_modules(launch.values.get("spec"))
-    if modules.startswith("mindspeed"):  # whose arguments state the model, as Megatron-LM's do
-        launch.guess("spec", f"--spec {modules} builds the layers; they are planned as those of Megatron-LM")
-    elif modules:
-        launch.cannot("spec", f"{modules.split()[0].partition('.')[0]} has the code that builds the layers", None, "--ignore spec")
-    program = "/".join(launch.program.lower().split("/")[-2:])
-    if re.search(r"(?:pretrain|train)_(?:gpt|mamba|hybrid)\w*\.py$", program):
-        return
-    what = next((what for part, what in _OTHER_PROGRAMS.items() if re.search(part, program)), None)
-    foreign = next(
-        (f"has {flag(key)}, {kind}" for kind, keys in _OF_OTHERS.items() for key in keys if launch.values.get(key) not in (None, False)), ""
-    )
-    if foreign or what is not None:
-        starts = foreign or f"starts {launch.program.rpartition('/')[2]}, {what}"
-        detail = f"{launch.name} {starts}, and a spec is of the training of a decoder of text"
-        raise MegaplanError([diagnostic("MP926", detail, Location(launch.name), ("megaplan import megatron TRAINING.sh",))])
-    of_images = next((key for key in _OF_IMAGES if launch.values.get(key)), "")
-    if of_images or _WITH_ENCODERS.search(program):
-        said = f"{program.rpartition('/')[2] or launch.name} builds encoders in front of the decoder, which are not counted"
-        launch.guess(of_images, said)
-        _take_decoders_tokens(launch)
-
-
-def _take_decoders_tokens(launch: Arguments) -> None:
-    """Gives a launch with encoders in front the length of its decoder's sequences.
-
-    Source: `examples/multimodal/model.py` of NVIDIA/Megatron-LM sets `--seq-length` to the tokens of the images.
-    """
-    key = next((key for key in _DECODERS_TOKENS if isinstance(launch.values.get(key), int)), None)
-    if key is not None:
-        launch.note("seq_length", f"{flag('seq_length')} is of the encoder, and {flag(key)} {launch.values[key]} is planned")
-        launch.values["seq_length"] = launch.values[key]
-
-
-def _refuse_frozen(launch: Arguments) -> None:
-    """Refuses a launch whose decoder is frozen: without gradients and optimizer state its memory is another."""
-    key = next((key for key, value in launch.values.items() if value is True and _FREEZES.match(key.lower())), None)
-    if key is not None:
-        launch.pass_over(key)
-        ignored = f"--ignore {key.replace('_', '-')}   # to plan it as trained"
-        launch.cannot(key, "the decoder is frozen, and host megatron trains all of it", None, ignored)
-
-
-def _refuse_stage(launch: Arguments) -> None:
-    """Refuses a stage of post-training that has more than the decoder, by MindSpeed's `--stage`."""
-    if _BEYOND_SFT.search(str(launch.values.get("stage"))):
-        launch.pass_over("stage")
-        why = "further models, pairs of answers or a head of rewards are not priced"
-        launch.cannot("stage", why, None, "--ignore stage   # to plan the decoder on sequences alone")
-
-
-def _refuse_configs(launch: Arguments) -> None:
-    """Refuses a launch whose model is built from a config, whatever sizes it states.
-
-    Raises:
-        MegaplanError: MP926.
-    """
-    for switch, key in _BY_CONFIG.items():
-        if launch.values.get(switch):
-            said = f"{launch.name} builds the model of {flag(key)} by {flag(switch)}, and not of the sizes that it states"
-            stated = "\n".join(f"{name}={value}" for name, value in {**launch.values, "model": launch.values.get(key)}.items())
-            raise MegaplanError([diagnostic("MP926", said, launch.at(switch), (_command(stated),))])
 
 
 def refuse_file(text: str, name: str) -> None:
@@ -310,7 +216,7 @@ def refuse_front_end(text: str, name: str) -> None:
         )
     detail = f"{name} is of {front.name}, whose model comes from {front.model}"
     hints = (
-        *(_of_primus(text) or (_command(text),)),
+        *(_of_primus(text) or (command(_of_policy(text) if front.name == "NeMo-RL" else text),)),
         *(_OF_A_RUN if python else _OF_A_RUN[1:] if "run_config" in front.model else ()),
         *(("megaplan import megatron TRAINING.log   # where it has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
     )
@@ -321,6 +227,11 @@ def _of_primus(text: str) -> tuple[str, ...]:
     """The import of the configuration that a launch of Primus names; empty for other texts."""
     named = re.search(r"^[^#\n]*(?:\bEXP=[\"']?|\bprimus-cli\b[^#\n]*--config[= ]+)([\w./${}-]+\.ya?ml)", text, re.MULTILINE)
     return (f"megaplan import megatron {named[1]}   # and the launch's own arguments, after --",) if named else ()
+
+
+def _of_policy(text: str) -> str:
+    """The sections of a configuration of NeMo-RL that state the model that is trained and the cluster."""
+    return "".join(re.findall(r"^(?:policy|cluster):.*?(?=^\S|\Z)", text, _WHOLE))
 
 
 def _is_python(text: str, name: str) -> bool:
@@ -340,7 +251,7 @@ def _stated(text: str) -> dict[str, str]:
     return {key.replace("-", "_"): value for key, value in reversed(found)} | dict(reversed(dotted))
 
 
-def _command(text: str) -> str:
+def command(text: str) -> str:
     """The estimate of the text's model on the degrees that it states."""
     given = _stated(text)
     model = next(
@@ -348,6 +259,7 @@ def _command(text: str) -> str:
             given[key]
             for key in (
                 "model",
+                "model_name",
                 "model_name_or_path",
                 "pretrained_model_name_or_path",
                 "base_model",
@@ -360,9 +272,7 @@ def _command(text: str) -> str:
         ),
         "MODEL",
     )
-    processes = next(
-        (given[key] for key in ("NPROC_PER_NODE", "nproc_per_node", "n_gpus_per_node", "GPUS_PER_NODE", "devices") if key in given), "8"
-    )
+    processes = next((given[key] for key in _PROCESSES if key in given), "8")
     nodes = next((given[key] for key in ("NNODES", "nnodes", "num_nodes") if key in given), "1")
     gpus = int(processes) * int(nodes) if processes.isdigit() and nodes.isdigit() else 8
     if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes

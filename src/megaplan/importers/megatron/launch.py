@@ -11,13 +11,15 @@ from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Given, name_of, typed
 from megaplan.importers.megatron.bridge import is_bridge, read_bridge, refuse_override
 from megaplan.importers.megatron.followed import read_script
-from megaplan.importers.megatron.log import has_table, read_table
+from megaplan.importers.megatron.log import from_attributes, has_table, read_table
 from megaplan.importers.megatron.other_yaml import is_nemo, is_neox, read_nemo, read_neox
 from megaplan.importers.megatron.script import Field, read_words, substituted
-from megaplan.importers.megatron.sections import in_sections, is_flagscale, is_primus, read_flagscale, read_primus, read_sections
+from megaplan.importers.megatron.sections import in_sections, is_flagscale, read_flagscale, read_primus, read_sections
+from megaplan.importers.primus import modules_of
 from megaplan.spec.document import Document, parse_document
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
+_FENCE = re.compile(r"^\s*```\w*[ \t]*$", re.MULTILINE)
 TWICE = "MP110"
 """Error for a key that occurs twice; YAML readers of launches take the last."""
 _SECTIONS = ("MODEL_ARGS", "ENV_VARS")
@@ -39,6 +41,7 @@ def read_given(
         MegaplanError: MP916, it is none of them.
     """
     environment = environment or {}
+    text = _FENCE.sub("", text)  # of a pasted issue
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if has_table(text):
         return _with(read_table(text), argv)
@@ -70,13 +73,11 @@ def _yaml(text: str, name: str, environment: Mapping[str, str]) -> Given:
     found = whole.get("ENV_VARS")
     variables = dict(found) if isinstance(found, dict) else {}
     prefix = "MODEL_ARGS." if nested else ""
-    located = {key: document.source.locate(f"{prefix}{key}") for key in values}
-    return Given(
-        {name_of(key): _value(value, {**variables, **environment}) for key, value in values.items()},
-        {name_of(key): place.line for key, place in located.items() if place.line is not None},
-        {**variables, **environment},
-        twice,
-    )
+    given = {name_of(key): _value(value, {**variables, **environment}) for key, value in values.items()}
+    places = {name_of(key): document.source.locate(f"{prefix}{key}").line for key in values}
+    arguments, origin = from_attributes(given)
+    lines = {argument: line for argument, key in origin.items() if (line := places[key]) is not None}
+    return Given(arguments, lines, {**variables, **environment}, twice)
 
 
 def _of_other_form(document: Document, name: str, environment: Mapping[str, str]) -> Given | None:
@@ -93,7 +94,7 @@ def _of_other_form(document: Document, name: str, environment: Mapping[str, str]
         (is_nemo, lambda: read_nemo(document, name)),
         (is_flagscale, lambda: read_flagscale(document, name, environment)),
         (is_bridge, lambda: _bridge(document, name)),
-        (is_primus, lambda: read_primus(document, name, environment)),
+        (lambda whole: bool(modules_of(whole)), lambda: read_primus(document, name, environment)),
         (_in_sections_alone, lambda: read_sections(document, environment, name)),
     )
     return next((read() for of_form, read in readers if of_form(whole)), None)

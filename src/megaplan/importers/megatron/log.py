@@ -16,6 +16,8 @@ from megaplan.importers.megatron.arguments import Given
 _BEGIN = re.compile(r"-{4,} (?:updated )?arguments -{4,}")
 _END = re.compile(r"-{4,} end of (?:updated )?arguments -{4,}")
 _ROW = re.compile(r"(?:^|\s)([A-Za-z_]\w*) \.{2,} ?(.*)$")
+_LONG = re.compile(r"(?:^|\s)([A-Za-z_]\w{27,}) \.? ?(\S.*)$")
+"""A row whose name leaves no place for dots, of which earlier releases have 29 columns and later ones 48."""
 _ENUM = re.compile(r"(?:<)?(?:\w+\.)+(\w+)(?:: [^>]*>)?")
 LEAST_ROWS = 8
 """Fewest rows of a table without its first line."""
@@ -38,7 +40,7 @@ def read_table(text: str) -> Given:
             rows, inside = {}, True
         elif _END.search(line):
             inside = False
-        elif inside and (match := _ROW.search(line)) is not None:
+        elif inside and (match := _ROW.search(line) or _LONG.search(line)) is not None:
             rows[match[1]] = _value(match[2].strip()), number
     attributes = {key: value for key, (value, _) in rows.items()}
     if attributes.get("encoder_num_layers") == attributes.get("num_layers"):

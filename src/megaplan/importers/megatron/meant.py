@@ -9,8 +9,8 @@ from typing import Any
 
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.deepspeed import OWN_MODULES, Translated, flash_of_own_modules, translate_deepspeed
+from megaplan.importers.megatron.mindspeed import is_of_mindspeed, translate_mindspeed
 from megaplan.importers.structure import names_a_tensor
-from megaplan.spec.models import MAX_LAYERS
 
 MEANT = MappingProxyType(
     {
@@ -21,7 +21,6 @@ MEANT = MappingProxyType(
         **dict.fromkeys(("qk_norm",), "--qk-layernorm"),
         **dict.fromkeys(("use_rms_norm",), "--normalization RMSNorm"),
         **dict.fromkeys(("no_tie_embed_logits",), "--untie-embeddings-and-output-weights"),
-        **dict.fromkeys(("enable_dsa_indexer",), "--experimental-attention-variant dsa   # for"),
         **dict.fromkeys(("glu_activation",), "--swiglu   # for"),
         **dict.fromkeys(("mlp_type",), "--moe-shared-expert-intermediate-size   # for"),
         **dict.fromkeys(("zero_stage",), "--use-distributed-optimizer   # for stage 1, not"),
@@ -50,6 +49,7 @@ RENAMED = MappingProxyType(
         "use_qk_layernorm": "qk_layernorm",
         "qk_nope_head_dim": "qk_head_dim",
         "qk_rope_head_dim": "qk_pos_emb_head_dim",
+        "multi_head_latent_attention": "multi_latent_attention",
         "tokenizer_file": "tokenizer_model",
         "tokenizer_name_or_path": "tokenizer_model",
         "moe_expert_parallel_size": "expert_model_parallel_size",
@@ -60,6 +60,7 @@ RENAMED = MappingProxyType(
         "activations_checkpoint_method": "recompute_method",
         "activations_checkpoint_num_layers": "recompute_num_layers",
         "checkpoint_num_layers": "recompute_num_layers",
+        "distribute_checkpointed_activations": "distribute_saved_activations",
         **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_attention_heads_kv"), "num_query_groups"),
         **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), "num_layers"),
         **dict.fromkeys(("num_heads", "n_heads", "n_head"), "num_attention_heads"),
@@ -124,20 +125,22 @@ NOT_PLANNED = MappingProxyType(
         "split_transformers": "attention and MLP are recomputed separately there, and a layer is recomputed as one here",
         "memory_centric_tiled_linear": "linears run in tiles there, and are counted whole",
         "moe_zero_memory": "kept tensors of experts are computed again there, and are counted",
+        "o2_optimizer": "the optimizer's averages are bf16 there, and are counted in fp32",
+        "output_layer_slice_num": "the head runs in slices there, and is counted whole",
+        "loss_compute_mode=chunk": "the loss takes logits in chunks there, and they are counted whole",
+        **dict.fromkeys(
+            ("moe_fb_overlap", "combined_1f1b"),
+            "experts of one microbatch exchange rows behind the products of another there, and what both keep is counted as of one",
+        ),
+        "ai_framework=mindspore": "MindSpore runs it, whose kernels and allocator are not torch's",
     }
 )
-"""Switches of forks that change memory and have no counterpart, and what is counted instead."""
+"""Switches of forks, and words of their arguments, that change memory and have no counterpart, and what is counted instead."""
 
 HEADS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {"multihead": {}, "multiquery": {"group_query_attention": True, "num_query_groups": 1}}
 )
 """Arguments that the types of heads of earlier forks are read as."""
-
-
-_BALANCING = MappingProxyType(
-    {"softmax_topk": "none", "sparsemixer_topk": "none", "pai_megatron_aux_loss": "aux_loss", "group_limited_greedy": "aux_loss"}
-)
-"""Choices of experts of MindSpeed, which Megatron-LM names by the loss (`core/transformer/moe/router.py` of Ascend/MindSpeed-LLM)."""
 
 
 def renamed(values: dict[str, Any], read: set[str], known: Collection[str]) -> Iterator[Translated]:
@@ -167,24 +170,20 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
     if (heads := str(values.get("attention_head_type"))) in HEADS:
         values |= HEADS[heads]
         del values["attention_head_type"]
-    if (balancing := _BALANCING.get(str(values.get("moe_router_load_balancing_type")))) is not None:
-        said = f"--moe-router-load-balancing-type {values['moe_router_load_balancing_type']} of MindSpeed balances as {balancing}"
-        values["moe_router_load_balancing_type"] = balancing
-        found.append(Translated("moe_router_load_balancing_type", said))
     if values.get("glu_activation") == "swiglu":
         values["swiglu"] = bool(values.pop("glu_activation"))
         found.append(Translated("swiglu", "--glu-activation swiglu is read as --swiglu"))
-    if values.get("transformer_impl") == "local" and (values.get("use_legacy_models") or _is_of_mindspeed(values)):
+    if values.get("transformer_impl") == "local" and (values.get("use_legacy_models") or is_of_mindspeed(values)):
         flash_of_own_modules(values)
-    found += [*translate_deepspeed(values), *_flagscale_width(values), *_mindspeed_delta_nets(values)]
-    if values.get("num_experts") is not None:
-        found += _mindspeed_experts(values)
+    found += [*translate_deepspeed(values), *_flagscale_width(values), *translate_mindspeed(values)]
     recomputes = values.get("checkpoint_activations") or values.get("recompute_granularity") == "full"
     shares = values.pop("partition_activations", False) and recomputes and not values.get("sequence_parallel")
     if shares and values.get("tensor_model_parallel_size") not in (None, 1):
         values["distribute_saved_activations"] = True
-    given = [key for key in NOT_PLANNED if values.pop(key, None)]
-    found += [Translated(key, f"{flag(key)}: {NOT_PLANNED[key]}", uncertain=True) for key in given]
+    for key, why in NOT_PLANNED.items():
+        name, _, word = key.partition("=")
+        if (given := values.pop(name, None)) and word in ("", str(given)):
+            found.append(Translated(name, f"{flag(name)}{' ' * bool(word)}{word}: {why}", uncertain=True))
     return found
 
 
@@ -205,75 +204,9 @@ def _flagscale_width(values: dict[str, Any]) -> list[Translated]:
     return [Translated("ffn_hidden_size", f"--multiple-of {multiple} gives --ffn-hidden-size {values['ffn_hidden_size']}, as in FlagScale")]
 
 
-def _is_of_mindspeed(values: dict[str, Any]) -> bool:
-    """True for a launch of MindSpeed, by its modules and the arguments that it adds; FlashAttention needs no Transformer Engine there.
-
-    Source: `features_manager/transformer/flash_attention` of Ascend/MindSpeed, `features_manager` of Ascend/MindSpeed-LLM.
-    """
-    return "mindspeed" in foreign_modules(values.get("spec")) or any(values.get(key) for key in _OF_MINDSPEED)
-
-
-_OF_MINDSPEED = ("use_fused_rmsnorm", "use_fused_swiglu", "use_fused_rotary_pos_emb", "use_ascend_mc2", "reuse_fp32_param")
-"""Switches that Megatron-LM does not have and most launches of MindSpeed do."""
-
-
-def _mindspeed_delta_nets(values: dict[str, Any]) -> list[Translated]:
-    """Gated delta nets of MindSpeed, with gated attention in every n-th layer.
-
-    Source: `core/transformer/transformer_block.py`, `tasks/models/transformer/qwen3_next_full_attention.py` and
-    `qwen3_next_gated_deltanet_attention.py` of Ascend/MindSpeed-LLM.
-    """
-    period = values.get("full_attention_interval")
-    if isinstance(period, bool) or not isinstance(period, int) or period < 1:
-        return []
-    values |= {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": period, "attention_output_gate": True}
-    for own, name in _OF_DELTA_NETS.items():
-        if values.get(own) is not None:
-            values.setdefault(name, values[own])
-    for key in ("full_attention_interval", "mamba_expand", "mamba_chunk_size", *_OF_DELTA_NETS):
-        values.pop(key, None)
-    said = (
-        f"--full-attention-interval {period} of MindSpeed is read as --experimental-attention-variant gated_delta_net, with gated attention"
-    )
-    return [Translated("linear_attention_freq", said)]
-
-
-_OF_DELTA_NETS = {"mamba_d_conv": "linear_conv_kernel_dim", "partial_rotary_factor": "rotary_percent"}
-"""Arguments of MindSpeed's delta nets and of the attention between them, and Megatron-LM's names of the same values."""
-
-
-def _mindspeed_experts(values: dict[str, Any]) -> list[Translated]:
-    """Dense layers and shared experts of MindSpeed.
-
-    Source: `core/transformer/transformer_block.py` and `features_manager/moe/shared_expert.py` of Ascend/MindSpeed-LLM.
-    """
-    found = []
-    first, period, layers = (values.get(key) for key in ("first_k_dense_replace", "moe_layer_freq", "num_layers"))
-    if isinstance(first, int) and isinstance(layers, int) and 0 < layers <= MAX_LAYERS:
-        del values["first_k_dense_replace"]
-        period = abs(period) if isinstance(period, int) and not isinstance(period, bool) else 0
-        if first and period:
-            values["moe_layer_freq"] = [int(layer >= first and layer % period == 0) for layer in range(layers)]
-            said = f"--first-k-dense-replace {first}: experts from layer {max(first, 0)} on, in every {period}. by its number from 0"
-            found.append(Translated("moe_layer_freq", said))
-    shared, width = values.get("n_shared_experts"), values.get("moe_ffn_hidden_size") or values.get("ffn_hidden_size")
-    if isinstance(shared, int) and isinstance(width, int):
-        del values["n_shared_experts"]
-        if shared and values.get("moe_shared_expert_intermediate_size") is None:
-            values["moe_shared_expert_intermediate_size"] = shared * width
-            found.append(Translated("moe_shared_expert_intermediate_size", f"--n-shared-experts {shared} has the width of as many experts"))
-    return found
-
-
 def decides_a_tensor(key: str, value: Any) -> bool:
     """True for an argument that the import does not know and that decides the size of a tensor, by its name."""
     return key in MEANT or names_a_tensor(key, value)
-
-
-def foreign_modules(spec: Any) -> str:
-    """The modules that `--spec` names, if they are not Megatron-LM's own."""
-    words = re.findall(r"[\w.]+", " ".join(map(str, spec)) if isinstance(spec, list) else str(spec or ""))
-    return " ".join(words) if any("." in word and not word.startswith("megatron.") for word in words) else ""
 
 
 def letters(word: Any) -> str:

@@ -12,6 +12,7 @@ from megaplan.hosts.megatron.rows_model import MODEL, MOE
 from megaplan.hosts.megatron.stages import flag_list
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Arguments, typed
+from megaplan.importers.megatron.mindspeed import foreign_modules
 from megaplan.importers.megatron.stack import LaunchLayers
 from megaplan.importers.megatron.tokenizer_files import ends_beyond
 from megaplan.importers.megatron.tokenizers import Sizes, patched_words, tokenizer_size
@@ -21,6 +22,7 @@ from megaplan.spec.host_words import LoadBalancing
 ROTARY = ("rope", "yarn")
 SCALING = ("use_rope_scaling", "rope_scaling_factor", "rotary_seq_len_interpolation_factor")
 MOE_NAMES = tuple(row.name for row in MOE)
+LATENT_NAMES = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 INDEXER_NAMES = tuple(row.name for row in MODEL if row.block == "indexer")
 
 
@@ -188,6 +190,7 @@ def _attention(launch: Arguments, stack: LaunchLayers, hidden: int, *, bias: boo
         if queried and not bias:
             launch.overruled("add_qkv_bias", "projections into latent attention have no bias")
         return {**found, **_given(output_bias=bias), **({} if normed else {"latent_norm": False}), **_indexer(launch, stack, places)}
+    _without_latent(launch)
     groups = launch.whole("num_query_groups")
     if not launch.given("group_query_attention") and groups != heads:
         launch.overruled("num_query_groups", "it is read with --group-query-attention")
@@ -211,6 +214,14 @@ def _attention(launch: Arguments, stack: LaunchLayers, hidden: int, *, bias: boo
         "window_size": window,
         **_full_layers(launch, stack, places, windowed=window is not None),
     }
+
+
+def _without_latent(launch: Arguments) -> None:
+    """Passes over widths of latent attention, unless modules of a fork may build it by themselves."""
+    if not foreign_modules(launch.values.get("spec")):
+        for name in LATENT_NAMES:
+            launch.overruled(name, "it is read with --multi-latent-attention")
+            launch.pass_over(name)
 
 
 def _indexer(launch: Arguments, stack: LaunchLayers, places: list[int]) -> dict[str, Any]:

@@ -110,7 +110,8 @@ def _of_a_fork(launch: Arguments) -> None:
     known = next((name for name in ("muon", "adam") if name in word.lower()), None)
     if known is not None:
         launch.values["optimizer"] = f"dist_{known}" if known == "muon" and "dist" in word.lower() else known
-        launch.guess("optimizer", f"--optimizer {word} of a fork is read as {known}, with its state")
+        wider = ", which it keeps in fewer bits than are counted" if re.search(r"(?<!\d)[48][-_]?bit|int8|fp8", word.lower()) else ""
+        launch.guess("optimizer", f"--optimizer {word} of a fork is read as {known}, with its state{wider}")
 
 
 def read_state(launch: Arguments, *, gpt: bool) -> dict[str, dict[str, Any]]:

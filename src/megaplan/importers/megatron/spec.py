@@ -12,9 +12,10 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.imported import Imported
 from megaplan.importers.megatron.arguments import Arguments, Given
-from megaplan.importers.megatron.front_ends import refuse_front_end, refuse_other_program, sources_model, with_own_defaults
+from megaplan.importers.megatron.front_ends import refuse_front_end, sources_model, with_own_defaults
 from megaplan.importers.megatron.launch import read_given
 from megaplan.importers.megatron.model import read_model
+from megaplan.importers.megatron.other_programs import refuse_other_program
 from megaplan.importers.megatron.recorded import read_recording, unset_names
 from megaplan.importers.megatron.run import read_batch, read_host, read_mesh, read_optimizer, read_state, wholly_sharded
 from megaplan.importers.megatron.stack import read_stack

@@ -154,6 +154,9 @@ def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = 
         return _of_gpt2(vocabulary, shown, script)
     if model and (size := _of_name(readable(model))) is not None:
         return Tokens(size, shown)
+    file = (model or "").rpartition("/")[2]
+    if file and not unset_names(file) and NAMELESS.search(file) is None:
+        return _of_number(readable(model), shown)
     return _suggested(name, shown, script, sizes)
 
 

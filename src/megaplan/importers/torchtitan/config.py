@@ -10,11 +10,14 @@ from typing import Any
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
+from megaplan.importers.primus import MARK as PRIMUS
+from megaplan.importers.primus import read_module
 from megaplan.importers.program_config import ProgramConfig
 from megaplan.importers.structure import Policy, names_a_tensor
 from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
 from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, STATED, Made, read_registry
 from megaplan.spec.comments import SECTION, settings_of_section
+from megaplan.spec.document import parse_document
 
 FLOAT8_2024 = "float8.enable_float8_linear", "training.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear"
 ATTENTION = "model.attn_backend"
@@ -24,6 +27,7 @@ ADAM = ("AdamW", "Adam")
 WHOLE = "sdpa"
 """Backend of attention without masks."""
 TOKENS, SEQUENCE = "training.num_tokens_per_microbatch_per_dp_rank", "training.max_context_length"
+STEP_TOKENS, MICROBATCHES = "training.num_tokens_per_train_step", "parallelism.num_pp_microbatches"
 
 
 class JobConfig(ProgramConfig):
@@ -41,7 +45,7 @@ class JobConfig(ProgramConfig):
     defaults = DEFAULTS
 
     def __init__(self, text: str, name: str, function: str | None = None, policy: Policy | None = None) -> None:
-        """Read TOML, JSON as torchtitan saves it, or a configuration in Python.
+        """Read TOML, JSON as torchtitan saves it, a configuration in Python, or Primus's YAML of a job.
 
         Args:
             text: Text of the file.
@@ -74,21 +78,34 @@ class JobConfig(ProgramConfig):
         self._refuse_others()
 
     def _count_tokens(self) -> None:
-        """Batch and sequence of a file that states tokens instead (mid-2026)."""
-        if SEQUENCE in self.values:
-            self.values["training.seq_len"] = self.values.pop(SEQUENCE)
-        tokens, length = self.values.pop(TOKENS, None), self.values.get("training.seq_len")
+        """Batch and sequence of a file that states tokens and microbatches instead (mid-2026)."""
+        values = self.values
+        if SEQUENCE in values:
+            values["training.seq_len"] = values.pop(SEQUENCE)
+        tokens, whole, count = (values.pop(key, None) for key in (TOKENS, STEP_TOKENS, MICROBATCHES))
+        micro, step = self._rows(TOKENS, tokens), self._rows(STEP_TOKENS, whole) if whole != -1 else None
+        if micro is not None:
+            several = values.get("parallelism.pipeline_parallel_degree", 1) != 1
+            values["training.local_batch_size"] = micro * (count if several and isinstance(count, int) else 1)
+            values["parallelism.pipeline_parallel_microbatch_size"] = micro
+        if step is not None:
+            values["training.global_batch_size"] = step
+
+    def _rows(self, key: str, tokens: Any) -> int | None:
+        """Sequences of as many tokens; None without a number."""
+        length = self.values.get("training.seq_len", DEFAULTS["training.seq_len"])
         if tokens is None:
-            return
-        counts = [each for each in (tokens, length) if isinstance(each, int) and not isinstance(each, bool) and each > 0]
-        if len(counts) < 2 or counts[0] % counts[1]:
-            detail = f"{TOKENS} = {tokens}, and it is a multiple of {SEQUENCE} = {length}"
-            self._errors.append(diagnostic("MP916", detail, self._at(TOKENS)))
-            return
-        self.values["training.local_batch_size"] = counts[0] // counts[1]
+            return None
+        if all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in (tokens, length)) and tokens % length == 0:
+            return int(tokens // length)
+        detail = f"{key} = {tokens}, and it is a multiple of {SEQUENCE} = {length}"
+        self._errors.append(diagnostic("MP916", detail, self._at(key)))
+        return None
 
     def _parsed(self, text: str) -> dict[str, Any]:
         """Values by dotted key."""
+        if PRIMUS.search(text):
+            return dict(_dotted(read_module(parse_document(text, self.name), self.name, "torchtitan").values))
         try:
             found = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
             own = found.pop(SECTION, None) if isinstance(found, dict) else None

@@ -21,6 +21,7 @@ class Age(Enum):
 DEFAULTS: dict[str, Any] = {
     "model.name": "llama3",
     "model.flavor": "debugmodel",
+    "model.n_layers": None,
     "model.converters": [],
     "optimizer.name": "AdamW",
     "optimizer.lr": 8e-4,
@@ -69,6 +70,7 @@ MOVED = {
     "training.batch_size": "training.local_batch_size",
     "training.warmup_steps": "lr_scheduler.warmup_steps",
     "training.compile": "compile.enable",
+    "compile.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
     "training.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
     "training.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",

@@ -13,6 +13,7 @@ from math import inf, log
 from typing import Any, NamedTuple
 
 from megaplan.importers.hf import import_hf
+from megaplan.importers.megatron.meant import letters
 
 LLAMA3_VOCABULARY, LLAMA4_VOCABULARY, QWEN3_VOCABULARY = 128_256, 202_048, 151_936
 LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
@@ -228,6 +229,14 @@ REFUSED = {
     "flux": "it is no decoder of text",
     "qwen3_5": "gated delta nets among its attention have no counterpart in host torchtitan",
     "kimi_k2_7": "its encoder of images has no counterpart in host torchtitan",
+    "deepseek_v32": "the indexer of its attention has no counterpart in host torchtitan",
+    "deepseek_v4": "compressed keys and several residual streams have no counterpart in host torchtitan",
     "muse_glimmer": "norms of embeddings and a capped head have no counterpart in host torchtitan",
 }
 """Flavors, or whole models, of the registry that have no spec, and the reason."""
+
+
+def registered(name: str) -> str:
+    """The registry's name of a model whose letters and digits are the same, as `deepseek_v32` for `DeepSeek-V3.2`; else the name itself."""
+    known = (*MODELS, *(each for each in REFUSED if "/" not in each))
+    return next((each for each in known if letters(each) == letters(name)), name)

@@ -223,23 +223,33 @@ def read_registry(text: str, name: str, function: str | None = None) -> dict[str
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MegaplanError([diagnostic("MP916", f"no Python: {error}", Location(name))]) from None
     reader = Reader(tree)
-    found = {each: reader.call(each, [], {}) for each in reader.functions}
+    made, chosen = _chosen({each: reader.call(each, [], {}) for each in reader.functions}, name, function)
+    from megaplan.importers.torchtitan.models import REFUSED  # noqa: PLC0415  (a table of its own)
+
+    keys = dict(_keys(made, name, chosen))
+    unread = {key: value for key, value in keys.items() if isinstance(value, Unread if key == STATED else Unread | Made)}
+    if unread and keys.get("model.name") not in REFUSED:  # which has a better reason
+        where = [(key, Location(name, line=value.line), value.line) for key, value in unread.items()]
+        raise MegaplanError([diagnostic("MP932", f"{key} is made on line {line}", at) for key, at, line in where])
+    return {key: value for key, value in keys.items() if key not in unread}
+
+
+def _chosen(found: Mapping[str, Any], name: str, function: str | None) -> tuple[Made, str]:
+    """The configuration that is asked for, or the only one of the file; and its function.
+
+    Raises:
+        MegaplanError: MP932 or MP933.
+    """
     known = [each for each, made in found.items() if _is_config(made)]
     chosen = function or (known[0] if len(known) == 1 else None)
-    if chosen in found and chosen not in known and isinstance(made := found[chosen], Unread | Made):
+    if chosen is not None and chosen not in known and isinstance(made := found.get(chosen), Unread | Made):
         where = f"on line {made.line}" if isinstance(made, Unread) else f"by {made.name}, which is not in the file"
         raise MegaplanError([diagnostic("MP932", f"what {chosen} returns is made {where}", Location(name, line=made.line))])
-    if chosen not in known:
+    if chosen is None or chosen not in known:
         asked = f"no function {function} of the file returns" if function else f"{len(known) or 'no'} functions of the file return"
         hints = [f"--config {each}" for each in known[:12]]
         raise MegaplanError([diagnostic("MP933", f"{asked} a Trainer.Config", Location(name), hints)])
-    keys = dict(_keys(found[chosen], name, chosen))
-    unread = [(key, value) for key, value in keys.items() if isinstance(value, Unread if key == STATED else Unread | Made)]
-    if unread:
-        raise MegaplanError(
-            [diagnostic("MP932", f"{key} is made on line {value.line}", Location(name, line=value.line)) for key, value in unread]
-        )
-    return keys
+    return found[chosen], chosen
 
 
 IGNORED = frozenset(
@@ -332,7 +342,7 @@ def _field(owner: Any, node: ast.Attribute) -> Any:
 
 
 def _is_config(made: Any) -> bool:
-    return isinstance(made, Made) and made.name.rpartition(".")[2] == CONFIG and "model_spec" in made.given
+    return isinstance(made, Made) and "model_spec" in made.given  # a fork's class has a name of its own
 
 
 def _fields_alone(loop: ast.For) -> list[str] | None:

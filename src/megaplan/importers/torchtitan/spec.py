@@ -26,6 +26,7 @@ from megaplan.importers.torchtitan.models import (
     flavors_of,
     gpt_oss,
     nearest,
+    registered,
     section_of,
 )
 from megaplan.importers.torchtitan.stages import SCHEDULE, read_stages, spans_of_blocks
@@ -54,6 +55,8 @@ DEGREES = {
 }  # fmt: skip
 """torchtitan's name of each axis of the mesh; its key ends in `_degree`."""
 LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
+PUBLISHED = re.compile(r"/[A-Za-z][\w.]*-[\w.-]*\d")
+"""Part of a name on a hub that no flavor has: letters, a dash and a size or version."""
 EXAMPLE = "llama3/8B"
 """Model whose sizes show how those of a model unlike any in the registry are written."""
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
@@ -84,7 +87,8 @@ def import_torchtitan(
     """
     config = JobConfig(text, name, function, policy)
     if model is not None:
-        config.values["model.name"], _, config.values["model.flavor"] = model.partition("/")
+        name_of_model, _, config.values["model.flavor"] = model.partition("/")
+        config.values["model.name"] = registered(name_of_model)
     settings = (*config.settings, *overrides)
     _set_degrees(config, settings)
     plain, stated = _document(config, _title(function or name), gpus, _stated_model(settings))
@@ -163,6 +167,8 @@ def _section(config: JobConfig) -> dict[str, Any]:
     if name == "gpt_oss" and own in GPT_OSS:
         return gpt_oss(GPT_OSS[own])
     flavor = _flavor(config)
+    if config.values.get("model.n_layers") is not None:  # Primus's, of a flavor's field
+        flavor = flavor._replace(blocks=config.whole("model.n_layers"))
     if flavor.scored_first:
         config.say("rows are multiplied by their scores before the experts, and the estimate has it after them: as many bytes, later")
     return flavor.section()
@@ -202,10 +208,14 @@ def _flavor(config: JobConfig) -> Flavor:
 def _refuse_flavor(config: JobConfig, name: str, flavor: str) -> NoReturn:
     """Refuses a flavor that is in no registry; nothing else of the file is judged, because all of it belongs to a model without sizes."""
     own, like = flavors_of(name), nearest(name, flavor)
-    known = [f"{name}/{each}" for each in own] or [f"{each}/{one}" for each in MODELS for one in flavors_of(each)]
+    known = [f"{name}/{each}" for each in own] or [f"{each}/…" for each in MODELS]
     sizes = json.dumps(section_of(like or EXAMPLE)).replace('"', "")
     stated = f"--set 'model={sizes}'   # sizes of {like or EXAMPLE}; write those of {name}/{flavor}"
-    config.wrong("model.flavor", f"with model.name = {name} one of {', '.join(known)}", *([f"--model {like}"] if like else []), stated)
+    near = [f"--model {like}"] if like else []
+    public = flavor if "/" in flavor else f"{name}/{flavor}"
+    if PUBLISHED.search(public):  # OWNER/MODEL of a hub
+        near = [f"megaplan estimate {public} --gpus 8   # the published model, on host megarun"]
+    config.wrong("model.flavor", f"with model.name = {name} one of {', '.join(known)}", *near, stated)
     raise config.refusal()
 
 
