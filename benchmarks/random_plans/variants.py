@@ -26,7 +26,7 @@ def add_later_variants(draw: Draw, model: dict[str, Any]) -> None:
     attention, delta = model.get("attention", {}), model.get("linear_attention", {})
     if attention.get("kind") == "mla" and draw.chance(HEADS_SHARE):
         attention |= {"gate": True, "gate_width": draw.choice(["channel", "head"])}
-        attention |= {"sinks": True} if draw.chance(0.3) and "indexer" not in attention else {}
+        attention |= {"sinks": True} if draw.chance(0.3) else {}
     elif attention.get("gate"):
         draw.maybe(attention, 0.5, gate_bias=True)
     if delta.get("kind") == "kda":
@@ -66,11 +66,11 @@ def add_connections(draw: Draw, model: dict[str, Any]) -> None:
 
 
 def add_attention_residuals(draw: Draw, document: dict[str, Any]) -> None:
-    """Write attention residuals into a drawn plan of megarun without parts that need a residual stream, or dtypes of families."""
-    model, families = document["model"], document.get("precision", {}).get("families")
+    """Write attention residuals into a drawn plan of megarun without parts that need a residual stream."""
+    model = document["model"]
     barred = model.get("features", {}).keys() & {"mtp", "layer_embeddings"} or model.keys() & {"parallel_layers", "streams", "stream_scale"}
     barred = barred or document.get("host", {}).get("activation_offload")
-    if not barred and not families and draw.chance(CONNECTIONS_SHARE):
+    if not barred and draw.chance(CONNECTIONS_SHARE):
         model["attention_residuals"] = {"group_layers": draw.randint(1, max(2, model["num_layers"]))}
 
 

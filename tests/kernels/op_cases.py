@@ -180,9 +180,11 @@ CASES = [
     indexed_case("indexed_attention_window", 4, 9),
     with_choice(indexed_case("indexed_attention", 11, None), 11, None),
     with_choice(indexed_case("indexed_attention_window", 4, 9), 4, 9),
+    indexed_case("indexed_attention_sinks", 6, None, sinks=True),
     chosen_case("chosen_attention", None),
     chosen_case("chosen_attention_window", 9),
     chosen_case("chosen_attention_packed", None, packed=True),
+    chosen_case("chosen_attention_sinks", None, sinks=True),
     Case(
         "causal_conv1d",
         lambda n, t: {"x": n(BATCH, t, 11), "weight": n(11, 4), "bias": n(11)},

@@ -149,6 +149,7 @@ def exact_indexed_attention(
     top_k: int,
     loss_factor: float,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The whole score matrices, sorted; the divergence as torch has it."""
     keys = functional.layer_norm(index_k, index_k.shape[-1:], k_scale, k_bias, EPS)
@@ -162,7 +163,7 @@ def exact_indexed_attention(
     masked = scores.detach().masked_fill(~visible, -math.inf)
     best = masked.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
     chosen = visible & torch.zeros_like(masked, dtype=torch.bool).scatter(-1, best, True)
-    attended = (torch.einsum("bthd,bshd->bhts", q, k) * 0.3).masked_fill(~chosen[:, None], -math.inf).softmax(-1)
+    attended = exact_weights((torch.einsum("bthd,bshd->bhts", q, k) * 0.3).masked_fill(~chosen[:, None], -math.inf), sinks)
     log_chosen = scores.masked_fill(~chosen, -math.inf).log_softmax(-1).masked_fill(~chosen, 0)
     target = attended.detach()
     losses = (target * (target.clamp(min=1e-300).log() - log_chosen[:, None])).sum()
@@ -178,12 +179,19 @@ def seen_by(num_positions: int, window: int | None = None, starts: Tensor | None
     return found if starts is None else found & (position >= starts[..., None])
 
 
-def exact_chosen_attention(q: Tensor, k: Tensor, v: Tensor, choice: Tensor) -> Tensor:
+def exact_weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax of scores [B, H, T, T], with one more column for each head's sink."""
+    if sinks is None:
+        return scores.softmax(-1)
+    return torch.cat([scores, sinks[:, None, None].expand_as(scores[..., :1])], -1).softmax(-1)[..., :-1]
+
+
+def exact_chosen_attention(q: Tensor, k: Tensor, v: Tensor, choice: Tensor, sinks: Tensor | None = None) -> Tensor:
     """The whole score matrix, with the choice read byte by byte."""
     octets = torch.from_numpy(choice.numpy().view("uint8"))
     chosen = torch.stack([octets >> bit & 1 for bit in range(8)], -1).flatten(-2)[..., : k.shape[1]].bool()
     scores = (torch.einsum("bthd,bshd->bhts", q, k) * 0.3).masked_fill(~chosen[:, None], -math.inf)
-    return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v)
+    return torch.einsum("bhts,bshd->bthd", exact_weights(scores, sinks), v)
 
 
 def exact_conv(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:

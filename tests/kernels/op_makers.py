@@ -152,8 +152,8 @@ def attention_case(name: str, heads: int, groups: int, width: int, value_width: 
     )
 
 
-def indexed_case(name: str, top_k: int, window: int | None) -> Case:
-    names = ("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias", "cos", "sin")
+def indexed_case(name: str, top_k: int, window: int | None, sinks: bool = False) -> Case:
+    names = ("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias", "cos", "sin", *(("sinks",) if sinks else ()))
     return Case(
         name,
         lambda n, t: {
@@ -166,6 +166,7 @@ def indexed_case(name: str, top_k: int, window: int | None) -> Case:
             "k_scale": n(8),
             "k_bias": n(8),
             **angles(n, t, 3),
+            **({"sinks": n(2)} if sinks else {}),
         },
         lambda i: (indexed_attention(**i, scale=0.3, top_k=top_k, loss_factor=0.7, eps=EPS, window=window),),
         lambda i: (exact_indexed_attention(**i, top_k=top_k, loss_factor=0.7, window=window),),
@@ -181,7 +182,7 @@ def with_choice(case: Case, top_k: int, window: int | None) -> Case:
 
     def call(inputs: Inputs) -> tuple[Tensor, ...]:
         numbers = {"scale": 0.3, "top_k": top_k, "loss_factor": 0.7, "eps": EPS}
-        return (indexed_attention_choice(*inputs.values(), window=window, **numbers)[0],)
+        return (indexed_attention_choice(**inputs, window=window, **numbers)[0],)
 
     return replace(case, name=case.name.replace("attention", "attention_choice"), call=call)
 
@@ -193,7 +194,7 @@ def words_of(chosen: Tensor) -> Tensor:
     return torch.from_numpy(np.packbits(padded, axis=-1, bitorder="little").view("int32"))
 
 
-def chosen_case(name: str, window: int | None, packed: bool = False) -> Case:
+def chosen_case(name: str, window: int | None, packed: bool = False, sinks: bool = False) -> Case:
     """Every query has chosen itself, and a third of the keys that it sees."""
 
     def inputs(normal: Callable[..., Tensor], t: int) -> dict[str, Tensor]:
@@ -201,14 +202,14 @@ def chosen_case(name: str, window: int | None, packed: bool = False) -> Case:
         pattern = (7 * torch.arange(t) + 3 * torch.arange(t)[:, None] + torch.arange(BATCH)[:, None, None]) % 3 == 0
         chosen = (pattern | torch.eye(t, dtype=torch.bool)) & seen_by(t, window, starts.get("starts"))
         q, k, v = normal(BATCH, t, 2, 6), normal(BATCH, t, 2, 6), normal(BATCH, t, 2, 5)
-        return {"q": q, "k": k, "v": v, "choice": words_of(chosen), **starts}
+        return {"q": q, "k": k, "v": v, "choice": words_of(chosen), **starts, **({"sinks": normal(2)} if sinks else {})}
 
     return Case(
         name,
         inputs,
         lambda i: (chosen_attention(**i, scale=0.3, window=window),),
-        lambda i: (exact_chosen_attention(i["q"], i["k"], i["v"], i["choice"]),),
-        ("q", "k", "v", "choice", *(("starts",) if packed else ())),
+        lambda i: (exact_chosen_attention(i["q"], i["k"], i["v"], i["choice"], i.get("sinks")),),
+        ("q", "k", "v", "choice", *(("starts",) if packed else ()), *(("sinks",) if sinks else ())),
         lambda t: [((BATCH, 2, t), "accumulator")],
         saved_outputs=(0,),
     )

@@ -136,7 +136,8 @@ def test_stated_scratch_is_what_the_operations_allocate(scaling: str, elements: 
     kept = fp8_quantize(x, scaling)
     operands: list[tuple[str, tuple[Any, ...]]] = [
         ("fp8_quantize", (x, scaling, None)),
-        ("fp8_linears", (x, None, weights, [None, None], scaling, torch.bfloat16, [None, None], [])),
+        ("fp8_linears", (x, None, weights, [None, None], scaling, torch.bfloat16, [None, None], [], [])),
+        ("fp8_linears", (x, None, weights[1:], [None], scaling, torch.bfloat16, [None], [], [5, 40])),
         ("fp8_input_gradients", (gradients, weights, scaling, "e4m3", [None, None], [])),
         *(("fp8_weight_gradients", (gradients, *pair, K, scaling, "e4m3", [True, False], [])) for pair in (kept, (x, None))),
     ]

@@ -209,7 +209,7 @@ def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: boo
             "_fp8_weight_gradients": (gradients, *with_x, K, scaling, "e4m3", [True, False, True], numbers),
         }
         if not given or scaling != "rows":
-            operands["_fp8_linears"] = (*with_x, weights, biases, scaling, torch.bfloat16, [None] * len(weights), numbers)
+            operands["_fp8_linears"] = (*with_x, weights, biases, scaling, torch.bfloat16, [None] * len(weights), numbers, [])
         if not given:
             operands["_fp8_quantize"] = (x, kept, own)
         for name, values in operands.items():
@@ -225,6 +225,7 @@ def test_stated_scratch_is_what_the_operations_allocate(scaling: str, given: boo
         (lambda x, _: fp8_quantize(x, "rows"), "scaling = rows"),
         (lambda x, _: fp8_quantize(x.double(), "tensor"), "float64"),
         (lambda x, w: fp8_linears(x, None, [w], [], "rows"), "biases = 0"),
+        (lambda x, w: fp8_linears(x, None, [w], [None], "rows", taken=slice(0, 4)), "taken = slice"),
         (lambda x, w: fp8_linears(x[..., :8], None, [w], [None], "rows"), "K = 20"),
         (lambda x, w: fp8_linears(*fp8_quantize(x, "columns"), [w], [None], "rows"), "x must be"),
         (lambda x, w: fp8_linears(x, None, [w, w.bfloat16()], [None, None], "rows"), "weights must be"),

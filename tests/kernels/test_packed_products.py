@@ -121,7 +121,7 @@ def test_stated_scratch_is_what_products_with_packed_weights_allocate(scaling: s
     monkeypatch.setattr(reference, "has_tensor_cores", lambda _: True)
     monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **__: None)
     operands: list[tuple[str, tuple[Any, ...]]] = [
-        ("fp8_linears", (x, None, given, [None, None], scaling, torch.bfloat16, largest, numbers)),
+        ("fp8_linears", (x, None, given, [None, None], scaling, torch.bfloat16, largest, numbers, [])),
         ("fp8_input_gradients", (gradients, given, scaling, "e4m3", largest, numbers)),
     ]
     for name, values in operands:

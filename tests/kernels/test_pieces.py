@@ -68,41 +68,45 @@ def test_attention_of_all_pieces_is_attention_of_the_sequence(window: int | None
         assert rms_ratio(total, torch.cat([own(right, rank) for rank in range(NUM_RANKS)], 1)) < 1e-12
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("window", [None, 9])
-def test_indexed_attention_of_all_pieces_chooses_as_over_the_sequence(window: int | None, packed: bool) -> None:
+def test_indexed_attention_of_all_pieces_chooses_as_over_the_sequence(window: int | None, packed: bool, has_sinks: bool) -> None:
     """Outputs and all gradients: queries' and the indexer's own of each piece, keys' and the norm's summed over the ranks."""
     torch.manual_seed(0)
     num_heads, width, index_heads, index_width, rotated = 3, 6, 2, 8, 4
     shapes = [(num_heads, width)] * 2 + [(num_heads, 5), (index_heads, index_width), (index_width,), (index_heads,)]
     inputs = [torch.randn(2, T, *shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     norm = [torch.randn(index_width, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    sinks = torch.randn(num_heads, dtype=torch.float64, requires_grad=True) if has_sinks else None
     angles = torch.randn(1, T, rotated // 2)
     table = angles.cos(), angles.sin()
     whole_starts, starts = document_starts(packed)
     numbers = {"scale": 0.3, "top_k": 4, "loss_factor": 0.7, "window": window}
-    expected, choice = indexed_attention_choice(*inputs, *norm, table[0][0], table[1][0], **numbers, eps=1e-5, starts=whole_starts)
+    given = *inputs, *norm, table[0][0], table[1][0]
+    expected, choice = indexed_attention_choice(*given, **numbers, eps=1e-5, starts=whole_starts, sinks=sinks)
     gradient = torch.randn_like(expected)
-    right = torch.autograd.grad(expected, (*inputs, *norm), gradient)
+    right = torch.autograd.grad(expected, (*inputs, *norm, *([] if sinks is None else [sinks])), gradient)
     stored = [piece for rank in range(NUM_RANKS) for piece in zig_zag(rank)]
     parts = [[own(tensor.detach(), rank) for tensor in inputs] for rank in range(NUM_RANKS)]
     tables = [tuple(own(each, rank)[0] for each in table) for rank in range(NUM_RANKS)]
     scale, bias = (each.detach() for each in norm)
     made = [index_keys(part[4], scale, bias, *of_rank, 1e-5) for part, of_rank in zip(parts, tables, strict=True)]
     gathered = [torch.cat(each, 1) for each in ([part[1] for part in parts], [part[2] for part in parts], made)]
-    sums = [torch.zeros_like(each) for each in gathered]
+    of_sinks = [] if sinks is None else [sinks.detach()]
+    sums = [torch.zeros_like(each) for each in (*gathered, *of_sinks)]
     for rank, (q, _, _, index_q, _, weights) in enumerate(parts):
         k, v, keys = gathered
         given = q, k, v, index_q, keys, weights, *tables[rank], None if starts is None else own(starts, rank)
         settings = IndexedSettings(**numbers, query_pieces=zig_zag(rank), key_pieces=stored)
-        found = indexed_attention_pieces(*given, settings)
+        found = indexed_attention_pieces(*given, settings, *of_sinks)
         assert rms_ratio(found[0], own(expected, rank)) < 1e-12
-        with_choice = indexed_attention_pieces_choice(*given, settings)
+        with_choice = indexed_attention_pieces_choice(*given, settings, sinks=of_sinks[0] if has_sinks else None)
         assert all(torch.equal(one, other) for one, other in zip(with_choice, (*found, own(choice, rank)), strict=True))
-        *of_queries, grad_k, grad_v, grad_keys = indexed_attention_pieces_backward(own(gradient, rank), *given, found, settings)
-        for mine, whole in zip(of_queries, (right[0], right[3], right[5]), strict=True):
+        of_rank = indexed_attention_pieces_backward(own(gradient, rank), *given, found, settings, *of_sinks)
+        for mine, whole in zip(of_rank[:3], (right[0], right[3], right[5]), strict=True):
             assert rms_ratio(mine, own(whole, rank)) < 1e-12
-        for total, part in zip(sums, (grad_k, grad_v, grad_keys), strict=True):
+        for total, part in zip(sums, of_rank[3:], strict=True):
             total.add_(part)
     for total, whole in zip(sums[:2], right[1:3], strict=True):
         assert rms_ratio(total, torch.cat([own(whole, rank) for rank in range(NUM_RANKS)], 1)) < 1e-12
@@ -112,36 +116,40 @@ def test_indexed_attention_of_all_pieces_chooses_as_over_the_sequence(window: in
         assert rms_ratio(grad_k, own(right[4], rank)) < 1e-12
         for total, part in zip(of_norm, grad_norm, strict=True):
             total.add_(part)
-    for total, whole in zip(of_norm, right[6:], strict=True):
+    for total, whole in zip((*of_norm, *sums[3:]), right[6:], strict=True):
         assert rms_ratio(total, whole) < 1e-12
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("window", [None, 9])
-def test_attention_of_all_pieces_to_what_was_chosen(window: int | None, packed: bool) -> None:
+def test_attention_of_all_pieces_to_what_was_chosen(window: int | None, packed: bool, has_sinks: bool) -> None:
     torch.manual_seed(1)
+    sinks = torch.randn(3, dtype=torch.float64, requires_grad=True) if has_sinks else None
     q, k, v = (torch.randn(2, T, 3, width, dtype=torch.float64, requires_grad=True) for width in (6, 6, 5))
     index = torch.randn(2, T, 2, 8), torch.randn(2, T, 8), torch.randn(2, T, 2), torch.ones(8), torch.zeros(8), *torch.randn(2, T, 2)
     whole_starts, starts = document_starts(packed)
     numbers = {"scale": 0.3, "top_k": 4, "loss_factor": 0.0, "eps": 1e-5}
     choice = indexed_attention_choice(q, k, v, *index, **numbers, window=window, starts=whole_starts)[1]
-    expected = chosen_attention(q, k, v, choice, 0.3, window, whole_starts)
+    expected = chosen_attention(q, k, v, choice, 0.3, window, whole_starts, sinks)
     gradient = torch.randn_like(expected)
-    right_q, *right = torch.autograd.grad(expected, (q, k, v), gradient)
+    right_q, *right = torch.autograd.grad(expected, (q, k, v, *([] if sinks is None else [sinks])), gradient)
+    of_sinks = [] if sinks is None else [sinks.detach()]
     keys, values = (torch.cat([own(each.detach(), rank) for rank in range(NUM_RANKS)], 1) for each in (k, v))
     stored = [piece for rank in range(NUM_RANKS) for piece in zig_zag(rank)]
-    sums = [torch.zeros_like(each) for each in (keys, values)]
+    sums = [torch.zeros_like(each) for each in (keys, values, *of_sinks)]
     for rank in range(NUM_RANKS):
         given = own(q.detach(), rank), keys, values, own(choice, rank), None if starts is None else own(starts, rank)
         numbers_of = 0.3, window, zig_zag(rank), stored
-        made = chosen_attention_pieces(*given, *numbers_of)
+        made = chosen_attention_pieces(*given, *numbers_of, *of_sinks)
         assert rms_ratio(made[0], own(expected, rank)) < 1e-12
-        grad_q, *parts = chosen_attention_pieces_backward(own(gradient, rank), *given, *made, *numbers_of)
+        grad_q, *parts = chosen_attention_pieces_backward(own(gradient, rank), *given, *made, *numbers_of, *of_sinks)
         assert rms_ratio(grad_q, own(right_q, rank)) < 1e-12
         for total, part in zip(sums, parts, strict=True):
             total.add_(part)
-    for total, whole in zip(sums, right, strict=True):
+    for total, whole in zip(sums[:2], right[:2], strict=True):
         assert rms_ratio(total, torch.cat([own(whole, rank) for rank in range(NUM_RANKS)], 1)) < 1e-12
+    assert all(rms_ratio(total, whole) < 1e-12 for total, whole in zip(sums[2:], right[2:], strict=True))
 
 
 def test_pieces_are_refused_where_they_do_not_fit() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from megakernels.ops.attention import reference
 from megakernels.ops.attention.inputs import Attention
-from megakernels.ops.attention.sinks import add_sinks, delta_of, sinks_gradient
+from megakernels.ops.attention.sinks import add_sinks, gradient_of_sinks
 
 CALLS: list[tuple[str, dict[str, Any]]] = []
 SCRATCH: list[Tensor] = []
@@ -51,7 +51,7 @@ def _flash_attn_bwd(
     *made, _ = reference.backward(dout, given, out, lse, (True, True, True, False))
     for place, value in zip((dq, dk, dv), made, strict=True):
         place.copy_(value)
-    sinks = () if learnable_sink is None else (sinks_gradient(delta_of(dout, out), lse, learnable_sink),)
+    sinks = () if learnable_sink is None else (gradient_of_sinks(dout, out, lse, learnable_sink),)
     return dq, dk, dv, *sinks
 
 

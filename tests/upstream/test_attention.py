@@ -166,7 +166,7 @@ def test_scores_of_the_indexer() -> None:
     heads, one, zero = normal(3, 1, 23, 2, 6), torch.ones(8), torch.zeros(8)
     normed = nn.functional.layer_norm(k, (8,))
     flat = torch.ones(23, 1), torch.zeros(23, 1)
-    made = _indexed_attention(heads, heads, heads, q, k, weights, one, zero, *flat, None, SCALE, 5, 1.0, 1e-5, None)
+    made = _indexed_attention(heads, heads, heads, q, k, weights, one, zero, *flat, None, SCALE, 5, 1.0, 1e-5, None, None)
     chosen = naive_dsa_indexer(q, normed, weights, topk=5, activation="relu")
     scores = torch.einsum("bth,bths->bts", weights, torch.einsum("bthd,bsd->bths", q, normed).relu()) / (4 * 8) ** 0.5
     kept = (

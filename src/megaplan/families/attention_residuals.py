@@ -31,6 +31,10 @@ ATTEND = "attend depth"
 VALUE = "value of a group"
 ATTENDED, SCORES, RSTD, SUMS, GRADIENT_SUMS = "attended", "depth_scores", "depth_rstd", "depth_sums", "depth_gradient_sums"
 QUERY, SCALE = "depth.query", "depth.scale"
+SCALE_OUTPUT = "scale output"
+"""The operation that multiplies what a block adds."""
+CAST_IN, CAST_OUT, CAST_INPUT, CAST_OUTPUT, CAST_RESULT = "cast in", "cast out", "cast_input", "cast_output", "cast_result"
+"""Operations of a block with another dtype than the stream's (`precision.families`), what it reads in it, and what it makes, in either."""
 
 
 class DepthReads(NamedTuple):
@@ -101,6 +105,20 @@ def attending(program: BlockProgram, reads: DepthReads) -> BlockProgram:
         else:
             found.append(op)
     return replace(program, ops=tuple(found), held=program.held | {ATTENDED})
+
+
+def cast_attending(program: BlockProgram) -> BlockProgram:
+    """The program of a block with another dtype than the values': it casts their sum, and its result before that is added."""
+    ops = [op.renamed({ATTENDED: CAST_INPUT}) for op in program.ops[1:]]
+    tail = [op for op in ops if op.name in (SCALE_OUTPUT, "residual")]
+    if tail:
+        made = next(name for name in tail[0].reads if name != INPUT)
+        tail = [op.renamed({made: CAST_RESULT}) for op in tail]
+        ops = [*ops[: len(ops) - len(tail)], Op(CAST_OUT, (made,), (CAST_RESULT,)), *tail]
+    else:
+        ops = [*(op.renamed({OUTPUT: CAST_OUTPUT}) for op in ops), Op(CAST_OUT, (CAST_OUTPUT,), (OUTPUT,))]
+    casts = program.ops[0], Op(CAST_IN, (ATTENDED,), (CAST_INPUT,))
+    return replace(program, ops=(*casts, *ops), held=program.held - {ATTENDED} | {CAST_INPUT})
 
 
 def depth_shapes(reads: DepthReads, dims: Dims) -> Shapes:

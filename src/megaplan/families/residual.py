@@ -21,7 +21,21 @@ from megaplan.blocks.storages import Shapes, storages
 from megaplan.blocks.work import OpWork, Workload, Works
 from megaplan.columns import Column
 from megaplan.dtypes import DType
-from megaplan.families.attention_residuals import DepthReads, attending, depth_shapes, depth_tensors, depth_works
+from megaplan.families.attention_residuals import (
+    ATTEND,
+    CAST_IN,
+    CAST_INPUT,
+    CAST_OUT,
+    CAST_OUTPUT,
+    CAST_RESULT,
+    SCALE_OUTPUT,
+    DepthReads,
+    attending,
+    cast_attending,
+    depth_shapes,
+    depth_tensors,
+    depth_works,
+)
 from megaplan.families.layer_embeddings import ADDED, PREFIX, layer_ops, layer_shapes, layer_tensors, layer_works
 from megaplan.families.streams import Streams, block_tensors, connected, stream_shapes, stream_works
 from megaplan.inventory.makers import norm, replicated
@@ -178,23 +192,24 @@ def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
 
 VIEWED = "viewed_normed"
 """The shared normed stream in a block that casts it."""
-CAST_IN, CAST_OUT, CAST_INPUT, CAST_OUTPUT = "cast in", "cast out", "cast_input", "cast_output"
-"""First and last operation of a block with another dtype than the stream's (`precision.families`), the stream in it, and the result."""
 
 
 @cache
 def cast_program(program: BlockProgram) -> BlockProgram:
-    """A program between two casts of the residual stream; neither keeps anything."""
+    """A program between two casts of the residual stream, or of a sum of values and of the result; neither keeps anything."""
+    if program.ops[0].name == ATTEND:
+        return cast_attending(program)
     ops = [op.renamed({INPUT: CAST_INPUT, OUTPUT: CAST_OUTPUT}) for op in program.ops]
     casts = Op(CAST_IN, (INPUT,), (CAST_INPUT,)), Op(CAST_OUT, (CAST_OUTPUT,), (OUTPUT,))
     passing = [ops.pop()] if ops[-1].name == PASS_ON else []
     return replace(program, ops=(casts[0], *ops, casts[1], *passing))
 
 
-def cast_shapes(shapes: Shapes, stream: DType) -> Shapes:
-    """The storages of a block between casts from and to a stream of the dtype `stream`."""
-    ends = storages(stream, Column.ACTIVATIONS, dict.fromkeys((INPUT, OUTPUT), shapes[OUTPUT][2]))
-    return shapes | {CAST_INPUT: shapes[OUTPUT], CAST_OUTPUT: shapes[OUTPUT]} | ends
+def cast_shapes(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
+    """The storages of a block between casts from and to a stream with the dtype of `dims`."""
+    ends = storages(dims.dtype, Column.ACTIVATIONS, dict.fromkeys((INPUT, OUTPUT, CAST_RESULT), shapes[OUTPUT][2]))
+    values = {} if path.depth is None else depth_shapes(path.depth, dims)
+    return shapes | {CAST_INPUT: shapes[OUTPUT], CAST_OUTPUT: shapes[OUTPUT]} | ends | values
 
 
 def shared_by(program: BlockProgram, policy: str) -> SharedNorm:
@@ -212,7 +227,7 @@ def shared_by(program: BlockProgram, policy: str) -> SharedNorm:
 def _scaled(add: Op) -> tuple[Op, ...]:
     """An addition with a factor: its forward makes no product, its backward makes the gradient of the summand."""
     stream, made = add.reads
-    return Op("scale output", (made,), ("scaled_output",)), add._replace(reads=(stream, "scaled_output"), holds=(made,))
+    return Op(SCALE_OUTPUT, (made,), ("scaled_output",)), add._replace(reads=(stream, "scaled_output"), holds=(made,))
 
 
 def _with_factors(path: ResidualPath, ops: Iterable[Op]) -> Iterator[Op]:

@@ -24,7 +24,7 @@ def minimax(reader: ConfigReader) -> dict[str, Any]:
     reader.skip("attn_type_list", "rotary_dim", "postnorm", "shared_moe_mode")
     marks = marks if isinstance(marks, list) and len(marks) == layers else [not layer % 2 for layer in range(layers)]
     kinds = layer_kinds(reader, [FULL if mark else LINEAR for mark in marks])
-    reader.published("shared_intermediate_size", 0, "shared experts are no part of the class")
+    reader.published("shared_intermediate_size", 0, "shared experts are not a part of the class")
     letters = "".join(letter + "E" for letter in lettered(reader, "layer_types", kinds, {LINEAR: "G", FULL: "A"}))
     attention = heads(reader, keys["hidden_size"])
     attention |= rope(reader, attention["head_dim"], partial=width / attention["head_dim"] if isinstance(width, int) and width > 0 else 1.0)

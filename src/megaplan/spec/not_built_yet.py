@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from megakernels.ops.fp8_linear.facts import SQUARE_ROWS
 from megaplan.diagnostics import diagnostic
 from megaplan.dtypes import DType
 from megaplan.errors import Diagnostic, Severity
-from megaplan.families.attention.latents import head_groups
 from megaplan.spec.context import Locate
 from megaplan.spec.document import NOWHERE
 from megaplan.spec.models import Features, LatentAttention, Spec
@@ -24,7 +22,7 @@ _USED_DTYPES = (*_BUILT_DTYPES, DType.FP16)
 
 
 def _indexed_bias(spec: Spec) -> object | None:
-    """A relation bias where layers choose keys: neither the choice nor its loss takes a bias."""
+    """A relation bias where layers choose keys: neither the choice nor its loss takes a bias, and no public model has both."""
     attention = spec.model.attention
     indexed = isinstance(attention, LatentAttention) and attention.indexer is not None and bool(attention.indexer.layers)
     return "given, with model.attention.indexer" if spec.model.features.relation_bias is not None and indexed else None
@@ -39,35 +37,10 @@ def _params(spec: Spec) -> object | None:
     return precision.params if precision.params not in (_USED_DTYPES if precision.recipe is None else _BUILT_DTYPES) else None
 
 
-def _latent_sinks(spec: Spec) -> object | None:
-    """Sinks of latent attention where layers choose keys."""
-    attention = spec.model.attention
-    chooses = isinstance(attention, LatentAttention) and attention.sinks and attention.indexer is not None
-    return "true, with an indexer" if chooses else None
-
-
 def _families(spec: Spec) -> object | None:
     precision = spec.precision
     wrong = {letter: dtype for letter, dtype in precision.families.items() if dtype not in _USED_DTYPES}
-    if spec.model.attention_residuals is not None:
-        wrong = {letter: dtype for letter, dtype in precision.families.items() if dtype is not precision.params}
     return ", ".join(f"{letter}: {dtype}" for letter, dtype in wrong.items()) or None
-
-
-def _latents(spec: Spec) -> object | None:
-    """Latents that expand by groups of heads where a recipe scales rows of several groups together, by no power of two or in one block."""
-    attention, recipe = spec.model.attention, spec.precision.recipe
-    if not spec.mesh.gathers_latents or recipe is None or not isinstance(attention, LatentAttention):
-        return None
-    if recipe.families is not None and "A" not in recipe.families:
-        return None
-    heads = attention.num_heads // spec.mesh.tp
-    rows = heads // head_groups(heads, spec.mesh.cp) * (attention.qk_nope_head_dim + attention.v_head_dim)
-    if recipe.name == "nvfp4":
-        return "latents, with one factor of a whole weight (precision.recipe.name: nvfp4)"
-    if recipe.name == "fp8_blockwise" and rows % SQUARE_ROWS[recipe.name]:
-        return f"latents, with blocks of {SQUARE_ROWS[recipe.name]} rows and {rows} rows of a group of heads (fp8_blockwise)"
-    return None
 
 
 def _towers(spec: Spec) -> object | None:
@@ -92,11 +65,9 @@ def _other_host(spec: Spec) -> object | None:
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.features.relation_bias", _indexed_bias, "null, or no model.attention.indexer"),
     ("model.towers", _towers, "null, or encoders with an architecture, a grid if their positions are rotary, and no model.features"),
-    ("model.attention.sinks", _latent_sinks, "false, or no model.attention.indexer"),
-    ("mesh.context_exchange", _latents, "heads, or another precision.recipe"),
     ("precision.params", _params, "fp32, bf16 or, without a recipe, fp16"),
     *((f"precision.{role}", _dtype(role), "fp32 or bf16") for role in ("grads", "master", "moments", "reduce")),
-    ("precision.families", _families, "fp32, bf16 or fp16, or no model.attention_residuals"),
+    ("precision.families", _families, "fp32, bf16 or fp16"),
     ("host.name", _other_host, "megarun"),
 )
 

@@ -233,7 +233,7 @@ class LatentAttention(Block):
         elif choice is None:
             attend = partial(self.cp.attention, q, k, v, self.scale, self.window, starts, self.sinks, relations)
         else:
-            attend = partial(context_chosen_attention, self.cp, q, k, v, choice, self.scale, self.window, starts)
+            attend = partial(context_chosen_attention, self.cp, q, k, v, choice, self.scale, self.window, starts, self.sinks)
         return self.o_proj.reduce(self.o_proj(gated(attend().flatten(2), gate, by_head=self.by_head)))
 
     def indexed_core(
@@ -256,6 +256,6 @@ class LatentAttention(Block):
         attend = context_indexed_attention_choice if self.sends_values else context_indexed_attention
         norm = self.indexer.k_norm
         # avoid locals that extend lifetimes: what attention makes is taken out of the list
-        made = [*attend(self.cp, choice, starts, q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin)]
+        made = [*attend(self.cp, choice, starts, self.sinks, q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin)]
         joined = self.o_proj.reduce(self.o_proj(gated(made.pop(0).flatten(2), gate, by_head=self.by_head)))
         return joined, made[0] if made else None

@@ -105,6 +105,7 @@ class Block(nn.Module):
         streams: Connections with several residual streams; None for one stream.
         depth: Module that reads earlier results in place of the residual stream; None with a stream.
         starts_sum: True if the result is added to nothing.
+        own_dtype: Dtype of what the block computes, where it reads earlier results in another one; None if that is theirs.
         multiplier: Factor of what it adds.
         letter: Letter of its family in the pattern; empty in a prediction depth.
         sends_values: True if it returns values for later layers too.
@@ -114,12 +115,13 @@ class Block(nn.Module):
     post_norm: nn.Module | None
     streams: StreamConnections | None
     depth: DepthAttention | None
+    own_dtype: torch.dtype | None
     sends_values = False
 
     def __init__(self) -> None:
         super().__init__()
         self.post_norm, self.streams, self.depth, self.multiplier, self.letter = None, None, None, 1.0, ""
-        self.starts_sum = False
+        self.starts_sum, self.own_dtype = False, None
         self._sum: Tensor | None = None
         self._normed: Tensor | None = None
 
@@ -141,6 +143,7 @@ class Block(nn.Module):
     def add(self, x: Tensor, made: Tensor) -> Tensor:
         """Add the block's output to the residual stream, [B, t, h] each, or to the streams or the sum of which it has read x."""
         made = made if self.post_norm is None else self.post_norm(made)
+        made = made if self.own_dtype is None else made.to(self.stream_dtype)
         if self.starts_sum:
             return made if self.multiplier == 1 else made * self.multiplier
         x = x if self._sum is None else self._sum
@@ -156,10 +159,17 @@ class Block(nn.Module):
             self.forward = partial(self._with_pairs, self.forward, reads, passes_on)
 
     def compute_in(self, letter: str, precision: Precision) -> None:
-        """Compute in the dtype of a letter: a stream of another dtype is cast on the way in and on the way out."""
+        """Compute in the dtype of a letter: a stream of another dtype is cast on the way in and on the way out.
+
+        In place of a stream, what the block reads of earlier results is cast, and its own result before it is added to their sum.
+        """
         self.letter, own, stream = letter, TORCH_DTYPES[precision.of(letter)], TORCH_DTYPES[precision.params]
-        if own is not stream:
+        if own is stream:
+            return
+        if self.depth is None:
             self.forward = partial(self._with_casts, self.forward, own, stream)
+        else:
+            self.own_dtype, self.stream_dtype = own, stream
 
     def read_values(self) -> None:
         """Return the gradients of values of earlier layers with its input's, when all its operations have run backward."""
@@ -177,7 +187,7 @@ class Block(nn.Module):
     def _on_depth(self, inner: Callable[..., Any], depth: DepthAttention, values: tuple[Tensor, ...], *rest: Any) -> Any:
         self._sum = values[0]
         try:
-            return inner(depth(values), *rest)
+            return inner(depth(values) if self.own_dtype is None else depth(values).to(self.own_dtype), *rest)
         finally:  # a recomputed forward may stop before its addition
             self._sum = None
 

@@ -38,10 +38,10 @@ WIDE: dict[str, dict[int, tuple[int, int]]] = {
     **{name: {11: (1, 3000)} for name in ("causal_conv1d", "causal_conv1d_initial", "causal_conv1d_packed", "gated_conv1d")},
     **{name: {12: (1, 64), 5: (1, 64)} for name in ("attention", "attention_window")},
     **{name: {5: (1, 64), 7: (1, 64)} for name in ("attention_grouped_unequal", "attention_grouped_unequal_packed")},
-    **{name: {6: (1, 64), 5: (1, 64)} for name in ("chosen_attention", "chosen_attention_packed")},
+    **{name: {6: (1, 64), 5: (1, 64)} for name in ("chosen_attention", "chosen_attention_packed", "chosen_attention_sinks")},
     **{
         name: {6: (1, 64), 5: (1, 64), 8: (6, 128)}
-        for name in ("indexed_attention", "indexed_attention_packed", "indexed_attention_window")
+        for name in ("indexed_attention", "indexed_attention_packed", "indexed_attention_window", "indexed_attention_sinks")
     },
     **{name: {5: (1, 32), 7: (1, 32)} for name in ("ssd", "ssd_packed", "ssd_one_group_small_chunks")},
     **{name: {5: (1, 128), 6: (1, 16)} for name in ("m2rnn", "m2rnn_packed")},

@@ -144,16 +144,22 @@ def test_scratch(shape: tuple[int, ...], packed: bool, monkeypatch: pytest.Monke
     q, k = (strided(torch.empty(batch, num_positions, heads, width)).to(BF16) for _ in range(2))
     v, starts = torch.empty(batch, num_positions, heads, value_width, dtype=BF16), starts_of(batch, num_positions, packed)
     given = q, k, v, choice_like(q, num_positions), starts
-    assert check(chosen_op._chosen_attention, *given, 0.3, 9) == 0
+    assert check(chosen_op._chosen_attention, *given, 0.3, 9, None) == 0
     out, lse = torch.empty_like(v), torch.empty(batch, heads, num_positions)
     delta = 4 * batch * heads * num_positions
-    assert check(chosen_op._chosen_attention_backward, out, *given, out, lse, 0.3, None, [True] * 3) == delta
-    assert check(chosen_op._chosen_attention_backward, out, *given, out, lse, 0.3, None, [True, False, True]) == delta + k.nbytes
+    assert check(chosen_op._chosen_attention_backward, out, *given, None, out, lse, 0.3, None, [True] * 4) == delta
+    assert (
+        check(chosen_op._chosen_attention_backward, out, *given, None, out, lse, 0.3, None, [True, False, True, True]) == delta + k.nbytes
+    )
+    sinks = torch.empty(heads)
+    assert check(chosen_op._chosen_attention, *given, 0.3, 9, sinks) == delta
+    assert check(chosen_op._chosen_attention_backward, out, *given, sinks, out, lse, 0.3, None, [True] * 4) == 2 * delta
     wide = [torch.cat([each, each], 1) for each in (q, k, v)]
     mine = wide[0], *(torch.cat([each, each], 1) for each in wide[1:]), choice_like(wide[0], 4 * num_positions), None
-    assert check(chosen_pieces._pieces, *mine, 0.3, None, [0, 3], [0, 3, 1, 2]) == 0
+    assert check(chosen_pieces._pieces, *mine, 0.3, None, None, [0, 3], [0, 3, 1, 2]) == 0
     out, lse = torch.empty_like(wide[2]), torch.empty(batch, heads, 2 * num_positions)
-    assert check(chosen_pieces._pieces_backward, out, *mine, out, lse, 0.3, None, [0, 3], [0, 3, 1, 2]) == 2 * delta
+    assert check(chosen_pieces._pieces_backward, out, *mine, None, out, lse, 0.3, None, [0, 3], [0, 3, 1, 2]) == 2 * delta
+    assert check(chosen_pieces._pieces_backward, out, *mine, sinks, out, lse, 0.3, None, [0, 3], [0, 3, 1, 2]) == 4 * delta
 
 
 @PACKED
@@ -165,13 +171,13 @@ def test_scratch_of_a_choice(dtypes: Any, packed: bool, elements: int, monkeypat
     monkeypatch.setattr(indexed_sizes, "INDEX_CHUNK_ELEMENTS", elements)
     inputs, cos, sin = indexed(50, 0)
     given = [each.to(dtypes[1] if name.startswith("k_") else dtypes[0]) for name, each in inputs.items()]
-    numbers = starts_of(2, 50, packed), 0.3, 4, 1.0, 1e-5, None
+    numbers = starts_of(2, 50, packed), 0.3, 4, 1.0, 1e-5, None, None
     plain = check(indexed_op._indexed_attention, *given, cos, sin, *numbers)
     choice = choice_like(given[0], 50)
     assert plain is not None
     assert check(indexed_op._indexed_attention_choice, *given, cos, sin, *numbers) == plain - choice.nbytes
     keys = torch.empty(2, 100, 8)
     wide = given[0], *(torch.cat([each, each], 1) for each in given[1:3]), given[3], keys, given[5], cos, sin, None
-    settings = 0.3, 4, 1.0, None, [0, 3], [0, 3, 1, 2]
+    settings = 0.3, 4, 1.0, None, None, [0, 3], [0, 3, 1, 2]
     plain = check(indexed_pieces._pieces, *wide, *settings)
     assert check(indexed_pieces._pieces_choice, *wide, *settings) == plain - choice_like(given[0], 100).nbytes

@@ -36,7 +36,7 @@ EACH = pytest.mark.parametrize("name", BY_NAME)
 EACH_PACKED = pytest.mark.parametrize(
     "name", [name if name.endswith("packed") else pytest.param(name, marks=pytest.mark.slow) for name in BY_NAME]
 )
-NAMES = ("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias")
+NAMES = ("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias", "sinks")
 SMALL = 32
 """Queries and keys of a tile, so that a short row has several: the shipped ones have up to 128."""
 
@@ -120,6 +120,8 @@ def drawn(seed: int) -> Drawn:
     window = draw.choice([None, None, 1 if exact else 20, 16, 33, 1000])
     top_k = draw.choice([1 if exact else 5, 3, 8, positions, positions + 3, 1000])
     numbers = {"scale": width**-0.5, "top_k": top_k, "loss_factor": draw.choice([0.7, 1e-4]), "eps": 1e-5, "window": window}
+    if draw.random() < 0.5:
+        tensors["sinks"] = normal(heads)
     return Drawn(tensors, angles.cos(), angles.sin(), starts, numbers)
 
 
@@ -160,7 +162,10 @@ def independent(case: Drawn, wide: dict[str, Tensor]) -> tuple[Tensor, Tensor, T
     chosen = chosen_keys(scores.detach(), visible, numbers["top_k"])
     q, k, v = (wide[name].transpose(1, 2) for name in "qkv")
     hidden = ~chosen.unsqueeze(1)
-    log_p = (q @ k.mT * numbers["scale"]).masked_fill(hidden, -torch.inf).log_softmax(-1)
+    logits = (q @ k.mT * numbers["scale"]).masked_fill(hidden, -torch.inf)
+    if "sinks" in wide:
+        logits = torch.cat([logits, wide["sinks"][:, None, None].expand_as(logits[..., :1])], -1)
+    log_p = logits.log_softmax(-1)[..., :positions]
     log_c = scores.masked_fill(~chosen, -torch.inf).log_softmax(-1).unsqueeze(1)
     p = log_p.exp().detach()
     divergence = torch.where(hidden, 0.0, p * (log_p.detach().masked_fill(hidden, 0.0) - log_c.masked_fill(hidden, 0.0)))
@@ -174,17 +179,22 @@ def check_drawn(seed: int) -> None:
     dtype = case.tensors["q"].dtype
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     gradients = torch.autograd.grad((out * grad.double()).sum() + loss, [*wide.values(), normed])
-    expected = dict(zip((*NAMES, "normed"), gradients, strict=True))
+    expected = dict(zip((*wide, "normed"), gradients, strict=True))
     with no_reference(reference), shuffled_grid(seed):
         arguments = case.arguments()
         made = choice.forward(arguments)
-        found = dict(zip(NAMES, choice.backward(grad, arguments, *made, [True] * 8), strict=True))
+        found = dict(zip(NAMES, choice.backward(grad, arguments, *made, [True] * 9), strict=True))
     ratios = {"out": rms_ratio(made[0], out)}
-    sizes_of = {"q": expected["v"], "k": expected["v"], **dict.fromkeys(NAMES[3:], expected["index_weights"])}
+    index = NAMES[3:8]
+    sizes_of = {"q": expected["v"], "k": expected["v"], "sinks": expected["v"], **dict.fromkeys(index, expected["index_weights"])}
     for name, gradient in found.items():
+        if gradient is None:
+            assert name == "sinks"
+            assert name not in expected
+            continue
         # the gradients of q and k, and the indexer's, may vanish: a row with one key has none
         smallest = 0.1 * sizes_of[name].norm().item() if name in sizes_of else 0.0
-        if name in NAMES[3:]:
+        if name in index:
             smallest = max(smallest, 0.01 * case.numbers["loss_factor"])
         if name in ("k_scale", "k_bias"):  # sums of one gradient of each row, which may cancel except for the rounding of each
             smallest = max(smallest, expected["normed"].norm().item())
@@ -193,8 +203,8 @@ def check_drawn(seed: int) -> None:
         assert gradient.dtype == case.tensors[name].dtype
     assert {name: ratio for name, ratio in ratios.items() if not ratio <= TOLERANCE[dtype]} == {}
     with shuffled_grid(seed + 1):
-        again = choice.backward(grad, arguments, *made, [True] * 8)
-    assert all(torch.equal(one, other) for one, other in zip(again, found.values(), strict=True))
+        again = choice.backward(grad, arguments, *made, [True] * 9)
+    assert all(one is other or torch.equal(one, other) for one, other in zip(again, found.values(), strict=True))
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -217,6 +227,7 @@ def test_the_draw_covers_what_it_should() -> None:
     assert found == {(a, b) for a in (True, False) for b in (True, False)}
     assert any(case.tensors["q"].shape[3] == 96 and case.tensors["v"].shape[3] == 64 for case in cases)
     assert {case.tensors["index_q"].shape[2] for case in cases} == {1, 2, 3, 5}
+    assert {"sinks" in case.tensors for case in cases} == {True, False}
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -230,10 +241,10 @@ def test_extreme_scores(name: str, factor: float) -> None:
     with no_reference(reference):
         arguments = case.arguments()
         made = choice.forward(arguments)
-        found = choice.backward(torch.ones_like(made[0]), arguments, *made, [True] * 8)
-    logits = (wide["q"].transpose(1, 2) @ wide["k"].transpose(1, 2).mT * case.numbers["scale"]).abs().max().item()
-    assert rms_ratio(made[0], out) < TOLERANCE[case.tensors["q"].dtype] * max(logits, 1.0)
-    assert all(each.isfinite().all() for each in (*made[:2], *found))
+        found = choice.backward(torch.ones_like(made[0]), arguments, *made, [True] * 9)
+    largest = (wide["q"].transpose(1, 2) @ wide["k"].transpose(1, 2).mT * case.numbers["scale"]).abs().max().item()
+    assert rms_ratio(made[0], out) < TOLERANCE[case.tensors["q"].dtype] * max(largest, 1.0)
+    assert all(each is None or each.isfinite().all() for each in (*made[:2], *found))
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -353,7 +364,9 @@ def test_no_positions() -> None:
     empty = empty._replace(starts=None)
     made = choice.forward(empty)
     assert made[0].shape == empty.v.shape
-    assert [each.shape for each in choice.backward(made[0], empty, *made, [True] * 8)] == [getattr(empty, name).shape for name in NAMES]
+    found = choice.backward(made[0], empty, *made, [True] * 9)
+    expected = (getattr(empty, name) for name in NAMES)
+    assert [each is None or each.shape for each in found] == [each is None or each.shape for each in expected]
 
 
 def test_what_stays_with_the_reference() -> None:

@@ -154,11 +154,12 @@ def test_indexed_attention(shape: tuple[int, ...], dtypes: Any, packed: bool, el
     if dtypes[0] == FP32 and max(width, value_width) > 64:
         return
     inputs, starts, numbers = indexed_inputs(shape, dtypes), starts_of(batch, num_positions, packed), (0.3, 4, 1.0, 1e-5, None)
-    assert check(indexed_op._indexed_attention, *inputs, starts, *numbers)
     made = [torch.empty(batch, num_positions, heads, value_width, dtype=dtypes[0]), torch.empty(batch, heads, num_positions)]
     made += [torch.empty(batch, num_positions) for _ in range(2)]
-    for needs in ([True] * 8, [True, False, True, False, True, True, False, True]):
-        assert check(indexed_op._indexed_attention_backward, made[0].clone(), *inputs, starts, *made, *numbers, needs)
+    for sinks in (None, torch.empty(heads)):
+        assert check(indexed_op._indexed_attention, *inputs, starts, *numbers, sinks)
+        for needs in ([True] * 9, [True, False, True, False, True, True, False, True, True]):
+            assert check(indexed_op._indexed_attention_backward, made[0].clone(), *inputs, starts, sinks, *made, *numbers, needs)
 
 
 @PACKED
@@ -169,11 +170,12 @@ def test_pieces_of_indexed_attention(shape: tuple[int, ...], packed: bool) -> No
     shape = (batch, 2 * num_positions, *shape[2:])
     q, k, v, index_q, index_k, weights, scale, _, *table = indexed_inputs(shape, (BF16, BF16), 2)
     starts, keys = starts_of(batch, 2 * num_positions, packed), torch.empty(batch, 4 * num_positions, index_width)
-    given, numbers = (q, k, v, index_q, keys, weights, *table, starts), (0.3, 4, 1.0, None, [0, 3], [0, 3, 1, 2])
-    assert check(indexed_pieces._pieces, *given, *numbers)
+    given, numbers, pieces = (q, k, v, index_q, keys, weights, *table, starts), (0.3, 4, 1.0, None), ([0, 3], [0, 3, 1, 2])
     out, lse = torch.empty(batch, 2 * num_positions, heads, value_width, dtype=BF16), torch.empty(batch, heads, 2 * num_positions)
     made = out, lse, *(torch.empty(batch, 2 * num_positions) for _ in range(2))
-    assert check(indexed_pieces._pieces_backward, out.clone(), *given, *made, *numbers)
+    for sinks in (None, torch.empty(heads)):
+        assert check(indexed_pieces._pieces, *given, *numbers, sinks, *pieces)
+        assert check(indexed_pieces._pieces_backward, out.clone(), *given, sinks, *made, *numbers, *pieces)
     assert check(indexed_pieces._index_keys, index_k, scale, scale, *table, 1e-5) == 0
     assert check(indexed_pieces._index_keys_backward, index_k.float(), index_k, scale, *table, 1e-5)
 

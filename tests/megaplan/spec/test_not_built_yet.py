@@ -28,7 +28,7 @@ BUILT = [
 NOT_BUILT = {
     "precision.params=fp8": "precision.params = fp8; megarun trains with fp32, bf16 or, without a recipe, fp16",
     "precision.grads=fp16": "precision.grads = fp16; megarun trains with fp32 or bf16",
-    "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16, or no model.attention_residuals",
+    "precision.families={E: fp8}": "precision.families = E: fp8; megarun trains with fp32, bf16 or fp16",
 }
 
 
@@ -99,25 +99,16 @@ def test_a_relation_bias_is_built_where_no_layer_chooses_keys(accepted: Accepted
 LATE = "{kind: mla, num_heads: 4, q_lora_rank: 32, kv_lora_rank: 32, qk_nope_head_dim: %d, qk_rope_head_dim: 8, v_head_dim: %d}"
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "why"),
-    [
-        ("fp8_rowwise", 8, None),
-        ("fp8_delayed", 8, None),
-        ("mxfp8", 8, None),
-        ("fp8_blockwise", 32, None),
-        ("fp8_blockwise", 8, "latents, with blocks of 128 rows and 32 rows of a group of heads (fp8_blockwise)"),
-        ("nvfp4", 32, "latents, with one factor of a whole weight (precision.recipe.name: nvfp4)"),
-    ],
-)
-def test_groups_of_heads_expand_in_whole_blocks_of_scales(accepted: Accepted, name: str, width: int, why: str | None) -> None:
-    """A recipe whose scales of a group's rows are not those of the whole weight is refused, in the layers that it covers."""
+@pytest.mark.parametrize("name", ["fp8_rowwise", "fp8_delayed", "mxfp8", "fp8_blockwise", "nvfp4"])
+def test_latents_are_gathered_with_every_recipe(accepted: Accepted, name: str) -> None:
     device = "device.name=b200" if name in ("mxfp8", "nvfp4") else "device.name=h200"
-    late = [f"model.attention={LATE % (width, width)}", "mesh.cp=2", "mesh.context_exchange=latents", device]
-    found = megarun_refuses(accepted(overrides=[*late, f"precision.recipe={{name: {name}, families: [A]}}"]).spec)
-    expected = [] if why is None else [f"mesh.context_exchange = {why}; megarun trains with heads, or another precision.recipe"]
-    assert [item.detail for item in found] == expected
-    assert megarun_refuses(accepted(overrides=[*late, f"precision.recipe={{name: {name}, families: [D]}}"]).spec) == ()
+    late = [f"model.attention={LATE % (8, 8)}", "mesh.cp=2", "mesh.context_exchange=latents", device]
+    assert megarun_refuses(accepted(overrides=[*late, f"precision.recipe={{name: {name}, families: [A]}}"]).spec) == ()
+
+
+def test_sinks_are_built_where_layers_choose_keys(accepted: Accepted) -> None:
+    chooses = "indexer: {num_heads: 2, head_dim: 8, layers: [0], top_k: 4}"
+    assert megarun_refuses(accepted(overrides=[f"model.attention={LATE[:-1] % (8, 8)}, sinks: true, {chooses}}}"]).spec) == ()
 
 
 def test_latents_are_gathered_with_adapters_packed_bases_and_sinks(accepted: Accepted) -> None:
@@ -140,5 +131,5 @@ def test_all_of_it_is_one_note(accepted: Accepted) -> None:
     (found,) = megarun_refuses(accepted(overrides=overrides).spec)
     assert found.detail.splitlines() == [
         "precision.grads = fp16; megarun trains with fp32 or bf16",
-        "precision.families = M: fp8; megarun trains with fp32, bf16 or fp16, or no model.attention_residuals",
+        "precision.families = M: fp8; megarun trains with fp32, bf16 or fp16",
     ]

@@ -26,6 +26,7 @@ def choosing(layers: list[int], shared: list[int], **settings: Any) -> dict[str,
 PAIRS = pattern("A", attention=choosing([0, 2, 4, 6], [1, 3, 5, 7]))
 GROUPS = pattern("AE", attention=choosing([0, 4], [2, 6]))
 THREE = pattern("AD", 6, attention=choosing([0], [2, 4]))
+SINKS = pattern("AD", 6, attention=choosing([0], [2, 4], sinks=True))
 WHOLE = {"recompute": {"default": "full"}}
 CHOICE_CELLS = [
     Cell("choice-1f1b-pp2", {"pp": 2}, spec=GROUPS),
@@ -41,6 +42,9 @@ CHOICE_CELLS = [
     Cell("choice-cp4-window", C4, spec=pattern("A", 3, attention=choosing([0], [1, 2], window_size=9))),
     Cell("choice-cp2-pp2-selective", C2 | {"pp": 2}, spec=GROUPS | SELECTIVE, by_course=True),
     Cell("choice-cp2-tp2-dp2-full", C2 | T2 | {"dp_shard": 2}, spec=THREE | WHOLE),
+    Cell("choice-cp2-tp2-sinks", C2 | T2, spec=SINKS, ci=True),
+    Cell("choice-pp2-sinks-selective", {"pp": 2}, spec=pattern("AE", attention=choosing([0, 4], [2, 6], sinks=True)) | SELECTIVE),
+    Cell("choice-packed-cp4-dp2-sinks-full", C4 | {"dp_shard": 2}, spec=FEW_WORDS | SINKS | WHOLE | RESHARD),
     Cell("choice-packed-pp2", {"pp": 2}, spec=PACKED | GROUPS),
     Cell("choice-packed-cp2-ep2", C2 | {"ep": 2}, spec=FEW_WORDS | GROUPS),
     Cell("choice-packed-tp2-ep2-dp2", T2 | E2, spec=FEW_WORDS | GROUPS),

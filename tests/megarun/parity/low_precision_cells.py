@@ -8,7 +8,7 @@ it: that cell is judged by its course, gradients of every step, and both optimiz
 compared under TP where each rank has whole ones: rounding by the scale of a part moves gradients by 6e-4 otherwise.
 """
 
-from parity_cells import C2, KERNELS, OTHER, RECOMPUTED, RESHARD, SELECTIVE, T2, T2V, TIED, V2, Cell, pattern
+from parity_cells import C2, KERNELS, LONG, OTHER, RECOMPUTED, RESHARD, SELECTIVE, T2, T2V, TIED, V2, Cell, pattern
 from parity_model import MLA
 
 ROWS = {"precision.recipe": {"name": "fp8_rowwise"}}
@@ -68,6 +68,12 @@ LOW_PRECISION_CELLS = [
         LATE | {"dp_shard": 2},
         spec=pattern("AD", 2, attention=WIDE_HEADS) | packed("fp8_rowwise"),
         tolerance=OTHER,
+    ),
+    Cell("low-cp2-latents-blocks-narrow", LATE, spec=pattern("AD", 2, attention=MLA) | BLOCKS),
+    Cell(
+        "low-cp4-latents-blocks-narrow-packed",
+        LATE | {"cp": 4},
+        spec=pattern("A", 2, attention=WIDE_HEADS | {"v_head_dim": 16}) | packed("fp8_blockwise") | LONG,
     ),
     Cell("low-cp2-latents-blocks-packed", LATE, spec=pattern("A", 2, attention=WIDE_HEADS) | packed("fp8_blockwise")),
     Cell("low-delayed-cp2-latents", LATE, spec=pattern("AD", 4, attention=MLA) | delayed()),

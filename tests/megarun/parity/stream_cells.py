@@ -7,6 +7,7 @@ large sums: where ranks sum, every step is compared with the change that one uni
 from typing import Any
 
 from parity_cells import (
+    BF16,
     C2,
     C4,
     E2,
@@ -57,6 +58,7 @@ STREAM_CELLS = [
 
 WHOLE = {"sharding.wrap": "stage"}
 TURNS = {"host.moe_overlap": True}
+WIDE, NARROW = BF16 | {"precision.families": {"M": "fp32", "E": "fp32"}}, {"precision.families": {"A": "bf16", "D": "bf16"}}
 SCALED: dict[str, Any] = {"model.norm_placement": "both", "model.mlp.output_multiplier": 0.5}
 
 
@@ -75,6 +77,9 @@ DEPTH_CELLS = [
     Cell("depth-zbv-pp4", V4, "zbv", grouped(2) | pattern("AD"), num_microbatches=8),
     Cell("depth-dualpipev-pp2-full", V2, "dualpipev", grouped(2) | pattern("AE") | RECOMPUTED_ATTENTION),
     Cell("depth-dualpipe-pp2", {"pp": 2}, "dualpipe", grouped(2) | pattern("AD")),
+    Cell("depth-families-pp2", {"pp": 2}, spec=grouped(2) | pattern("AMEDR") | WIDE, ci=True),
+    Cell("depth-families-zbv-pp2-full", V2, "zbv", grouped(3) | pattern("AD") | NARROW | RECOMPUTED),
+    Cell("depth-families-dp2-reshard", {"dp_shard": 2}, spec=grouped(1) | pattern("AMED", 4) | WIDE | RESHARD, by_course=True),
     Cell("depth-dp2-reshard", {"dp_shard": 2}, spec=grouped(2) | pattern("AMEDR") | RESHARD),
     Cell("depth-ddp2-pp2", {"dp_replicate": 2, "pp": 2}, spec=grouped(2) | pattern("AE") | {"sharding.mode": "ddp"}),
     Cell("depth-wrap-stage-dp2-pp2", {"dp_shard": 2, "pp": 2}, spec=grouped(2) | pattern("AD") | WHOLE, by_course=True),

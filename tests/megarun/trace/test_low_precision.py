@@ -141,6 +141,19 @@ LATENTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "delayed-full": ("fp8_delayed", {"recompute": {"default": "full"}}, BF16),
     "mx-tp": ("mxfp8", {"mesh": {"tp": 2}}, BF16),
     "blocks": ("fp8_blockwise", {"model.attention": WIDE_HEADS, "batch.seq_length": 256}, BF16),
+    "blocks-narrow-tp": ("fp8_blockwise", {"mesh": {"tp": 2}, "batch.seq_length": 256}, BF16),
+    "blocks-narrow-packed": (
+        "fp8_blockwise",
+        {"model.attention": WIDE_HEADS | {"v_head_dim": 16, "num_heads": 8}, "precision.recipe.param_gather": True},
+        BF16,
+    ),
+    "nv-selective": ("nvfp4", SELECTIVE, BF16),
+    "nv-dp-packed": (
+        "nvfp4",
+        {"model.attention": WIDE_HEADS, "mesh": {"dp_shard": 2}, "precision.recipe.param_gather": True},
+        BF16,
+    ),
+    "nv-odd-heads": ("nvfp4", {"model.attention": MLA | {"qk_nope_head_dim": 6, "v_head_dim": 5}, "data.packing": "documents"}, NARROW),
     "mx-wide": ("mxfp8", {"model.attention": MLA | {"kv_lora_rank": 256}}, BF16),
     "blocks-dp-packed": (
         "fp8_blockwise",

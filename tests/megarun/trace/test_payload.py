@@ -90,6 +90,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dualpipe": ("ADADADAD", TWO | cut(3, kind="dualpipe")),
     "earlier values": ("ADADADAD", TWO | cut(3, 5) | {"model.attention_residuals": {"group_layers": 3}}),
     "earlier values, alone": ("ADADADAD", TWO | {"model.attention_residuals": {"group_layers": 2}}),
+    "earlier values, dtypes of families": (
+        "ADADADAD",
+        TWO | cut(3, 5) | {"model.attention_residuals": {"group_layers": 3}, "precision": {**BF16, "families": {"A": "fp32"}}},
+    ),
+    "earlier values, dtypes of families, factors, full": (
+        "ADADADAD",
+        TWO
+        | FULL
+        | cut(4)
+        | {
+            "model.attention_residuals": {"group_layers": 1},
+            "model.mlp.output_multiplier": 0.5,
+            "model.norm_placement": "both",
+            "precision": {**BF16, "params": "fp32", "families": {"D": "bf16"}},
+        },
+    ),
     "experts": ("AEAEAEAE", TWO | cut(3, dp_shard=2, ep=2) | RESHARD | {"precision": BF16}),
     "experts, paired 1f1b": (
         "AEAEAEAE",

@@ -21,13 +21,14 @@ LONG = {"micro_batch_size": 2, "seq_length": 512}
 """Positions with which a choice is the largest storage of these layers."""
 
 
-def choosing(layers: list[int], shared: list[int]) -> dict[str, Any]:
-    return {
-        "model.attention": {**HEADS, "indexer": {"num_heads": 2, "head_dim": 8, "top_k": 16, "layers": layers, "shared_layers": shared}}
-    }
+def choosing(layers: list[int], shared: list[int], **more: Any) -> dict[str, Any]:
+    indexer = {"num_heads": 2, "head_dim": 8, "top_k": 16, "layers": layers, "shared_layers": shared}
+    return {"model.attention": {**HEADS, "indexer": indexer, **more}}
 
 
 GROUP = choosing([0], [2, 4])
+SINKS = choosing([0], [2, 4], sinks=True) | {"batch": LONG}
+KERNELS = {"host.kernels": "triton", "precision": BF16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "adjacent": ("AAA", choosing([0], [1, 2])),
     "with layers between": ("ADADAD", GROUP),
@@ -81,6 +82,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shared norms": ("ADADAD", GROUP | {"model.parallel_layers": [1, 3, 5], "batch": LONG}),
     "norms behind": ("ADADAD", GROUP | {"model.norm_placement": "post", "batch": LONG}),
     "eight bits": ("ADADAD", GROUP | {"precision": {**BF16, "recipe": {"name": "fp8_rowwise"}}, "batch": LONG}),
+    "sinks, cp, tp": ("ADADAD", SINKS | {"mesh": {"cp": 2, "tp": 2}}),
+    "sinks, kernels": ("ADADAD", SINKS | KERNELS),
+    "sinks, kernels, tp, selective": ("ADADAD", SINKS | KERNELS | {"mesh": {"tp": 2}, "recompute": {"default": "selective"}}),
+    "sinks, kernels, cp, packed, full": (
+        "ADADADD",
+        SINKS | KERNELS | {"mesh": {"cp": 2}, "recompute": {"default": "full"}, "data.packing": "documents"},
+    ),
     "long": ("ADADAD", GROUP | {"batch": LONG}),
     "long, wide layers between": ("ADDADAD", choosing([0], [3, 5]) | {"batch": LONG, "model.mlp.ffn_hidden_size": 512}),
 }

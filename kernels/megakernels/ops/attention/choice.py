@@ -10,7 +10,7 @@ from megakernels.ops.attention import reference, vendor
 from megakernels.ops.attention.flash4 import calls as flash4
 from megakernels.ops.attention.inputs import Attention, Places
 from megakernels.ops.attention.relations import relations_gradient
-from megakernels.ops.attention.sinks import add_sinks, delta_of, sinks_gradient
+from megakernels.ops.attention.sinks import add_sinks, gradient_of_sinks, sinks_gradient
 from megakernels.ops.attention.sizes import accepts, backward_cost, backward_inside, forward_cost, forward_inside, sizes_of
 from megakernels.ops.attention.stored.facts import StoredTiles
 
@@ -50,9 +50,7 @@ def backward(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, needs
     if runs_kernels(given):
         return kernel_backward(grad_out, given, out, lse, Places(), sizes_of(given).stored)
     *found, added = reference.backward(grad_out, given, out, lse, (*needs[:3], needs[4]))
-    wanted = given.sinks is not None and needs[3]
-    of_sinks = sinks_gradient(delta_of(grad_out, out), lse, given.sinks) if wanted and given.sinks is not None else None
-    return *found, of_sinks, of_relations(given, added)
+    return *found, gradient_of_sinks(grad_out, out, lse, given.sinks if needs[3] else None), of_relations(given, added)
 
 
 def of_relations(given: Attention, added: Tensor | None) -> Tensor | None:
@@ -62,21 +60,27 @@ def of_relations(given: Attention, added: Tensor | None) -> Tensor | None:
     return relations_gradient(added, given.classes, given.relations)
 
 
-def kernel_forward(given: Attention, places: Places) -> tuple[Tensor, Tensor]:
+def kernel_forward(given: Attention, places: Places, bits: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`kernel.forward`, without sinks."""
     from megakernels.ops.attention import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
 
-    return kernel.forward(given, places)
+    return kernel.forward(given, places, bits)
 
 
 def kernel_backward(
-    grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, places: Places, parts: StoredTiles | None = None
+    grad_out: Tensor,
+    given: Attention,
+    out: Tensor,
+    lse: Tensor,
+    places: Places,
+    parts: StoredTiles | None = None,
+    bits: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, the sinks and the relations, None without these."""
     from megakernels.ops.attention import kernel  # noqa: PLC0415
 
     delta = torch.empty(lse.shape, dtype=lse.dtype, device=lse.device)
-    *found, grad_relations = kernel.backward(grad_out, given, out, lse, places, delta=delta, parts=parts)
+    *found, grad_relations = kernel.backward(grad_out, given, out, lse, places, bits, delta, parts)
     return *found, None if given.sinks is None else sinks_gradient(delta, lse, given.sinks), grad_relations
 
 

@@ -23,7 +23,7 @@ from megakernels.ops.attention import reference
 from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, of_relations, runs_kernels
 from megakernels.ops.attention.inputs import GRADIENTS, Attention, QueryPieces
 from megakernels.ops.attention.relations import require_relations
-from megakernels.ops.attention.sinks import add_sinks, delta_of, require_sinks, sinks_gradient
+from megakernels.ops.attention.sinks import add_sinks, gradient_of_sinks, require_sinks
 from megakernels.ops.attention.sizes import backward_cost, backward_inside, forward_cost, forward_inside
 
 __all__ = ["attention_pieces", "attention_pieces_backward"]
@@ -124,8 +124,7 @@ def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -
             added = part.new_zeros(*part.shape[:2], k.shape[1]) if added is None else added
             added[..., seen] += part
     stored = (as_stored(grad, pieces.key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
-    given_sinks = pieces.given.sinks
-    of_sinks = None if given_sinks is None else sinks_gradient(delta_of(grad_out, out), lse, given_sinks)
+    of_sinks = gradient_of_sinks(grad_out, out, lse, pieces.given.sinks)
     return [torch.cat(queries, 1), *stored, of_sinks, of_relations(pieces.given, added)]
 
 

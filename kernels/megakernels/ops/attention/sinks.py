@@ -32,14 +32,16 @@ def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, T
     return out, total
 
 
-def delta_of(grad_out: Tensor, out: Tensor) -> Tensor:
-    """Σ ∂L/∂out ⊙ out, [B, H, T] in the accumulation dtype."""
-    return (upcast(grad_out) * upcast(out)).sum(-1).transpose(1, 2)
-
-
 def sinks_gradient(delta: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """∂L/∂z [H] in the dtype of sinks, of δ and lse [B, H, T]."""
     return (_per_head(sinks) - lse).exp_().mul_(delta).sum((0, 2)).neg_().to(sinks.dtype)
+
+
+def gradient_of_sinks(grad_out: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor | None:
+    """`sinks_gradient` from the gradient of out; None without sinks."""
+    if sinks is None:
+        return None
+    return sinks_gradient((upcast(grad_out) * upcast(out)).sum(-1).transpose(1, 2), lse, sinks)
 
 
 def _per_head(sinks: Tensor) -> Tensor:

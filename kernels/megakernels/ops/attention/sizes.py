@@ -24,9 +24,10 @@ def accepts(given: Attention) -> bool:
     return given.q.dtype == given.k.dtype == given.v.dtype and given.scale > 0 and sizes_of(given).accepted
 
 
-def forward_inside(given: Attention) -> int:
-    """Bytes of `kernel.forward` in addition to operands and results."""
-    return sizes_of(given).inside(copies=(_copies(given), 0)).forward
+def forward_inside(given: Attention, choice: Tensor | None = None) -> int:
+    """Bytes of `kernel.forward` in addition to operands and results, with a mask of chosen keys if given."""
+    copies = _copies(given) + (0 if choice is None else copies_bytes((choice,)))
+    return sizes_of(given)._replace(masked=choice is not None).inside(copies=(copies, 0)).forward
 
 
 def backward_inside(grad_out: Tensor, given: Attention, out: Tensor, lse: Tensor, *, sinks: bool = True, masked: bool = True) -> int:

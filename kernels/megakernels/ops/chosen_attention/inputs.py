@@ -17,8 +17,9 @@ class Chosen(NamedTuple):
     starts: Tensor | None
     scale: float
     window: int | None
+    sinks: Tensor | None = None
 
     @property
     def attended(self) -> Attention:
         """The attention to all keys that are visible."""
-        return Attention(self.q, self.k, self.v, self.starts, self.scale, self.window)
+        return Attention(self.q, self.k, self.v, self.starts, self.scale, self.window, self.sinks)

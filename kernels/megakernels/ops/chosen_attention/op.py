@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from megakernels._common import operation, require, require_starts, types_of
+from megakernels.ops.attention.sinks import require_sinks
 from megakernels.ops.chosen_attention import runs
 from megakernels.ops.chosen_attention.inputs import Chosen
 from megakernels.ops.indexed_attention.facts import num_words
@@ -11,8 +12,10 @@ __all__ = ["chosen_attention"]
 
 
 def chosen_attention(
-    q: Tensor, k: Tensor, v: Tensor, choice: Tensor, scale: float, window: int | None = None, starts: Tensor | None = None
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, choice: Tensor,
+    scale: float, window: int | None = None,
+    starts: Tensor | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Softmax attention of every query to the keys that an `indexed_attention_choice` of the same positions chose.
 
     Args:
@@ -23,6 +26,7 @@ def chosen_attention(
         scale: Factor on the attention scores.
         window: The window of the choice; no key before it is read.
         starts: int32 [B, T] or None: of the choice too. No gradient.
+        sinks: [H] or None, as for `attention`.
 
     Returns:
         [B, T, H, V], contiguous, in q's dtype.
@@ -47,7 +51,8 @@ def chosen_attention(
     require(q.shape == k.shape, "chosen_attention", "q and k must be [B,T,H,E]", q=q.shape, k=k.shape)
     require(window is None or window >= 1, "chosen_attention", "window must be at least 1", window=window)
     require_starts("chosen_attention", starts, q.shape[:2])
-    out: Tensor = _chosen_attention(q, k, v, choice, starts, scale, window)[0]
+    require_sinks("chosen_attention", sinks, q)
+    out: Tensor = _chosen_attention(q, k, v, choice, starts, scale, window, sinks)[0]
     return out
 
 
@@ -65,7 +70,7 @@ _chosen_attention, _chosen_attention_backward = operation(
     Chosen,
     outputs=("out", "lse"),
     saved=("out", "lse"),
-    gradients=("q", "k", "v"),
+    gradients=runs.GRADIENTS,
     forward=runs.forward,
     backward=runs.backward,
     fake=lambda given: runs.made_like(given.attended),

@@ -20,6 +20,7 @@ from megakernels._common import (
 )
 from megakernels.ops.attention.choice import chooses_kernels, runs_kernels
 from megakernels.ops.attention.inputs import QueryPieces
+from megakernels.ops.attention.sinks import add_sinks, gradient_of_sinks, require_sinks
 from megakernels.ops.attention.sizes import backward_cost, forward_cost
 from megakernels.ops.chosen_attention import reference, runs
 from megakernels.ops.chosen_attention.inputs import Chosen
@@ -31,6 +32,7 @@ __all__ = ["chosen_attention_pieces", "chosen_attention_pieces_backward"]
 def chosen_attention_pieces(
     q: Tensor, k: Tensor, v: Tensor, choice: Tensor, starts: Tensor | None,
     scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `megakernels.chosen_attention`, for the queries of some pieces.
 
@@ -44,6 +46,7 @@ def chosen_attention_pieces(
         window: See `megakernels.attention`.
         query_pieces: Numbers of the pieces of q, in order.
         key_pieces: Numbers of the pieces of k and v, in order: every piece of the sequence.
+        sinks: [H] or None.
 
     Returns:
         out, shaped as q with v's width, and lse fp32 [B, H, positions of q].
@@ -60,19 +63,24 @@ def chosen_attention_pieces(
     require_chosen("chosen_attention_pieces", q, k, v, choice)
     require_pieces("chosen_attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
     require_starts("chosen_attention_pieces", starts, q.shape[:2])
+    require_sinks("chosen_attention_pieces", sinks, q)
     out: Tensor
     lse: Tensor
-    out, lse = _pieces(q, k, v, choice, starts, scale, window, list(query_pieces), list(key_pieces))
+    out, lse = _pieces(q, k, v, choice, starts, scale, window, sinks, list(query_pieces), list(key_pieces))
     return out, lse
 
 
 def chosen_attention_pieces_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, choice: Tensor, starts: Tensor | None, out: Tensor, lse: Tensor,
     scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k and v, of the last two the part that these queries make. Arguments are those of `chosen_attention_pieces`."""
+    """Gradients of q, k, v and, if given, of sinks, of all but q the part that these queries make.
+
+    Arguments are those of `chosen_attention_pieces`.
+    """
     pieces = list(query_pieces), list(key_pieces)
-    return tuple(_pieces_backward(grad_out, q, k, v, choice, starts, out, lse, scale, window, *pieces))
+    return tuple(_pieces_backward(grad_out, q, k, v, choice, starts, sinks, out, lse, scale, window, *pieces))
 
 
 def _split(pieces: QueryPieces) -> Iterator[tuple[slice, slice, int, Chosen]]:
@@ -80,17 +88,21 @@ def _split(pieces: QueryPieces) -> Iterator[tuple[slice, slice, int, Chosen]]:
 
 
 def _forward(pieces: QueryPieces) -> tuple[Tensor, Tensor]:
+    return add_sinks(*_without_sinks(pieces), pieces.given.sinks)
+
+
+def _without_sinks(pieces: QueryPieces) -> tuple[Tensor, Tensor]:
     places = pieces.places()
     if places is not None and runs_kernels(pieces.given.attended):
-        return runs.kernel_forward(pieces.given, places)
+        return runs.masked_forward(pieces.given, places)
     outs, sums = zip(*(reference.forward(given, first) for _, _, first, given in _split(pieces)), strict=True)
     return torch.cat(outs, 1), torch.cat(sums, 2)
 
 
-def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> Sequence[Tensor]:
+def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> Sequence[Tensor | None]:
     places = pieces.places()
     if places is not None and runs_kernels(pieces.given.attended):
-        return runs.kernel_backward(grad_out, pieces.given, out, lse, places)
+        return runs.masked_backward(grad_out, pieces.given, out, lse, places)
     q, k, v = pieces.given[:3]
     grad_keys, grad_values = (torch.zeros(like.shape, dtype=accumulator_dtype(q.dtype), device=like.device) for like in (k, v))
     queries = []
@@ -100,7 +112,7 @@ def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -
         grad_keys[:, seen] += grad_k
         grad_values[:, seen] += grad_v
     stored = (as_stored(grad, pieces.key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
-    return [torch.cat(queries, 1), *stored]
+    return [torch.cat(queries, 1), *stored, gradient_of_sinks(grad_out, out, lse, pieces.given.sinks)]
 
 
 def _chooses_kernels(pieces: QueryPieces) -> bool:
@@ -131,7 +143,7 @@ _pieces, _pieces_backward = operation(
     QueryPieces.binder(Chosen),
     outputs=("out", "lse"),
     saved=("out", "lse"),
-    gradients=("q", "k", "v"),
+    gradients=runs.GRADIENTS,
     forward=_forward,
     backward=_backward,
     fake=lambda pieces: runs.made_like(pieces.given.attended),

@@ -7,49 +7,49 @@ from torch import Tensor
 from megakernels._common import Cost, dropped_bytes
 from megakernels._common.scratch import copies_bytes
 from megakernels.ops.attention import sizes
-from megakernels.ops.attention.choice import chooses_kernels, runs_kernels
+from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, runs_kernels
 from megakernels.ops.attention.inputs import Places
 from megakernels.ops.attention.reference import made_like
+from megakernels.ops.attention.sinks import add_sinks, gradient_of_sinks
 from megakernels.ops.chosen_attention import reference
 from megakernels.ops.chosen_attention.inputs import Chosen
 
 __all__ = ["made_like"]
 
-
-def kernel_forward(given: Chosen, places: Places) -> tuple[Tensor, Tensor]:
-    """`attention.kernel.forward` with the choice."""
-    from megakernels.ops.attention import kernel  # noqa: PLC0415  triton is optional, and only CUDA needs it
-
-    return kernel.forward(given.attended, places, given.choice.contiguous())
+GRADIENTS = ("q", "k", "v", "sinks")
 
 
-def kernel_backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor, ...]:
-    """Gradients of q, k and v: of the last two the part that these queries make."""
-    from megakernels.ops.attention import kernel  # noqa: PLC0415
+def masked_forward(given: Chosen, places: Places) -> tuple[Tensor, Tensor]:
+    """The kernels' forward with the choice, without sinks."""
+    return kernel_forward(given.attended, places, given.choice.contiguous())
 
-    return kernel.backward(grad_out, given.attended, out, lse, places, given.choice.contiguous())[:3]
+
+def masked_backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v and the sinks: of all but the first the part that these queries make."""
+    return kernel_backward(grad_out, given.attended, out, lse, places, bits=given.choice.contiguous())[:4]
 
 
 def forward(given: Chosen) -> tuple[Tensor, Tensor]:
-    """Follows the contract of `reference.forward`."""
-    return kernel_forward(given, Places()) if runs_kernels(given.attended) else reference.forward(given)
+    """Follows the contract of `reference.forward`, with sinks."""
+    made = masked_forward(given, Places()) if runs_kernels(given.attended) else reference.forward(given)
+    return add_sinks(*made, given.sinks)
 
 
-def backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, _needs: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Follows the contract of `reference.backward`: all gradients."""
+def backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, _needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """All gradients."""
     if runs_kernels(given.attended):
-        return kernel_backward(grad_out, given, out, lse, Places())
-    return reference.backward(grad_out, given, out, lse)
+        return masked_backward(grad_out, given, out, lse, Places())
+    return *reference.backward(grad_out, given, out, lse), gradient_of_sinks(grad_out, out, lse, given.sinks)
 
 
 def forward_inside(given: Chosen) -> int:
-    """Bytes of `kernel_forward` in addition to operands and results: copies of operands that are not dense."""
-    return sizes.forward_inside(given.attended) + copies_bytes((given.choice,))
+    """Bytes of `masked_forward` in addition to operands and results: copies of operands that are not dense."""
+    return sizes.forward_inside(given.attended, given.choice)
 
 
-def backward_inside(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor) -> int:
-    """Bytes of `kernel_backward` in addition to operands and results."""
-    return sizes.backward_inside(grad_out, given.attended, out, lse) + copies_bytes((given.choice,))
+def backward_inside(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, *, sinks: bool = True) -> int:
+    """Bytes of `masked_backward` in addition to operands and results."""
+    return sizes.backward_inside(grad_out, given.attended, out, lse, sinks=sinks) + copies_bytes((given.choice,))
 
 
 def forward_scratch(given: Chosen) -> int:
@@ -61,7 +61,7 @@ def backward_scratch(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, 
     """Bytes inside the Triton backward, which always makes all gradients."""
     if not chooses_kernels(given.attended):
         return 0
-    return dropped_bytes(given[:3], needs) + backward_inside(grad_out, given, out, lse)
+    return dropped_bytes(given[:3], needs[:3]) + backward_inside(grad_out, given, out, lse, sinks=needs[3])
 
 
 def cost_of_forward(given: Chosen) -> Cost:

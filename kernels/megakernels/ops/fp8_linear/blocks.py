@@ -31,7 +31,9 @@ _MIX = ((16, 0xFFFF, 0x7FEB352D), (15, 0x1FFFF, 0x846CA68B - (1 << 32)), (16, 0x
 _SEED = 0x9E3779B9 - (1 << 32)
 
 
-def rounded(x: Tensor, scaling: str, role: str, *, transposed: bool = False, dtype: torch.dtype = E4M3) -> Tensor:
+def rounded(
+    x: Tensor, scaling: str, role: str, *, transposed: bool = False, dtype: torch.dtype = E4M3, largest: Tensor | None = None
+) -> Tensor:
     """The values of x [rows, summed], or of its transpose, that an operand of a product represents, fp32.
 
     Args:
@@ -40,9 +42,10 @@ def rounded(x: Tensor, scaling: str, role: str, *, transposed: bool = False, dty
         role: input, weight or gradient.
         transposed: True if the operand is x's transpose; other than weights it is then an operand of a weight gradient.
         dtype: The dtype of elements in eight bits.
+        largest: The largest magnitude of a weight of which x has some rows, fp32, for NVFP4; None for that of x.
     """
     found = x.mT if transposed else x
-    values, whole = _prepared(found, scaling, spread=transposed and role != WEIGHT)
+    values, whole = _prepared(found, scaling, spread=transposed and role != WEIGHT, largest=largest)
     for start, part in _parts(values, scaling):
         _, scales = leveled(part, scaling, whole, dtype, square=role == WEIGHT, place=start if role == GRADIENT else None)
         part.mul_(scales[..., None])
@@ -93,7 +96,7 @@ def restored(low: Tensor, scales: Tensor, width: int, scaling: str) -> Tensor:
     return (values if factor is None else values.mul_(factor))[:, :rows]
 
 
-def _prepared(x: Tensor, scaling: str, *, spread: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+def _prepared(x: Tensor, scaling: str, *, spread: bool, largest: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """The matrix in fp32, rows filled up to whole blocks; for NVFP4 spread by the Hadamard matrix, with its largest number and factor."""
     rows, columns = x.shape
     values = torch.zeros((rows, rounded_up(columns, BLOCKS[scaling])), dtype=torch.float32, device=x.device)
@@ -105,7 +108,7 @@ def _prepared(x: Tensor, scaling: str, *, spread: bool) -> tuple[Tensor, tuple[T
         for _, part in _parts(values, scaling):
             of_whole = part[:, : columns // 16]
             of_whole.copy_(of_whole @ matrix)
-    return values, nvfp4_factors(torch.linalg.vector_norm(values, float("inf")))
+    return values, nvfp4_factors(torch.linalg.vector_norm(values, float("inf")) if largest is None else largest.view(()))
 
 
 def _parts(values: Tensor, scaling: str) -> Iterator[tuple[int, Tensor]]:

@@ -21,13 +21,14 @@ def chosen(x: Tensor, like: Tensor) -> ModuleType:
 def operand(
     x: Tensor, scaling: str, role: str,
     *, dtype: torch.dtype = blocks.E4M3, transposed: bool = False, second: bool = False, numbers: Tensor | None = None,
+    largest: Tensor | None = None,
 ) -> Operand:  # fmt: skip
     """`reference.operand` or `kernel.operand`; of `scaling` in blocks the values, as `blocks.rounded` makes them in the operand's role.
 
-    `numbers` are the linear's with scaling delayed, None otherwise.
+    `numbers` are the linear's with scaling delayed, None otherwise; `largest` is that of a weight of which x has some rows, for NVFP4.
     """
     if scaling in BLOCKS:
-        return Operand(blocks.rounded(x, scaling, role, transposed=transposed, dtype=dtype), None)
+        return Operand(blocks.rounded(x, scaling, role, transposed=transposed, dtype=dtype, largest=largest), None)
     how = {"by_row": scaling == "rows", "transposed": transposed, "second": second, "delayed": delayed_of(numbers, role)}
     found: Operand = chosen(x, x).operand(x, dtype=dtype, **how)
     return found
@@ -54,4 +55,4 @@ def weight(matrix: Tensor, scaling: str, largest: Tensor | None, *, transposed: 
     if matrix.dtype == torch.uint8:
         given = delayed_of(numbers, blocks.WEIGHT)
         return weights.unpacked(matrix, scaling, largest if given is None else given.factor, turned=transposed)
-    return operand(matrix, scaling, blocks.WEIGHT, transposed=transposed, second=True, numbers=numbers)
+    return operand(matrix, scaling, blocks.WEIGHT, transposed=transposed, second=True, numbers=numbers, largest=largest)

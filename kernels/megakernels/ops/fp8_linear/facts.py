@@ -199,12 +199,14 @@ class BlockLinears(NamedTuple):
 
     def forward_bytes(self, *, given: bool) -> int:  # noqa: ARG002  (as for other scalings)
         """Bytes inside the products; the input's copy is never given."""
+        return max(self.product_bytes(out, out, packed=packed) for out, packed in each_weight(self.outs, self.packed))
+
+    def product_bytes(self, out: int, count: int, *, packed: bool) -> int:
+        """Bytes inside the product with `count` rows of a weight of which `out` are made."""
         own = self._values(self.rows, self.width)
-        peak = own + self._making(self.rows, self.width)
-        for out, packed in each_weight(self.outs, self.packed):
-            making = self._restoring(out, self.width) if packed else self._making(out, self.width)
-            peak = max(peak, own + self._values(out, self.width) + max(making, VALUE_BYTES * self.rows * out))
-        return peak
+        making = self._restoring(out, self.width) if packed else self._making(out, self.width, weight=True)
+        product = own + self._values(out, self.width) + max(making, VALUE_BYTES * self.rows * count)
+        return max(own + self._making(self.rows, self.width), product)
 
     @property
     def input_gradient_bytes(self) -> int:
@@ -213,7 +215,7 @@ class BlockLinears(NamedTuple):
 
     def _input_gradient(self, index: int, out: int, packed: bool) -> int:
         first, product = self._values(self.rows, out), self.rows * self.width * (VALUE_BYTES + (self.itemsize if index else 0))
-        making = self._restoring(self.width, out) if packed else self._making(self.width, out)
+        making = self._restoring(self.width, out) if packed else self._making(self.width, out, weight=True)
         second = self._values(self.width, out) + max(making, product)
         return first + max(self._making(self.rows, out, random=True), second)
 
@@ -236,13 +238,12 @@ class BlockLinears(NamedTuple):
     def _values(self, rows: int, columns: int) -> int:
         return VALUE_BYTES * rows * rounded_up(columns, BLOCKS[self.scaling])
 
-    def _making(self, rows: int, columns: int, *, random: bool = False) -> int:
+    def _making(self, rows: int, columns: int, *, random: bool = False, weight: bool = False) -> int:
         """Bytes inside the rounding of one slice: elements in eight bits, or units and random numbers; scales and their values."""
-        size = BLOCKS[self.scaling]
+        size, square, stored = BLOCKS[self.scaling], max(16, SQUARE_ROWS[self.scaling]), self.scaling != "fp8_blockwise"
         summed = rounded_up(columns, size)
-        elements = min(rows, rounded_up(slice_rows(rows, summed), max(16, SQUARE_ROWS[self.scaling]))) * summed
-        stored = 0 if self.scaling == "fp8_blockwise" else 1
-        scales = rounded_up(elements // summed, 16) * summed // size * (stored + 2 * VALUE_BYTES)
+        elements = min(rows, rounded_up(slice_rows(rows, summed), square)) * summed
+        scales = rounded_up(elements // summed, square if weight else 16) * summed // size * (stored + 2 * VALUE_BYTES)
         return scales + (VALUE_BYTES * (elements * (1 + random) + 2) if self.scaling == "nvfp4" else elements)
 
 

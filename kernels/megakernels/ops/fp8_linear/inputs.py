@@ -57,11 +57,13 @@ def width_of(weight: Tensor, scaling: str) -> int:
 
 def check_linears(
     x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str,
-    dtype: torch.dtype | None, largest: Sequence[Tensor | None], numbers: Sequence[Tensor],
+    dtype: torch.dtype | None, largest: Sequence[Tensor | None], numbers: Sequence[Tensor], taken: slice | None,
 ) -> None:  # fmt: skip
     """Refuse what `fp8_linears` does not take."""
     check_numbers("fp8_linears", scaling, numbers, len(weights))
     _check_weights("fp8_linears", weights, scaling, dtype, largest)
+    fits = taken is None or (scaling in BLOCKS and len(weights) == 1 and 0 <= taken.start < taken.stop <= weights[0].shape[0])
+    require(fits, "fp8_linears", "rows may be taken of one weight of blocks", weights=len(weights), scaling=scaling, taken=taken)
     fits = len(biases) == len(weights) and all(
         bias is None or bias.shape == weight.shape[:1] for bias, weight in zip(biases, weights, strict=False)
     )

@@ -49,7 +49,7 @@ def fp8_quantize(x: Tensor, scaling: str, numbers: Tensor | None = None) -> tupl
 
 def fp8_linears(
     x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str,
-    dtype: torch.dtype | None = None, largest: Sequence[Tensor | None] = (), numbers: Sequence[Tensor] = (),
+    dtype: torch.dtype | None = None, largest: Sequence[Tensor | None] = (), numbers: Sequence[Tensor] = (), taken: slice | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Products x · weightᵀ + bias of several weights, multiplied in eight bits.
 
@@ -60,8 +60,10 @@ def fp8_linears(
         biases: [N] each or None, added before rounding.
         scaling: tensor, rows, delayed, mxfp8, nvfp4 or fp8_blockwise.
         dtype: The results' dtype; None for the weights', of which none is packed then.
-        largest: The largest magnitudes of each packed weight (`packing.facts.num_largest`), fp32, None for others; may be empty.
+        largest: The largest magnitudes of each packed weight (`packing.facts.num_largest`), fp32, and of rows of a weight under nvfp4 that
+            of all its rows; None for others; may be empty.
         numbers: Numbers [3, 3] of each weight under delayed, the first's of x too, whose largest magnitudes are raised; or empty.
+        taken: Rows of the only weight, of blocks, that multiply; the others are of the same blocks. None for all rows.
 
     Returns:
         [..., N] each, contiguous, in the weights' dtype.
@@ -78,8 +80,9 @@ def fp8_linears(
     Source: torchao 0.18, `Float8Linear.forward`; the tensor cores may sum in less than fp32 here, and not in the gradients.
     """
     made = weights[0].dtype if dtype is None and weights else dtype
-    inputs.check_linears(x, scale, weights, biases, scaling, made, largest, numbers)
-    found: list[Tensor] = _fp8_linears(x, scale, weights, biases, scaling, made, list(largest) or [None] * len(weights), list(numbers))
+    inputs.check_linears(x, scale, weights, biases, scaling, made, largest, numbers, taken)
+    given, rows = list(largest) or [None] * len(weights), [] if taken is None else [taken.start, taken.stop]
+    found: list[Tensor] = _fp8_linears(x, scale, weights, biases, scaling, made, given, list(numbers), rows)
     return found
 
 
@@ -169,15 +172,16 @@ def _(x: Tensor, scaling: str, _numbers: Tensor | None) -> tuple[Tensor, Tensor]
 @custom_op("megakernels::fp8_linears", mutates_args=("numbers",))
 def _fp8_linears(
     x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str,
-    dtype: torch.dtype, largest: Sequence[Tensor | None], numbers: Sequence[Tensor],
+    dtype: torch.dtype, largest: Sequence[Tensor | None], numbers: Sequence[Tensor], taken: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
     rows = x.reshape(-1, x.shape[-1])
-    made = [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype) for weight in weights]
+    made = [x.new_empty((*x.shape[:-1], height), dtype=dtype) for height in sizes.heights(weights, taken)]
     each = inputs.numbers_of(numbers, weights)
     first = reference.Operand(rows, scale) if scale is not None else choice.operand(rows, scaling, INPUT, numbers=each[0])
     for weight, bias, out, whole, own in zip(weights, biases, made, largest, each, strict=True):
         second = choice.weight(weight, scaling, whole, numbers=own)
-        reference.multiply(first, second, out.view(-1, weight.shape[0]), bias, fast=True)
+        second = second._replace(data=second.data[slice(*taken)]) if taken else second
+        reference.multiply(first, second, out.view(-1, out.shape[-1]), bias, fast=True)
         del second
     return made
 
@@ -185,9 +189,9 @@ def _fp8_linears(
 @_fp8_linears.register_fake
 def _(
     x: Tensor, _scale: Tensor | None, weights: Sequence[Tensor], _biases: Sequence[Tensor | None], _scaling: str,
-    dtype: torch.dtype, _largest: Sequence[Tensor | None], _numbers: Sequence[Tensor],
+    dtype: torch.dtype, _largest: Sequence[Tensor | None], _numbers: Sequence[Tensor], taken: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
-    return [x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype) for weight in weights]
+    return [x.new_empty((*x.shape[:-1], height), dtype=dtype) for height in sizes.heights(weights, taken)]
 
 
 @custom_op("megakernels::fp8_input_gradients", mutates_args=("numbers",))

@@ -35,11 +35,19 @@ def quantize_scratch(x: Tensor, scaling: str, _numbers: object) -> int:
 
 def linears_scratch(
     x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], _biases: object, scaling: str, dtype: torch.dtype,
-    *_given: object,
+    _largest: object, _numbers: object, taken: Sequence[int],
 ) -> int:  # fmt: skip
     """Bytes inside `fp8_linears`."""
     rows, fused = x.numel() // x.shape[-1], _fused(*_whole(weights), *((x,) if scale is None else ()))
-    return _linears(rows, weights, dtype.itemsize, scaling, fused=fused).forward_bytes(given=scale is not None)
+    made = _linears(rows, weights, dtype.itemsize, scaling, fused=fused)
+    if taken and isinstance(made, BlockLinears):
+        return made.product_bytes(weights[0].shape[0], taken[1] - taken[0], packed=any(made.packed))
+    return made.forward_bytes(given=scale is not None)
+
+
+def heights(weights: Sequence[Tensor], taken: Sequence[int]) -> list[int]:
+    """Rows of each weight that multiply, where some of the only one's may be `taken`."""
+    return [taken[1] - taken[0]] if taken else [weight.shape[0] for weight in weights]
 
 
 def input_gradients_scratch(

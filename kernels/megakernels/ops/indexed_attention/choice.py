@@ -1,12 +1,14 @@
 """Selects the functions of indexed attention, Triton kernels or plain torch; scratch and cost of the kernels."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from megakernels._common import Cost, chooses_triton, dropped_bytes, runs_triton
 from megakernels.facts import KernelScratch
 from megakernels.ops.attention.inputs import Places
+from megakernels.ops.attention.sinks import gradient_of_sinks
 from megakernels.ops.indexed_attention import reference, sizes
 from megakernels.ops.indexed_attention.bits import choice_like
 from megakernels.ops.indexed_attention.facts import key_parts_bytes
@@ -62,7 +64,7 @@ def kernel_forward(given: Indexed, places: Places) -> tuple[Tensor, ...]:
     return kernel.forward(given, places)
 
 
-def kernel_backward(grad_out: Tensor, given: Indexed, made: Sequence[Tensor], places: Places) -> tuple[Tensor, ...]:
+def kernel_backward(grad_out: Tensor, given: Indexed, made: Sequence[Tensor], places: Places) -> tuple[Any, ...]:
     """`kernel.backward`."""
     from megakernels.ops.indexed_attention import kernel  # noqa: PLC0415
 
@@ -88,20 +90,21 @@ def chosen_forward(given: Indexed, num_keys: int) -> tuple[Tensor, ...]:
     return *reference.forward(given, found), found
 
 
-def backward(grad_out: Tensor, arguments: Arguments, *made: Tensor | Sequence[bool]) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, index_q, index_k, index_weights, k_scale and k_bias, all of them; `made` is what was saved, and the needs."""
+def backward(grad_out: Tensor, arguments: Arguments, *made: Tensor | Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """All gradients, in the order of the operation; `made` is what was saved, and the needs."""
     saved = [each for each in made if isinstance(each, Tensor)]
-    *heads, grad_keys, grad_weights = _backward(grad_out, with_keys(arguments), saved)
+    *heads, grad_keys, grad_weights, grad_sinks = _backward(grad_out, with_keys(arguments), saved)
     of_norm = arguments.index_k, arguments.k_scale, arguments.cos, arguments.sin, arguments.eps
     grad_k, *norm = make_keys_backward(grad_keys, *of_norm)
-    return (*heads, grad_k, grad_weights, *norm)
+    return (*heads, grad_k, grad_weights, *norm, grad_sinks)
 
 
-def _backward(grad_out: Tensor, given: Indexed, saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _backward(grad_out: Tensor, given: Indexed, saved: Sequence[Tensor]) -> tuple[Any, ...]:
     if runs_kernels(given):
         return kernel_backward(grad_out, given, saved, Places())
     out, lse, thresholds, index_lse = saved
-    return reference.backward(grad_out, given, out, lse, thresholds, index_lse)
+    found = reference.backward(grad_out, given, out, lse, thresholds, index_lse)
+    return *found, gradient_of_sinks(grad_out, out, lse, given.sinks)
 
 
 def with_keys(arguments: Arguments) -> Indexed:
@@ -128,10 +131,11 @@ def backward_scratch(grad_out: Tensor, arguments: Arguments, *made: Tensor | Seq
     *saved, needs = made
     out, lse, thresholds, index_lse = (each for each in saved if isinstance(each, Tensor))
     last = sum(each.nbytes for each in (arguments.index_k, arguments.k_scale, arguments.k_bias))
-    inside = KernelScratch(0, sizes.backward_inside(grad_out, given, (out, lse, thresholds, index_lse), Places()))
+    made_before = out, lse, thresholds, index_lse
+    inside = KernelScratch(0, sizes.backward_inside(grad_out, given, made_before, Places(), sinks=bool(needs[8])))
     found = with_keys_made(sizes.sizes_of(given, Places()), inside, last, arguments.k_scale.element_size())
     inputs = (*arguments[:6], arguments.k_scale, arguments.k_bias)
-    dropped = dropped_bytes(inputs, [bool(each) for each in needs])
+    dropped = dropped_bytes(inputs, [bool(each) for each in needs[:8]])
     return dropped + found.backward
 
 

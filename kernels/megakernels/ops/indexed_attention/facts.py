@@ -173,23 +173,24 @@ class IndexedSizes(NamedTuple):
             SUMS_BYTES * core.batch * rows * columns,
         )
 
-    def inside(self, copies: tuple[int, int, int] = (0, 0, 0), *, returns_choice: bool = False) -> KernelScratch:
+    def inside(self, copies: tuple[int, int, int] = (0, 0, 0), *, returns_choice: bool = False, sink_bytes: int = 0) -> KernelScratch:
         """Bytes of the kernels between queries, keys and choice, in addition to operands and results.
 
-        Forward has the scores of a chunk before out and lse exist, backward twice before the gradients of q, k and v, and then one number
-        per query and head.
+        Forward has the scores of a chunk before out and lse exist, backward twice before the gradients of q, k, v and sinks, and then what
+        attention holds.
 
         Args:
             copies: Bytes of copies of operands, forward, backward, and backward after the index scores.
             returns_choice: True if the bits of the choice are a result.
+            sink_bytes: Bytes of an element of the gradient of the sinks; 0 if there is none.
         """
         core, held = self.core, self.held()
+        attends = core._replace(masked=True).inside(sink_bytes, (0, copies[2]))
         made = core.batch * core.queries * core.heads * (core.value_width * core.itemsize + SUMS_BYTES)
         of_keys = core.batch * core.keys * core.groups * (core.width + core.value_width)
-        later = core.itemsize * (core.batch * core.queries * core.heads * core.width + of_keys)
-        sums = SUMS_BYTES * core.batch * core.heads * core.queries
-        forward = copies[0] + (0 if returns_choice else held.bits) + max(held.queries + held.scores - made, 0)
-        return KernelScratch(forward, copies[1] + held.bits + max(held.queries + 2 * held.scores - later, sums + copies[2]))
+        later = core.itemsize * (core.batch * core.queries * core.heads * core.width + of_keys) + sink_bytes * core.heads
+        forward = copies[0] + (0 if returns_choice else held.bits) + max(held.queries + held.scores - made, attends.forward)
+        return KernelScratch(forward, copies[1] + held.bits + max(held.queries + 2 * held.scores - later, attends.backward))
 
 
 def with_keys(sizes: IndexedSizes, inside: KernelScratch, input_bytes: int, scale_bytes: int) -> KernelScratch:

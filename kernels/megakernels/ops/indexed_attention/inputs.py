@@ -26,6 +26,7 @@ class Arguments(NamedTuple):
     loss_factor: float
     eps: float
     window: int | None
+    sinks: Tensor | None = None
 
     def with_keys(self, keys: Tensor) -> Indexed:
         """The arguments with index keys after their norm and rotation, fp32 [B, T, D]."""

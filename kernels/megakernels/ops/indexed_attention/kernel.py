@@ -17,8 +17,9 @@ import triton
 from torch import Tensor
 
 from megakernels._common.tiles import on_device_of, unit_stride
-from megakernels.ops.attention import kernel as attention_kernel
+from megakernels.ops.attention.choice import kernel_backward, kernel_forward
 from megakernels.ops.attention.inputs import Places
+from megakernels.ops.attention.sinks import add_sinks
 from megakernels.ops.indexed_attention.bits import choice_like
 from megakernels.ops.indexed_attention.facts import (
     KEY_WARPS,
@@ -90,14 +91,14 @@ def forward(given: Indexed, places: Places) -> tuple[Tensor, Tensor, Tensor, Ten
             index.score(chunk, queries, scores)
             index.select(chunk, scores, thresholds, index_lse, bits, search=True)
     del queries, scores
-    out, lse = attention_kernel.forward(attended(index.given), places, bits)
+    out, lse = add_sinks(*kernel_forward(attended(index.given), places, bits), given.sinks)
     return out, lse, thresholds, index_lse, bits
 
 
 def backward(
     grad_out: Tensor, given: Indexed, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor, places: Places
-) -> tuple[Tensor, ...]:
-    """Follows the contract of `reference.backward`, for queries in pieces: of k, v and keys the part that these queries make."""
+) -> tuple[Any, ...]:
+    """Follows the contract of `reference.backward`, for queries in pieces: of k, v, keys and sinks the part that these queries make."""
     lse, thresholds, index_lse = lse.contiguous(), thresholds.contiguous(), index_lse.contiguous()
     index = _IndexLaunch(_dense(given), places)
     given = index.given
@@ -106,7 +107,7 @@ def backward(
     grad_keys = torch.zeros(given.keys.shape, dtype=torch.float32, device=given.keys.device)
     if not given.q.numel():
         empty = (torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in (given.q, given.k, given.v))
-        return *empty, grad_index_q.zero_(), grad_keys, grad_weights.zero_()
+        return *empty, grad_index_q.zero_(), grad_keys, grad_weights.zero_(), None if given.sinks is None else torch.zeros_like(given.sinks)
     bits, scores, masses = index.new_bits(), index.new_scores(), index.new_scores()
     queries = index.turn(given.index_q, torch.float32)
     with on_device_of(given.q):
@@ -118,8 +119,8 @@ def backward(
     del scores, masses
     index.turn(queries, given.index_q.dtype, grad_index_q, back=True)
     del queries
-    grad_q, grad_k, grad_v, _ = attention_kernel.backward(grad_out, attended(given), out, lse, places, bits)
-    return grad_q, grad_k, grad_v, grad_index_q, grad_keys, grad_weights
+    *of_heads, grad_sinks, _ = kernel_backward(grad_out, attended(given), out, lse, places, bits=bits)
+    return *of_heads, grad_index_q, grad_keys, grad_weights, grad_sinks
 
 
 def _dense(given: Indexed) -> Indexed:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from megakernels._common import operation, require, require_starts, types_of
+from megakernels.ops.attention.sinks import require_sinks
 from megakernels.ops.indexed_attention import choice
 from megakernels.ops.indexed_attention.bits import choice_like
 from megakernels.ops.indexed_attention.inputs import Arguments
@@ -21,7 +22,7 @@ def indexed_attention(
     q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, index_weights: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor,
     sin: Tensor,
     *, scale: float, top_k: int, loss_factor: float, eps: float, window: int | None = None,
-    starts: Tensor | None = None,
+    starts: Tensor | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Softmax attention of every query to the `top_k` visible keys of largest index score, of equal scores to those that come first.
 
@@ -30,7 +31,8 @@ def indexed_attention(
 
         loss_factor · Σ_t Σ_h KL(p_{t,h} ‖ softmax of the scores of t's chosen keys),
 
-    p_{t,h} being head h's attention, a constant; whatever the gradient of the output is. And q, k and v get none of that loss.
+    p_{t,h} being head h's attention to keys, a constant whose sum is 1 less what a sink takes; whatever the gradient of the output is. And
+    q, k, v and sinks get none of that loss.
 
     Args:
         q: [B, T, H, E].
@@ -49,6 +51,7 @@ def indexed_attention(
         eps: Epsilon of the layer norm.
         window: Position i sees j with i − window < j ≤ i; None sees all j ≤ i.
         starts: int32 [B, T] or None: index of the first position of each position's document; none before it is visible. No gradient.
+        sinks: [H] or None, as for `attention`.
 
     Returns:
         [B, T, H, V], contiguous, in q's dtype.
@@ -62,7 +65,7 @@ def indexed_attention(
     Scratch:
         Both ways the index keys and the rotated index queries in fp32, index scores of a chunk of queries, fp32 [B, rows, T] with at most
         2^25 elements or 64 rows, and a bit per query and key; T rounded up to 128. Backward a second array like the scores, the gradient
-        of the keys in fp32, and δ, fp32 [B, H, T], when the scores are freed.
+        of the keys in fp32, and δ, fp32 [B, H, T], when the scores are freed; with sinks one such array forward and two backward.
 
     Triton:
         Forward per chunk of queries index scores and a selection, then the attention kernel with the chosen keys as a mask. Backward per
@@ -76,7 +79,8 @@ def indexed_attention(
 
     Source: DeepSeek-V3.2, arXiv:2512.02556, section 2.1: equations 1 and 2, and the loss of its sparse training stage.
     """
-    given = Arguments(q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, scale, top_k, loss_factor, eps, window)
+    numbers = scale, top_k, loss_factor, eps, window
+    given = Arguments(q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, *numbers, sinks)
     _require(given)
     out: Tensor = _indexed_attention(*given)[0]
     return out
@@ -86,7 +90,7 @@ def indexed_attention_choice(
     q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, index_k: Tensor, index_weights: Tensor, k_scale: Tensor, k_bias: Tensor, cos: Tensor,
     sin: Tensor,
     *, scale: float, top_k: int, loss_factor: float, eps: float, window: int | None = None,
-    starts: Tensor | None = None,
+    starts: Tensor | None = None, sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`indexed_attention`, whose arguments it takes, with its choice, for other layers that attend to the same keys (`chosen_attention`).
 
@@ -110,7 +114,8 @@ def indexed_attention_choice(
 
     Source: arXiv:2603.12201.
     """
-    given = Arguments(q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, scale, top_k, loss_factor, eps, window)
+    numbers = scale, top_k, loss_factor, eps, window
+    given = Arguments(q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, *numbers, sinks)
     _require(given)
     made = _indexed_attention_choice(*given)
     return made[0], made[4]
@@ -121,6 +126,7 @@ def _require(given: Arguments) -> None:
     require(given.top_k >= 1, "indexed_attention", "top_k must be at least 1", top_k=given.top_k)
     require(given.window is None or given.window >= 1, "indexed_attention", "window must be at least 1", window=given.window)
     require_starts("indexed_attention", given.starts, given.q.shape[:2])
+    require_sinks("indexed_attention", given.sinks, given.q)
 
 
 def _require_shapes(given: Arguments) -> None:
@@ -147,7 +153,7 @@ def _registered(name: str, *, returns_choice: bool) -> Any:
         Arguments,
         outputs=(*saved, "choice") if returns_choice else saved,
         saved=saved,
-        gradients=("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias"),
+        gradients=("q", "k", "v", "index_q", "index_k", "index_weights", "k_scale", "k_bias", "sinks"),
         forward=choice.forward_with_choice if returns_choice else choice.forward,
         backward=choice.backward,
         fake=_fake_with_choice if returns_choice else lambda given: made_like(given.q, given.v),

@@ -25,6 +25,7 @@ from megakernels._common import (
     types_of,
 )
 from megakernels.ops.attention.inputs import QueryPieces
+from megakernels.ops.attention.sinks import gradient_of_sinks, require_sinks
 from megakernels.ops.indexed_attention import choice, reference, sizes
 from megakernels.ops.indexed_attention.bits import choice_like
 from megakernels.ops.indexed_attention.reference import Indexed
@@ -89,7 +90,7 @@ def index_keys_backward(
 
 def indexed_attention_pieces(
     q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, keys: Tensor, index_weights: Tensor, cos: Tensor, sin: Tensor, starts: Tensor | None,
-    settings: IndexedSettings,
+    settings: IndexedSettings, sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """See `megakernels.indexed_attention`, for the queries of some pieces.
 
@@ -104,6 +105,7 @@ def indexed_attention_pieces(
         sin: The same.
         starts: int32, one for each query, or None: first position of its document, counted from the first position of its own piece.
         settings: The rest.
+        sinks: [H] or None, as for `attention`.
 
     Returns:
         out, shaped as q with v's width; lse fp32 [B, H, positions of q]; thresholds and log-sum-exps of index scores, fp32 [B, the same].
@@ -124,11 +126,12 @@ def indexed_attention_pieces(
     require(fits, "indexed_attention_pieces", "queries and keys must each have the same positions", **shapes)
     require_pieces("indexed_attention_pieces", q.shape[1], positions, settings.query_pieces, settings.key_pieces)
     require_starts("indexed_attention_pieces", starts, q.shape[:2])
-    out, lse, thresholds, index_lse = _pieces(q, k, v, index_q, keys, index_weights, cos, sin, starts, *_plain(settings))
+    require_sinks("indexed_attention_pieces", sinks, q)
+    out, lse, thresholds, index_lse = _pieces(q, k, v, index_q, keys, index_weights, cos, sin, starts, *_plain(settings, sinks))
     return out, lse, thresholds, index_lse
 
 
-def indexed_attention_pieces_choice(*given: Any) -> tuple[Tensor, ...]:
+def indexed_attention_pieces_choice(*given: Any, sinks: Tensor | None = None) -> tuple[Tensor, ...]:
     """`indexed_attention_pieces`, of its arguments in order, with the choice last.
 
     Returns:
@@ -142,25 +145,26 @@ def indexed_attention_pieces_choice(*given: Any) -> tuple[Tensor, ...]:
         The kernels of `indexed_attention`.
     """
     *tensors, settings = given
-    made: tuple[Tensor, ...] = _pieces_choice(*tensors, *_plain(settings))
+    made: tuple[Tensor, ...] = _pieces_choice(*tensors, *_plain(settings, sinks))
     return made
 
 
 def indexed_attention_pieces_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, index_q: Tensor, keys: Tensor, index_weights: Tensor, cos: Tensor, sin: Tensor,
     starts: Tensor | None, made: Sequence[Tensor],
-    settings: IndexedSettings,
+    settings: IndexedSettings, sinks: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, index_q and index_weights, then of k, v and keys the part that these queries make.
+    """Gradients of q, index_q and index_weights, then of k, v, keys and, if given, sinks the part that these queries make.
 
     `made` is what `indexed_attention_pieces` returned; the other arguments are its.
     """
-    found: list[Tensor] = _pieces_backward(grad_out, q, k, v, index_q, keys, index_weights, cos, sin, starts, *made, *_plain(settings))
+    given = q, k, v, index_q, keys, index_weights, cos, sin, starts, sinks
+    found: list[Tensor] = _pieces_backward(grad_out, *given, *made, *_plain(settings))
     return found
 
 
-def _plain(settings: IndexedSettings) -> tuple[Any, ...]:
-    return (*settings[:4], list(settings.query_pieces), list(settings.key_pieces))
+def _plain(settings: IndexedSettings, *sinks: Tensor | None) -> tuple[Any, ...]:
+    return (*settings[:4], *sinks, list(settings.query_pieces), list(settings.key_pieces))
 
 
 @custom_op("megakernels::index_keys", mutates_args=())
@@ -208,13 +212,15 @@ def _forward_with_choice(pieces: QueryPieces) -> tuple[Tensor, ...]:
     return torch.cat(outs, 1), torch.cat(sums, 2), *(torch.cat(parts, 1) for parts in others)
 
 
-def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> Sequence[Tensor]:
+def _backward(
+    grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor
+) -> Sequence[Tensor | None]:
     places = pieces.places()
     if places is not None and choice.runs_kernels(pieces.given):
-        grad_q, grad_k, grad_v, grad_index_q, grad_keys, grad_weights = choice.kernel_backward(
+        grad_q, grad_k, grad_v, grad_index_q, grad_keys, grad_weights, grad_sinks = choice.kernel_backward(
             grad_out, pieces.given, (out, lse, thresholds, index_lse), places
         )
-        return grad_q, grad_index_q, grad_weights, grad_k, grad_v, grad_keys
+        return grad_q, grad_index_q, grad_weights, grad_k, grad_v, grad_keys, grad_sinks
     likes = pieces.given.k, pieces.given.v, pieces.given.keys
     sums = [torch.zeros(each.shape, dtype=accumulator_dtype(pieces.given.q.dtype), device=each.device) for each in likes]
     own = []
@@ -225,7 +231,8 @@ def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor, t
         for total, part in zip(sums, (grad_k, grad_v, grad_keys), strict=True):
             total[:, : part.shape[1]] += part
     stored = (as_stored(total, pieces.key_pieces).to(like.dtype) for total, like in zip(sums, likes, strict=True))
-    return [*(torch.cat(parts, 1) for parts in zip(*own, strict=True)), *stored]
+    of_sinks = gradient_of_sinks(grad_out, out, lse, pieces.given.sinks)
+    return [*(torch.cat(parts, 1) for parts in zip(*own, strict=True)), *stored, of_sinks]
 
 
 def _forward_scratch(pieces: QueryPieces, *, returns_choice: bool = False) -> int:
@@ -259,7 +266,7 @@ def _registered(name: str, *, returns_choice: bool) -> Any:
         QueryPieces.binder(Indexed),
         outputs=(*saved, "choice") if returns_choice else saved,
         saved=saved,
-        gradients=("q", "index_q", "index_weights", "k", "v", "keys"),
+        gradients=("q", "index_q", "index_weights", "k", "v", "keys", "sinks"),
         forward=_forward_with_choice if returns_choice else _forward,
         backward=_backward,
         fake=_fake_with_choice if returns_choice else lambda pieces: reference.made_like(pieces.given.q, pieces.given.v),

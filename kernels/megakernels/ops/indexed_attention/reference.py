@@ -7,8 +7,9 @@ wanted. Index scores are recomputed as they were computed, so that they compare 
 
 Queries may be a piece of a sequence: they come from position `first` on, and keys are all of the sequence up to the piece's end.
 
-Attention's gradients are those over S_t. The indexer's loss, Σ_h KL(p_h ‖ c), has ∂/∂I = H c − Σ_h p_h over S_t, a sum over heads: ranks
-with some of the heads each have a part of it. I = Σ_i w_i relu(a_i · b) / √(I D) takes that to a, b and w; b = rotated layer norm.
+Attention's gradients are those over S_t. The indexer's loss, Σ_h KL(p_h ‖ c), has ∂/∂I = Σ_h (m_h c − p_h) over S_t, where m_h = Σ p_h is 1
+less what a sink takes. It is a sum over heads: ranks with some of the heads each have a part of it. I = Σ_i w_i relu(a_i · b) / √(I D)
+takes that to a, b and w; b = rotated layer norm.
 
 Source: arXiv:2512.02556, section 2.1; arXiv:2307.08691, algorithms 1 and 2.
 """
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from megakernels._common import accumulator_dtype, row_blocks, upcast
 from megakernels.ops.attention.facts import PLAIN_QUERIES, PLAIN_SCORES
+from megakernels.ops.attention.sinks import add_sinks
 from megakernels.ops.indexed_attention.bits import bit_values, packed
 
 
@@ -42,6 +44,7 @@ class Indexed(NamedTuple):
         top_k: Keys that a query attends to.
         loss_factor: Factor of the indexer's loss.
         window: Positions that a query sees, or None.
+        sinks: [H] or None.
         first: Position of the first query.
     """
 
@@ -58,6 +61,7 @@ class Indexed(NamedTuple):
     top_k: int
     loss_factor: float
     window: int | None
+    sinks: Tensor | None = None
     first: int = 0
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
@@ -145,7 +149,7 @@ def forward(given: Indexed, choice: Tensor | None = None) -> tuple[Tensor, Tenso
         sums = attended.logsumexp(-1)
         lse[:, :, rows] = sums
         out[:, rows] = (attended.sub_(sums.unsqueeze(-1)).exp_() @ values[:, :, seen]).transpose(1, 2)
-    return out, lse, thresholds, index_lse
+    return *add_sinks(out, lse, given.sinks), thresholds, index_lse
 
 
 def backward(grad_out: Tensor, given: Indexed, out: Tensor, lse: Tensor, thresholds: Tensor, index_lse: Tensor) -> tuple[Tensor, ...]:
@@ -217,10 +221,10 @@ def _attended(given: Indexed, queries: Tensor, keys: Tensor, chosen: Tensor) -> 
 
 
 def _difference(logits: Tensor, index_logits: Tensor, p: Tensor) -> Tensor:
-    """Σ_h (c − p_h), [B, q, k], of log p [B, H, q, k] and log c [B, q, k], −∞ where a key is not chosen; p is overwritten.
+    """Σ_h (c Σ p_h − p_h), [B, q, k], of log p [B, H, q, k] and log c [B, q, k], −∞ where a key is not chosen; p is overwritten.
 
-    Where the two are close, as early in training, p − c = c (exp(log p − log c) − 1) has the rounding of neither. Sums over keys are zero
-    except for the rounding of the two log-sum-exps, which scales a whole row; it is subtracted.
+    Where the two are close, as early in training, p − c = c (exp(log p − log c) − 1) has the rounding of neither. Sums over keys are what
+    sinks take of p, and the rounding of the two log-sum-exps, which scales a whole row; they are subtracted.
     """
     c = index_logits.exp().unsqueeze(1)
     gap = logits.sub_(index_logits.unsqueeze(1))

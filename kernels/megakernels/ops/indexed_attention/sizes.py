@@ -51,7 +51,7 @@ def accepts_keys(index_k: Tensor) -> bool:
 
 def attended(given: Indexed) -> Attention:
     """The attention to all keys that are visible."""
-    return Attention(given.q, given.k, given.v, given.starts, given.scale, given.window)
+    return Attention(given.q, given.k, given.v, given.starts, given.scale, given.window, given.sinks)
 
 
 def chunks(batch: int, num_queries: int, num_keys: int, places: Places) -> Iterator[QueryChunk]:
@@ -79,12 +79,13 @@ def forward_inside(given: Indexed, places: Places, *, returns_choice: bool = Fal
     return sizes_of(given, places).inside((copied(given), 0, 0), returns_choice=returns_choice).forward
 
 
-def backward_inside(grad_out: Tensor, given: Indexed, made: tuple[Tensor, ...], places: Places) -> int:
-    """Bytes of `kernel.backward` in addition to operands and results, of which those of q, k and v come last."""
+def backward_inside(grad_out: Tensor, given: Indexed, made: tuple[Tensor, ...], places: Places, *, sinks: bool = True) -> int:
+    """Bytes of `kernel.backward` in addition to operands and results, of which those of q, k, v and, if `sinks`, of these come last."""
     out, lse, *saved = made
     own = out.numel() * given.q.element_size() if grad_out.dtype != given.q.dtype else copies_bytes(rows=(grad_out,))
     copies = 0, copied(given) + copies_bytes((lse, *saved)), own + copies_bytes((out,))
-    return sizes_of(given, places).inside(copies).backward
+    sink_bytes = given.sinks.element_size() if sinks and given.sinks is not None else 0
+    return sizes_of(given, places).inside(copies, sink_bytes=sink_bytes).backward
 
 
 def forward_cost(given: Indexed, places: Places) -> Cost:

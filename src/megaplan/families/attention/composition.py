@@ -61,7 +61,7 @@ def expanding_bytes(dims: Dims, attention: LatentAttention, variant: AttentionVa
     core = of_group(whole, dims.cp)
     inside = core.inside(parameters.bytes) if dims.kernels and core.accepted else KernelScratch(0, 0)
     widths = attention.kv_lora_rank, attention.qk_rope_head_dim
-    return group_bytes(core, *widths, inside, dims.up, cp=dims.cp, copies=core.heads < whole.heads)
+    return group_bytes(core, *widths, inside, dims.up, cp=dims.cp, groups=whole.heads // core.heads)
 
 
 def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> str | None:
@@ -88,7 +88,7 @@ def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *,
     sizes = IndexedSizes(core, indexer.num_heads, indexer.head_dim, 1 if dims.cp == 1 else PIECES)
     if not sizes.accepted:
         return None
-    own = sizes.inside(returns_choice=returns_choice)
+    own = sizes.inside(returns_choice=returns_choice, sink_bytes=parameters.bytes * attention.sinks)
     inputs = dims.dtype.bytes * dims.batch * dims.tokens * indexer.head_dim + 2 * parameters.bytes * indexer.head_dim
     return with_keys(sizes, own, inputs, parameters.bytes) if dims.cp == 1 else own
 

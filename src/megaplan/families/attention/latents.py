@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from megakernels.facts import SUMS_BYTES, KernelScratch
 from megakernels.ops.attention.facts import AttentionSizes
-from megakernels.ops.fp8_linear.facts import BlockLinears, ScaledLinears, low_linears
+from megakernels.ops.fp8_linear.facts import SQUARE_ROWS, BlockLinears, ScaledLinears, low_linears, rounded_up
 from megaplan.blocks.ops import UpProjection
 
 
@@ -35,7 +35,7 @@ class GroupBytes(NamedTuple):
 
 
 def group_bytes(
-    core: AttentionSizes, latent: int, rotated: int, inside: KernelScratch, up: UpProjection, *, cp: int, copies: bool
+    core: AttentionSizes, latent: int, rotated: int, inside: KernelScratch, up: UpProjection, *, cp: int, groups: int
 ) -> GroupBytes:
     """Bytes that a rank holds at the peak of a group of heads, in addition to gathered latents and what the operation returns.
 
@@ -50,15 +50,15 @@ def group_bytes(
         inside: Scratch of the core's kernels.
         up: The up-projection.
         cp: Ranks of the context group.
-        copies: True if the group's part of the output is copied: it has not all heads.
+        groups: Number of groups; if there are several, the group's part of the output is copied.
     """
     size, rows, queries = core.itemsize, core.batch * core.keys, core.batch * core.queries
     height = core.heads * (core.width - rotated + core.value_width)
     expanded, keys = rows * height * size, rows * core.heads * (core.width + core.value_width) * size
     out, lse = queries * core.heads * core.value_width * size, queries * core.heads * SUMS_BYTES
-    kept = (out + (lse if core.batch > 1 else 0)) * copies
+    kept = (out + (lse if core.batch > 1 else 0)) * (groups > 1)
     matrix = height * latent * size * up.unpacks
-    making = expanding_product(rows, latent, height, size, up).forward_bytes(given=False) if up.scaling else 0
+    making = _expanding_bytes((rows, latent, height, size), up, groups) if up.scaling else 0
     forward, runs = max((expanded + max(keys, matrix), 0), (expanded, making), (keys + out + lse, inside.forward), key=sum)
     gradients = kept + 2 * keys + queries * core.heads * core.width * size
     narrow, wide = rows * up.rank * size, rows * latent * size + matrix
@@ -66,6 +66,22 @@ def group_bytes(
     others = max(kept + expanded + max(keys, matrix), expanded + rows * rotated * size + multiplied)
     backward, runs_back = max((others, 0), (kept + expanded, making), (gradients, inside.backward), key=sum)
     return GroupBytes(forward, backward, KernelScratch(runs, runs_back))
+
+
+def _expanding_bytes(sizes: tuple[int, int, int, int], up: UpProjection, groups: int) -> int:
+    """Bytes inside the product of one group of heads, with the rows of all blocks that have the group's."""
+    rows, latent, height, itemsize = sizes
+    made = of_blocks(height, groups, SQUARE_ROWS.get(up.scaling, 1))
+    product = expanding_product(rows, latent, made, itemsize, up)
+    if isinstance(product, BlockLinears):
+        return product.product_bytes(made, height, packed=up.gathered_packed)
+    return product.forward_bytes(given=False)
+
+
+def of_blocks(height: int, groups: int, square: int) -> int:
+    """Most rows of blocks of `square` rows that have those of one group, of so many groups of `height` rows."""
+    ends = ((start // square * square, rounded_up(start + height, square)) for start in range(0, groups * height, height))
+    return max(min(last, groups * height) - first for first, last in ends)
 
 
 def expanding_product(rows: int, latent: int, height: int, itemsize: int, up: UpProjection) -> ScaledLinears | BlockLinears:

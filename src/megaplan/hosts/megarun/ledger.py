@@ -277,7 +277,7 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
     if spec.lora is not None:
         program, tensors = adapted_program(program, tensors, block, spec.lora, dims)
     if spec.precision.activations is not dims.dtype:
-        program, tensors = cast_program(program), cast_shapes(tensors, spec.precision.activations)
+        program, tensors = cast_program(program), cast_shapes(path, tensors, dims._replace(dtype=spec.precision.activations))
     return BlockReplay(replay_of(program, policy), tensors)
 
 

@@ -85,6 +85,6 @@ def _refuse_other(plain: str, text: str, name: str) -> None:
     for program in (match[1] for match in _PROGRAM.finditer(plain)):
         what = next((what for part, what in _OTHER_PROGRAMS.items() if re.search(part, program, re.IGNORECASE)), None)
         if what is not None:
-            detail = f"{name} starts {program}, {what}, and a spec is of the training of a decoder of text"
+            detail = f"{name} starts {program}, {what}, but a spec describes the training of a decoder of text"
             at = Location(name, text.count("\n", 0, text.index(program)) + 1)
             raise MegaplanError([diagnostic("MP926", detail, at, ("megaplan import maxtext TRAINING.sh",))])

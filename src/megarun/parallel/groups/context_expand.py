@@ -72,8 +72,8 @@ class UpProjection(NamedTuple):
         """Products of gathered latents [B, T, R] with some rows of the weight."""
         if self.scaling is not None:
             assert isinstance(self.weight, Tensor)
-            rows, largest = given_rows(self.weight, part, self.scaling.by)
-            (made,) = fp8_linears(latents, None, [rows], [None], self.scaling.by, self.weight.dtype, [largest], self.numbers)
+            rows, largest, taken = given_rows(self.weight, part, self.scaling.by)
+            (made,) = fp8_linears(latents, None, [rows], [None], self.scaling.by, self.weight.dtype, [largest], self.numbers, taken)
             return made
         made = linear(latents, self.rows(part, latents.dtype))
         if self.adapter is not None and narrow is not None:

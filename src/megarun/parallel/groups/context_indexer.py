@@ -38,40 +38,51 @@ class IndexerSettings(NamedTuple):
     window: int | None
 
 
-def context_indexed_attention(cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, *tensors: Tensor) -> tuple[Tensor]:
+def context_indexed_attention(
+    cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, sinks: Tensor | None, *tensors: Tensor
+) -> tuple[Tensor]:
     """`megakernels.indexed_attention` over the whole sequence, for local tokens.
 
     Args:
         cp: CP group.
         choice: Settings of the layer.
         starts: int32 [B, T / cp] from `ContextParallel.own_starts`, or None.
+        sinks: [H] or None.
         *tensors: q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos and sin of local tokens.
 
     Returns:
         [B, T / cp, H, V] alone.
     """
     if cp.degree == 1:
-        return (indexed_attention(*tensors, **choice._asdict(), starts=starts),)
-    return (_GatheredChoice.apply(cp, choice, starts, False, *tensors),)  # type: ignore[no-untyped-call]
+        return (indexed_attention(*tensors, **choice._asdict(), starts=starts, sinks=sinks),)
+    return (_GatheredChoice.apply(cp, choice, starts, False, sinks, *tensors),)  # type: ignore[no-untyped-call]
 
 
 def context_indexed_attention_choice(
-    cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, *tensors: Tensor
+    cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, sinks: Tensor | None, *tensors: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the output of `context_indexed_attention` and the keys that local queries chose: int32 [B, T / cp, words of T]."""
     if cp.degree == 1:
-        return indexed_attention_choice(*tensors, **choice._asdict(), starts=starts)
-    made: tuple[Tensor, Tensor] = _GatheredChoice.apply(cp, choice, starts, True, *tensors)  # type: ignore[no-untyped-call]
+        return indexed_attention_choice(*tensors, **choice._asdict(), starts=starts, sinks=sinks)
+    made: tuple[Tensor, Tensor] = _GatheredChoice.apply(cp, choice, starts, True, sinks, *tensors)  # type: ignore[no-untyped-call]
     return made
 
 
 def context_chosen_attention(
-    cp: ContextParallel, q: Tensor, k: Tensor, v: Tensor, choice: Tensor, scale: float, window: int | None, starts: Tensor | None
+    cp: ContextParallel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    choice: Tensor,
+    scale: float,
+    window: int | None,
+    starts: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """`megakernels.chosen_attention` over the whole sequence, for local queries, keys and values, and their choice."""
     if cp.degree == 1:
-        return chosen_attention(q, k, v, choice, scale, window, starts)
-    out: Tensor = _GatheredChosen.apply(cp, q, k, v, choice, starts, (scale, window))  # type: ignore[no-untyped-call]
+        return chosen_attention(q, k, v, choice, scale, window, starts, sinks)
+    out: Tensor = _GatheredChosen.apply(cp, q, k, v, choice, starts, sinks, (scale, window))  # type: ignore[no-untyped-call]
     return out
 
 
@@ -80,7 +91,7 @@ class _GatheredChoice(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, sends: bool, *tensors: Tensor
+        ctx: Any, cp: ContextParallel, choice: IndexerSettings, starts: Tensor | None, sends: bool, sinks: Tensor | None, *tensors: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
         q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin = tensors
         settings = IndexedSettings(choice.scale, choice.top_k, choice.loss_factor, choice.window, cp.pieces, cp.all_pieces)
@@ -96,8 +107,9 @@ class _GatheredChoice(torch.autograd.Function):
             sin,
             starts,
             settings,
+            sinks=sinks,
         )
-        ctx.save_for_backward(*tensors, starts, *made[:4])
+        ctx.save_for_backward(*tensors, starts, sinks, *made[:4])
         ctx.cp, ctx.settings, ctx.eps = cp, settings, choice.eps
         if not sends:
             return made[0]
@@ -107,18 +119,20 @@ class _GatheredChoice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        """Gradients of local queries, keys, values and indexer outputs, and of the norm of the indexer's keys."""
-        q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, *made = ctx.saved_tensors
+        """Gradients of sinks, local queries, keys, values and indexer outputs, and of the norm of the indexer's keys."""
+        q, k, v, index_q, index_k, index_weights, k_scale, k_bias, cos, sin, starts, sinks, *made = ctx.saved_tensors
         cp: ContextParallel = ctx.cp
         gathered = [cp.gather(k), cp.gather(v), cp.gather(index_keys(index_k, k_scale, k_bias, cos, sin, ctx.eps))]
         grad_q, grad_index_q, grad_weights, *partial = indexed_attention_pieces_backward(
-            gradient, q, gathered[0], gathered[1], index_q, gathered[2], index_weights, cos, sin, starts, made, ctx.settings
+            gradient, q, gathered[0], gathered[1], index_q, gathered[2], index_weights, cos, sin, starts, made, ctx.settings, sinks
         )
         gathered.clear()  # free before the gradients of local keys are allocated
+        grad_sinks = None if sinks is None else partial.pop()
         grad_index_k, grad_scale, grad_bias = index_keys_backward(cp.reduce(partial.pop()), index_k, k_scale, cos, sin, ctx.eps)
         grad_v = cp.reduce(partial.pop())
         grad_k = cp.reduce(partial.pop())
-        return None, None, None, None, grad_q, grad_k, grad_v, grad_index_q, grad_index_k, grad_weights, grad_scale, grad_bias, None, None
+        of_index = grad_index_q, grad_index_k, grad_weights, grad_scale, grad_bias
+        return None, None, None, None, grad_sinks, grad_q, grad_k, grad_v, *of_index, None, None
 
 
 class _GatheredChosen(torch.autograd.Function):
@@ -133,25 +147,26 @@ class _GatheredChosen(torch.autograd.Function):
         v: Tensor,
         choice: Tensor,
         starts: Tensor | None,
+        sinks: Tensor | None,
         numbers: tuple[float, int | None],
     ) -> Tensor:
-        scale, window = numbers
-        out, lse = chosen_attention_pieces(q, cp.gather(k), cp.gather(v), choice, starts, scale, window, cp.pieces, cp.all_pieces)
-        ctx.save_for_backward(q, k, v, choice, starts, out, lse)
+        out, lse = chosen_attention_pieces(q, cp.gather(k), cp.gather(v), choice, starts, *numbers, cp.pieces, cp.all_pieces, sinks)
+        ctx.save_for_backward(q, k, v, choice, starts, sinks, out, lse)
         ctx.cp, ctx.numbers = cp, numbers
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local queries, keys and values."""
-        q, k, v, choice, starts, out, lse = ctx.saved_tensors
+        """Gradients of local queries, keys and values, and of sinks."""
+        q, k, v, choice, starts, sinks, out, lse = ctx.saved_tensors
         cp: ContextParallel = ctx.cp
         scale, window = ctx.numbers
         keys, values = cp.gather(k), cp.gather(v)
         grad_q, *partial = chosen_attention_pieces_backward(
-            gradient, q, keys, values, choice, starts, out, lse, scale, window, cp.pieces, cp.all_pieces
+            gradient, q, keys, values, choice, starts, out, lse, scale, window, cp.pieces, cp.all_pieces, sinks
         )
         del keys, values  # free before the gradients of local keys are allocated
+        grad_sinks = None if sinks is None else partial.pop()
         grad_v = cp.reduce(partial.pop())
         grad_k = cp.reduce(partial.pop())
-        return None, grad_q, grad_k, grad_v, None, None, None
+        return None, grad_q, grad_k, grad_v, None, None, grad_sinks, None

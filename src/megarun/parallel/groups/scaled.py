@@ -89,13 +89,22 @@ def given_matrices(weights: Sequence[Tensor], *, turned: bool) -> tuple[list[Ten
     return given, [None if each is None else each.largest for each in packed]
 
 
-def given_rows(weight: Tensor, part: slice, by: str) -> tuple[Tensor, Tensor | None]:
-    """Some rows of the matrix that forward takes for a weight, whole blocks of it, and their largest magnitudes if it is packed."""
+def given_rows(weight: Tensor, part: slice, by: str) -> tuple[Tensor, Tensor | None, slice | None]:
+    """Some rows of the matrix that forward takes for a weight, with what concerns more rows than these.
+
+    Returns:
+        The rows of all blocks that have these, the largest magnitudes that scales depend on, and where these rows are if they are fewer.
+    """
     (whole,), (largest,) = given_matrices([weight], turned=False)
-    height = SQUARE_ROWS["fp8_blockwise"]
-    if largest is not None and by == "fp8_blockwise":
-        largest = largest.view(squares(*weight.shape))[part.start // height : -(-part.stop // height)].flatten()
-    return whole[part], largest
+    height = SQUARE_ROWS.get(by, 1)
+    first, last = part.start // height, -(-part.stop // height)
+    if by == "nvfp4" and largest is None:
+        largest = torch.linalg.vector_norm(whole, float("inf")).float()
+    if by == "fp8_blockwise" and largest is not None:
+        largest = largest.view(squares(*weight.shape))[first:last].flatten()
+    rows = whole[first * height : last * height]
+    taken = slice(part.start - first * height, part.stop - first * height)
+    return rows, largest, None if taken == slice(0, rows.shape[0]) else taken
 
 
 class _Arriving(Protocol):
