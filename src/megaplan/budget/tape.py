@@ -26,8 +26,7 @@ from typing import NamedTuple
 
 from megaplan.blocks.ops import Flow, Op, in_bank, runs_bank
 from megaplan.budget.unit import Unit
-from megaplan.families.attention_residuals import ATTEND
-from megaplan.families.residual import CAST_OUT
+from megaplan.families.attention_residuals import ATTEND, CAST_OUT
 from megaplan.families.streams import EXPAND
 from megaplan.hosts.megarun.live_sets import LiveSet, largest_points
 from megaplan.hosts.megarun.program import Replay

@@ -17,7 +17,7 @@ from megaplan.blocks.ops import GIVEN, SHARED
 from megaplan.blocks.payload import Payload
 from megaplan.budget.values import ACTIVATIONS
 from megaplan.columns import Column
-from megaplan.families.residual import CAST_INPUT
+from megaplan.families.attention_residuals import CAST_INPUT
 from megaplan.hosts.megarun.halves import HalvedBytes
 from megaplan.hosts.megarun.live_sets import LiveSet
 from megaplan.hosts.megarun.parts import Arriving, BlockBytes

@@ -75,7 +75,7 @@ def chosen_attention_pieces_backward(
     scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, v and, if given, of sinks, of all but q the part that these queries make.
+    """Gradients of q, k, v and, if given, of sinks, of all except q the part that these queries make.
 
     Arguments are those of `chosen_attention_pieces`.
     """

@@ -25,7 +25,7 @@ def masked_forward(given: Chosen, places: Places) -> tuple[Tensor, Tensor]:
 
 
 def masked_backward(grad_out: Tensor, given: Chosen, out: Tensor, lse: Tensor, places: Places) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v and the sinks: of all but the first the part that these queries make."""
+    """Gradients of q, k, v and the sinks: of all except the first the part that these queries make."""
     return kernel_backward(grad_out, given.attended, out, lse, places, bits=given.choice.contiguous())[:4]
 
 

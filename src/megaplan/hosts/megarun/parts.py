@@ -10,7 +10,8 @@ from typing import NamedTuple
 from megaplan.blocks.ops import INPUT, OUTPUT, TAKE, BlockProgram, Flow
 from megaplan.blocks.storages import Shapes, Stored
 from megaplan.columns import Column
-from megaplan.families.residual import CAST_IN, PASS_ON
+from megaplan.families.attention_residuals import CAST_IN
+from megaplan.families.residual import PASS_ON
 from megaplan.hosts.allocator import slack_bytes
 from megaplan.hosts.megarun.live_sets import LiveSet
 from megaplan.hosts.megarun.program import CALLER, Replay, replay, with_backward
