@@ -142,18 +142,21 @@ def test_the_ledger_of_indexed_attention_has_what_the_operation_states(seed: int
     table = [empty(DType.FP32, dims.tokens, index_width // 2) for _ in range(2)]
     out, lse = empty(dims.dtype, *dims.wide(heads, value_width)), empty(DType.FP32, dims.batch, heads, dims.tokens)
     made = out, lse, *(empty(DType.FP32, dims.batch, dims.tokens) for _ in range(2))
+    sinks = empty(parameters, heads) if random.Random(seed + 1000).random() < 0.5 else None
     if dims.cp == 1:
         given = q, k, v, index_q, index_k, weights, scale, bias, *table, starts_of(dims)
-        forward = stated("indexed_attention", (*given, 0.3, 4, 1.0, 1e-5, None))
-        backward = stated("indexed_attention_backward", (out, *given, *made, 0.3, 4, 1.0, 1e-5, None, [True] * 8))
+        forward = stated("indexed_attention", (*given, 0.3, 4, 1.0, 1e-5, None, sinks))
+        backward = stated(
+            "indexed_attention_backward", (out, *given, sinks, *made, 0.3, 4, 1.0, 1e-5, None, [*[True] * 8, sinks is not None])
+        )
     else:
         given, numbers = (q, k, v, index_q, empty(DType.FP32, dims.batch, length, index_width), weights), (0.3, 4, 1.0, None)
-        forward = stated("indexed_attention_pieces", (*given, *table, starts_of(dims), *numbers, pieces[-2:], pieces))
-        behind = (out, *given, *table, starts_of(dims), *made, *numbers, pieces[-2:], pieces)
+        forward = stated("indexed_attention_pieces", (*given, *table, starts_of(dims), *numbers, sinks, pieces[-2:], pieces))
+        behind = (out, *given, *table, starts_of(dims), sinks, *made, *numbers, pieces[-2:], pieces)
         backward = stated("indexed_attention_pieces_backward", behind)
     indexer = Indexer.model_construct(num_heads=index_heads, head_dim=index_width)
     section = LatentAttention.model_construct(
-        num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width, indexer=indexer
+        num_heads=heads, qk_nope_head_dim=width, qk_rope_head_dim=0, v_head_dim=value_width, indexer=indexer, sinks=sinks is not None
     )
     found = indexed_inside(dims._replace(kernels=True), section, parameters)
     assert (forward, backward) == expected(found)

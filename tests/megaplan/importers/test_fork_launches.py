@@ -141,7 +141,7 @@ def test_programs_that_train_no_decoder(program: str, what: str) -> None:
     with pytest.raises(MegaplanError) as caught:
         import_megatron(f"torchrun {program} {PLAIN}", "run.sh")
     (found,) = caught.value.diagnostics
-    assert (found.code, f", {what}, and" in found.detail) == ("MP926", True)
+    assert (found.code, f", {what}, but" in found.detail) == ("MP926", True)
 
 
 @pytest.mark.parametrize(("program", "counts"), [("pretrain_vlm.py", 1), ("examples/multimodal/train.py", 1), ("pretrain_gpt.py", 0)])

@@ -204,13 +204,13 @@ def test_the_older_switch_of_rotary_positions_stands_beside_the_newer_argument(s
     assert model.attention.nope_layers == ()
 
 
-@pytest.mark.parametrize("argument", ["--q-lora-rank 64", "--cross-entropy-fusion-impl te", "--mamba-state-dim 64"])
+@pytest.mark.parametrize("argument", ["--cross-entropy-fusion-impl te", "--mamba-state-dim 64"])
 def test_a_known_argument_that_the_launch_gives_no_meaning_is_not_called_unknown(argument: str) -> None:
     (found,) = errors(f"torchrun pretrain_gpt.py {BARE} {argument}")
     assert found.code == "MP914"
     assert found.detail == f"{argument}: with the other arguments of this launch it has no counterpart"
     (alone,) = errors(f"torchrun pretrain_gpt.py {BARE} {argument} --num-attention-heads=x")
-    assert alone.code == "MP916", "what is read behind an error is not judged"
+    assert alone.code == "MP916", "what is read after an error is not judged"
 
 
 def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
