@@ -310,14 +310,14 @@ def test_indexed_attention_multiplies_visible_pairs_and_scores_them_in_fp32(rand
     given = (q, k, v, *index, empty(index_width), empty(index_width), *table, None)
     pairs = batch * length * (length + 1) // 2
     scores = 2 * pairs * index_heads * index_width
-    found = work("indexed_attention", *given, 0.1, 8, 1.0, 1e-5, None)
+    found = work("indexed_attention", *given, 0.1, 8, 1.0, 1e-5, None, None)
     assert found.inside == "triton"
     assert found.product_flops == {"bf16": 2 * pairs * heads * (width + value_width), "tf32": 3 * scores}
     made = (
         empty(batch, length, heads, value_width),
         *(empty(*each, dtype=FP32) for each in ((batch, heads, length), *[(batch, length)] * 2)),
     )
-    back = work("indexed_attention_backward", made[0].clone(), *given, *made, 0.1, 8, 1.0, 1e-5, None, [True] * 8)
+    back = work("indexed_attention_backward", made[0].clone(), *given, None, *made, 0.1, 8, 1.0, 1e-5, None, [*[True] * 8, False])
     attended = 2 * pairs * heads * (5 * width + 3 * value_width)  # the gradients, and the sum of attention over heads
     assert back.product_flops == {"bf16": attended + 2 * scores, "tf32": 3 * 3 * scores}
 

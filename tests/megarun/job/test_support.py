@@ -29,10 +29,6 @@ PLAN = Path(__file__).parents[3] / "plans/nam56r-8xh200.json"
         ),
         ({"precision.params": "fp8"}, "precision.params = fp8"),
         ({"precision.families": {"E": "fp8"}}, "precision.families = E: fp8"),
-        (
-            {"precision.families": {"E": "bf16"}, "model.attention_residuals": {"group_layers": 1}},
-            "precision.families = E: bf16",
-        ),
         ({"precision.params": "fp16", "precision.recipe": {"name": "fp8_current", "families": ["A"]}}, "precision.params = fp16"),
     ],
 )
