@@ -95,13 +95,6 @@ def expert_coordinate(mesh: Mesh, rank: int) -> dict[str, int]:
     return _coordinate(mesh, EXPERT_AXES, rank)
 
 
-def axis_degree(mesh: Mesh, axis: str) -> int:
-    """Degree of an axis of either mesh; KeyError for an unknown one."""
-    if axis not in MESH_AXES and axis not in EXPERT_AXES:
-        raise KeyError(axis)
-    return int(getattr(mesh, axis))
-
-
 def axis_groups(mesh: Mesh, *axes: str) -> tuple[tuple[int, ...], ...]:
     """The process groups of an axis, or of several axes of one mesh taken together.
 
