@@ -157,6 +157,7 @@ class Op(NamedTuple):
         before: Points of its backward before its parameters' gradients, each with the storages that it makes for itself, in place of
             `fetches`, and whether the gradients of what it reads are there.
         waits: True if another block's W needs what it keeps.
+        for_params: True if only its parameters' gradients need `keeps` and `fetches`, as in a product with a scale.
     """
 
     name: str
@@ -177,6 +178,7 @@ class Op(NamedTuple):
     call: str = ""
     before: tuple[tuple[tuple[str, ...], bool], ...] = ()
     waits: bool = False
+    for_params: bool = False
 
     def renamed(self, names: Mapping[str, str]) -> Op:
         """The operation with other names of storages; those that `names` does not have stay."""

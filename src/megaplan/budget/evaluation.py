@@ -22,8 +22,7 @@ from megaplan.hosts.megarun.embedding import (
     graph_bytes,
     input_bytes,
     label_bytes,
-    rotary_bytes,
-    rotary_scratch_bytes,
+    rotary_tables,
     step_sum_bytes,
 )
 from megaplan.hosts.megarun.head import shared_names
@@ -33,7 +32,7 @@ from megaplan.hosts.megarun.parts import NOTHING_ARRIVES, Arriving, BlockBytes, 
 from megaplan.hosts.megarun.sizes import Sizes, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage
 from megaplan.hosts.megarun.streams import SHARDS, ShardsPool
-from megaplan.hosts.megarun.towers import stream_bytes, tower_rotary_bytes
+from megaplan.hosts.megarun.towers import stream_bytes, tower_rotary_tables
 from megaplan.hosts.values import BlockVariant
 from megaplan.inventory.tensors import Block, Inventory, Outside, has_groups
 from megaplan.layout.ranks import Layout, Slot
@@ -172,9 +171,8 @@ class Evaluation:
         self.spec, self.inventory, self.layout = spec, inventory, layout
         self.dims: Dims = local_dims(spec, is_last_cp_rank=is_last_cp_rank)
         self.boundary_bytes = boundary_bytes(self.dims)
-        self.rotary_bytes, self.input_bytes, self.label_bytes = rotary_bytes(spec), input_bytes(spec), label_bytes(spec)
-        self.rotary_scratch_bytes, self.every_stage_bytes = rotary_scratch_bytes(spec), every_stage_bytes(spec)
-        self.tower_rotary_bytes, self.tower_rotary_scratch_bytes = tower_rotary_bytes(spec)
+        self.rotary_tables, self.tower_rotary_tables = rotary_tables(spec), tower_rotary_tables(spec)
+        self.input_bytes, self.label_bytes, self.every_stage_bytes = input_bytes(spec), label_bytes(spec), every_stage_bytes(spec)
         self.step_sum_bytes, self.further_loss_bytes = step_sum_bytes(spec), further_loss_bytes(spec)
         self.replays, self.replays_update, self.graph_bytes = replays_graphs(spec), replays_update(spec), graph_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace.value, spec.optimizer.uses_muon

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megaplan.hosts.megarun.storage import BlockStorage, Shard
+from megaplan.hosts.megarun.towers import RotaryTable
 from megaplan.tuples import new
 
 TABLES, IN_PLACE = "rotary tables being computed", "parameters in place"
@@ -25,15 +26,15 @@ class SlotInit(NamedTuple):
         resident_bytes: All its shards, padded: of replicated, tensor-parallel and expert-parallel tensors.
         storages: Storages of its blocks, in the order of its modules, if any of them has short shards; else none.
         layers: True for each block that is a layer, with its own groups.
-        buffer_bytes: Rotary tables and sums of a step.
-        buffer_scratch_bytes: Scratch for computing the tables, which are last.
+        buffer_bytes: Sums of a step.
+        tables: Rotary tables in the order in which they are made, which are last.
     """
 
     resident_bytes: tuple[int, int, int]
     storages: Sequence[BlockStorage]
     layers: Sequence[bool]
     buffer_bytes: int
-    buffer_scratch_bytes: int
+    tables: Sequence[RotaryTable]
 
 
 class InitPeak(NamedTuple):
@@ -59,9 +60,6 @@ class InitPeak(NamedTuple):
 
 def init_peak(slots: Sequence[SlotInit], dense_index: int, expert_index: int) -> InitPeak:
     """The peak of the rank at these places among those that share dense tensors and expert banks."""
-    if len(slots) == 1 and not slots[0].storages:
-        resident, _, _, buffers, scratch = slots[0]
-        return new(InitPeak, (resident, buffers, scratch, TABLES if scratch else IN_PLACE))
     rank = _Building(dense_index, expert_index)
     for slot in slots:
         rank.build(slot)
@@ -91,7 +89,11 @@ class _Building:
         else:
             self._add(slot.resident_bytes)
         self._buffers += slot.buffer_bytes
-        self._note(slot.buffer_scratch_bytes, TABLES if slot.buffer_scratch_bytes else IN_PLACE)
+        for table in slot.tables:
+            self._buffers += table.num_bytes
+            self._note(table.scratch_bytes, TABLES)
+        if not slot.tables:
+            self._note(0, IN_PLACE)
 
     def _add(self, resident: Sequence[int]) -> None:
         replicated, tensor_parallel, expert_parallel = self._resident

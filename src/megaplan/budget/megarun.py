@@ -186,13 +186,11 @@ def _persistent(
     ends = [evaluation.layout.bounds(slot) for slot in slots]
     reads_tokens, reads_labels = (any(of_slots) for of_slots in zip(*ends, strict=True))
     for (is_first, _), (_, of_slot, step_sums) in zip(ends, parts, strict=True):
-        rotary = evaluation.rotary_bytes * of_slot.attends
-        own = rotary + step_sums + (evaluation.further_loss_bytes if of_slot.is_last else 0)
-        scratch = evaluation.rotary_scratch_bytes if of_slot.attends else 0
-        if is_first:  # an encoder's table is made before the others
-            own, scratch = own + evaluation.tower_rotary_bytes, max(scratch, evaluation.tower_rotary_scratch_bytes - rotary)
-        building.append(new(SlotInit, (of_slot.resident_bytes, of_slot.blocks if of_slot.uneven else (), of_slot.layers, own, scratch)))
-        buffers += own
+        own = step_sums + (evaluation.further_loss_bytes if of_slot.is_last else 0)
+        # an encoder's table is made before the others
+        tables = evaluation.tower_rotary_tables * is_first + evaluation.rotary_tables * of_slot.attends
+        building.append(new(SlotInit, (of_slot.resident_bytes, of_slot.blocks if of_slot.uneven else (), of_slot.layers, own, tables)))
+        buffers += own + sum([table.num_bytes for table in tables])
     buffers_of = [(chunk.input_bytes, chunk.output_bytes) for chunk in chunks]
     received = [each for counts, sizes in zip(receives, buffers_of, strict=False) for each in zip(counts, sizes, strict=True)]
     inputs = (evaluation.input_bytes if reads_tokens else 0) + (evaluation.label_bytes if reads_labels else 0)

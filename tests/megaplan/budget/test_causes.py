@@ -18,6 +18,7 @@ from megaplan.hosts.megarun.ledger import block_bytes
 from megaplan.hosts.megarun.products import ROUTERS
 from megaplan.hosts.megarun.sizes import Cast, Uneven, last_peak, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, block_storage
+from megaplan.hosts.megarun.towers import RotaryTable
 from megaplan.inventory.build import build_inventory
 from megaplan.layout.build import build_layout
 from megaplan.schedules.states import FORWARDED, UNTOUCHED
@@ -102,16 +103,16 @@ def test_slots_are_built_one_after_another(dense: Callable[..., Spec]) -> None:
     storage = storage_of(spec, "layers.0")
     row = spec.model.hidden_size * 4
     up, down, norm = 2 * row, 32 * 3 * 4, spec.model.hidden_size // 2 * 4  # shards: 2 of 3 rows, 32 of 64 rows, half a scale
-    slots = [SlotInit(storage.resident_bytes, [storage], [True], 0, 0)] * 2
+    slots = [SlotInit(storage.resident_bytes, [storage], [True], 0, ())] * 2
     whole = up + down + norm
     assert init_peak(slots, 0, 0).total == 2 * whole
     second = init_peak(slots, 1, 0)
     assert second.total == whole + up + row + down + norm  # the last slot's matrix in both forms
     assert (second.scratch_bytes, second.where) == (row, "padding of a short shard")
     assert init_peak(slots[:1], 1, 0).total == up + row + down + norm
-    with_tables = [slots[0]._replace(buffer_bytes=64, buffer_scratch_bytes=100 * MIB), slots[1]]
-    tables = init_peak(with_tables, 1, 0)
-    assert (tables.total, tables.buffer_bytes, tables.scratch_bytes) == (whole + 64 + 100 * MIB, 64, 100 * MIB)
+    with_tables = [slots[0]._replace(buffer_bytes=64, tables=(RotaryTable(36, 100 * MIB), RotaryTable(12, 50 * MIB))), slots[1]]
+    tables = init_peak(with_tables, 1, 0)  # while the first is computed, the second does not exist
+    assert (tables.total, tables.buffer_bytes, tables.scratch_bytes) == (whole + 100 + 100 * MIB, 100, 100 * MIB)
 
 
 def test_every_family_multiplies_with_the_library(hybrid: Callable[..., Spec]) -> None:

@@ -26,6 +26,7 @@ MLA = {
 }  # fmt: skip
 DELTA = {"kind": "gated_delta", "num_key_heads": 2, "num_value_heads": 4, "key_dim": 8, "value_dim": 8, "chunk_size": 8, "save_every": 8}
 KDA = {"kind": "kda", "num_heads": 4, "head_dim": 8, "chunk_size": 8, "save_every": 8}
+MLSTM = {"kind": "mlstm", "num_heads": 2, "key_dim": 8, "value_dim": 24, "chunk_size": 8}
 MAMBA1 = {"kind": "mamba1", "state_dim": 8, "dt_rank": 4}
 MAMBA3 = {"kind": "mamba3", "expand": 2, "head_dim": 16, "state_dim": 8, "num_groups": 2}
 BIASES = {"model.attention.bias": True, "model.attention.output_bias": True, "model.mlp.bias": True}
@@ -72,6 +73,7 @@ IN_CI: dict[str, dict[str, Any]] = {
     "selective": {**DENSE, "recompute": {"default": "selective"}, **TWO},
     "a shared expert larger than the bank, cp 2, ep 2": {**LARGE_SHARED, "mesh": {"dp_shard": 2, "cp": 2, "ep": 2}},
     "M, cp 2": {**of("M"), **C2, "recompute": {"default": "selective"}},
+    "mlstm, whose heads' scale is frozen": of("G", linear_attention=MLSTM),
     "shared norms of D alone, which keeps none": {**SHARED, "lora.families": ["D"]},
     "nf4, tp 2, pp 2": {**DENSE, **NF4, "mesh": {"tp": 2, "pp": 2}, **TWO},
     "int8, dp_shard 3, resharded, some": {
@@ -165,6 +167,8 @@ MORE: dict[str, dict[str, Any]] = {
         **of("M"), "lora.families": ["D"], "recompute": {"default": "selective"},
     },
     "kda frozen, selective": {**of("G", linear_attention=KDA), "lora.families": ["D"], "recompute": {"default": "selective"}},
+    "mlstm, selective, tp 2": {**of("G", linear_attention=MLSTM), "recompute": {"default": "selective"}, "mesh.tp": 2},
+    "mlstm frozen, selective": {**of("G", linear_attention=MLSTM), "lora.families": ["D"], "recompute": {"default": "selective"}},
     "mamba1 frozen, selective": {**of("M", mamba=MAMBA1), "lora.families": ["D"], "recompute": {"default": "selective"}},
     "mamba3 frozen, selective": {**of("M", mamba=MAMBA3), "lora.families": ["D"], "recompute": {"default": "selective"}},
     "mamba3, tp 2, selective": {**of("M", mamba=MAMBA3), "mesh.tp": 2, "recompute": {"default": "selective"}},

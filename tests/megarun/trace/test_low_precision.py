@@ -120,12 +120,18 @@ def test_scales_of_blocks_are_counted(
     compare_distinct_ranks(job_with({**model, "precision": {**precision, "recipe": {"name": name}}, **settings}))
 
 
+DELTA = {"kind": "gated_delta", "num_key_heads": 3, "num_value_heads": 3, "key_dim": 16, "value_dim": 16, "chunk_size": 8}
+WIDE_TOKENS: dict[str, Any] = {
+    "model.linear_attention": {**DELTA, "save_every": 32}, "model.hidden_size": 768, "model.vocab_size": 63,
+    "mesh": {"tp": 3, "dp_shard": 3}, "batch": {"micro_batch_size": 1, "seq_length": 192}, "sharding": {"wrap": "stage"},
+}  # fmt: skip
 DELAYED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "tp-selective": ("AMDA", {"mesh": {"tp": 2}, **SELECTIVE}, NARROW, {}),
     "pp-dp": ("AMDR", {"mesh": {"pp": 2, "dp_shard": 2}, "schedule": {"num_microbatches": 4}}, BF16, {"format": "e4m3", "amax_history": 3}),
     "cp-packed-full": ("AMDA", {"mesh": {"cp": 2}, "data.packing": "documents", **FULL}, BF16, {"first_last_bf16": (1, 0)}),
     "experts-ep": ("AEE", {"mesh": {"dp_shard": 2, "ep": 2}, **EXPERTS, "host": {"kernels": "triton"}}, BF16, {}),
     "experts-options": ("AEE", EXPERTS | OPTIONS, NARROW, {"format": "hybrid", "amax_compute": "most_recent"}),
+    "tp-quantises-most": ("GG", WIDE_TOKENS, BF16, {}),
     "experts-tp-selective": ("AEE", {"mesh": {"tp": 2}, **EXPERTS, **SELECTIVE}, BF16, {"families": ("E",)}),
 }
 
@@ -176,7 +182,7 @@ def test_gathered_latents_that_expand_in_eight_bits_are_counted(job_with: Callab
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in ("pp-dp", "experts-options") else pytest.mark.slow) for name in DELAYED]
+    "case", [pytest.param(name, marks=() if name in ("experts-options", "tp-quantises-most") else pytest.mark.slow) for name in DELAYED]
 )
 def test_histories_and_given_scales_are_counted(job_with: Callable[..., Any], case: str) -> None:
     """Numbers and histories of every product's operands stay; a copy needs no maximum."""

@@ -77,7 +77,8 @@ def _program(sharded: bool) -> BlockProgram:
         Projection("gates_proj", "state_gates", "gates_proj.weight", "gates_proj.bias"),
     )
     inputs = "q", "k", "v", "input_gate", "forget_gate"
-    scale = Op("head scale", ("y_even",), ("y_normed",), keeps=("y_even",), params=("head_norm.weight",), fetches=("scale_gradient",))
+    weight = ("head_norm.weight",)
+    scale = Op("head scale", ("y_even",), ("y_normed",), keeps=("y_even",), params=weight, fetches=("scale_gradient",), for_params=True)
     return MLSTM.program(
         *input_ops(*projections, sharded=sharded),
         cut("split qk", "qk", inputs[:2]),

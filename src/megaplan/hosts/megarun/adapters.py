@@ -3,8 +3,8 @@
 A frozen linear saves no activation, because only its weight gradient would need its input; torch's product saves its weight, so that a
 recomputed region that ends with it runs again when its backward begins. An adapted one saves its input, and the product with A, […, rank].
 Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products are added.
-Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. Every other operation saves the same
-tensors, and makes no parameter gradient.
+Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. A product with a frozen scale saves
+nothing. Every other operation saves the same tensors, and makes no parameter gradient.
 
 Source: `megarun.parallel.groups.adapters`.
 """
@@ -110,7 +110,8 @@ def _with_adapters(program: BlockProgram, linears: frozenset[str], packed: froze
 def adapted_op(op: Op, linears: frozenset[str]) -> Op:
     """An operation with frozen parameters; `linears` are the weights with adapters."""
     if not op.late:
-        return op._replace(params=tuple(name for name in op.params if name.endswith((A_SUFFIX, B_SUFFIX))), sums=())
+        op = op._replace(params=tuple(name for name in op.params if name.endswith((A_SUFFIX, B_SUFFIX))), sums=())
+        return op._replace(keeps=(), fetches=()) if op.for_params else op
     own = [(param, made) for param, made in op.late if param in linears]
     if not own:
         return op._replace(params=(), keeps=(), late=(), late_fetches=())

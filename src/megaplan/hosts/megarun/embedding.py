@@ -20,7 +20,7 @@ from megaplan.families.residual import StreamNorm, norm_op
 from megaplan.families.streams import COLLAPSED, collapse_ops, stream_shapes
 from megaplan.hosts.megarun.parts import BlockReplay
 from megaplan.hosts.megarun.program import Replay, replay
-from megaplan.hosts.megarun.towers import FP64_BYTES, tower_input_bytes
+from megaplan.hosts.megarun.towers import FP64_BYTES, RotaryTable, tower_input_bytes
 from megaplan.inventory.tensors import Outside
 from megaplan.spec.local import Boundary
 from megaplan.spec.models import Features, HeadLayer, LatentAttention, Model, Ngram, Spec
@@ -41,28 +41,21 @@ def boundary_bytes(dims: Dims) -> int:
 
 
 def rotary_bytes(spec: Spec) -> int:
-    """Cos and sin of one slot with attention, fp32 [T, ⌈R / 2⌉] each (R-11); T is the number of positions of a CP rank.
+    """Cos and sin of one slot with attention (R-11)."""
+    return sum([table.num_bytes for table in rotary_tables(spec)])
+
+
+def rotary_tables(spec: Spec) -> tuple[RotaryTable, ...]:
+    """The tables of one slot with attention in the order in which they are made, [T, ⌈R / 2⌉]; T is the number of positions of a CP rank.
 
     Layers with a window have a table of their own, if they have another base.
     """
-    return _table_bytes(spec, _frequencies(spec) + _window_frequencies(spec))
-
-
-def rotary_scratch_bytes(spec: Spec) -> int:
-    """Scratch in excess of all tables while one is computed: angles and sines in fp64 [T, ⌈R / 2⌉], and the frequencies.
-
-    The table of layers with a window is the last; it does not exist while the first one is computed.
-    """
-
-    def scratch(frequencies: int) -> int:
-        return frequencies * (2 * (spec.batch.seq_length // spec.mesh.cp) + 1) * FP64_BYTES
-
-    later = _window_frequencies(spec)
-    return max(scratch(_frequencies(spec)) - _table_bytes(spec, later), scratch(later))
-
-
-def _table_bytes(spec: Spec, frequencies: int) -> int:
-    return 2 * (spec.batch.seq_length // spec.mesh.cp) * frequencies * DType.FP32.bytes
+    positions = spec.batch.seq_length // spec.mesh.cp
+    return tuple(
+        RotaryTable(2 * positions * frequencies * DType.FP32.bytes, (2 * positions + 1) * frequencies * FP64_BYTES)
+        for frequencies in (_frequencies(spec), _window_frequencies(spec))
+        if frequencies
+    )
 
 
 def _frequencies(spec: Spec) -> int:

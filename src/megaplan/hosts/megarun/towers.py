@@ -83,16 +83,26 @@ def tower_input_bytes(spec: Spec) -> int:
     return values + sizes.rows * DType.INT64.bytes
 
 
-def tower_rotary_bytes(spec: Spec) -> tuple[int, int]:
-    """Cos and sin of the places of an image's patches, fp32 [P, D / 2] each, and what computing them in fp64 holds besides.
+class RotaryTable(NamedTuple):
+    """Cos and sin of a rotary embedding.
 
-    That is angles and sines, and the frequencies, which rows and columns share; 0 without rotary embedding.
+    Attributes:
+        num_bytes: Both, fp32.
+        scratch_bytes: Angles, sines and frequencies in fp64, which exist while the table is computed.
     """
+
+    num_bytes: int
+    scratch_bytes: int
+
+
+def tower_rotary_tables(spec: Spec) -> tuple[RotaryTable, ...]:
+    """The table of the places of an image's patches [P, D / 2], whose frequencies rows and columns share; none without rotary embedding."""
     sizes = tower_sizes(spec)
     if sizes is None or not sizes.encoder.rotary:
-        return 0, 0
-    angles, pairs = sizes.encoder.patches * (sizes.encoder.head_dim // 2), sizes.encoder.head_dim // 2
-    return 2 * angles * DType.FP32.bytes, (2 * angles + pairs // 2) * FP64_BYTES
+        return ()
+    pairs = sizes.encoder.head_dim // 2
+    angles = sizes.encoder.patches * pairs
+    return (RotaryTable(2 * angles * DType.FP32.bytes, (2 * angles + pairs // 2) * FP64_BYTES),)
 
 
 def stream_bytes(spec: Spec, dims: Dims, name: str) -> int:
