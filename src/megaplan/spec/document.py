@@ -149,8 +149,7 @@ class _Reader:
             next(self._events)  # the document's end
             after = next(self._events)
             if isinstance(after, yaml.DocumentStartEvent):
-                lines = after.start_mark.line  # those before the mark of the second document
-                self._add("MP111", "another document begins here", after, hints=(f"head -n {lines} {self._file or 'FILE'} > OUT",))
+                self._add("MP111", "another document begins here", after, hints=(f"head -n {after.start_mark.line} IN > OUT",))
             return value
         except yaml.MarkedYAMLError as error:
             raise MegaplanError([*self.found, self._syntax_error(error)]) from None

@@ -83,10 +83,10 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
     except FileNotFoundError:
         return _cached(path, max_bytes)
     except IsADirectoryError:
-        inside = (str(found) for found in sorted(Path(path).glob("*.yaml"))[:3])
+        inside = [str(found) for found in sorted(Path(path).glob("*.yaml"))[:3]]
         if not path:
             raise _refusal("MP101", "the path is empty", "''", "megaplan new list") from None
-        raise _refusal("MP102", f"{name} is a directory", name, *inside or (f"ls {quote(path)}",)) from None
+        raise _refusal("MP102", f"{name} is a directory", name, *inside or [f"ls {quote(path)}"]) from None
     except OSError as error:
         raise _refusal("MP103", f"{name}: {(error.strerror or type(error).__name__).lower()}", name, f"ls -l {quote(path)}") from None
     except ValueError:  # a NUL in the path

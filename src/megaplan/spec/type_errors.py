@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.hosts.registry import HOSTS
 from megaplan.spec.document import KeyPath, SourceMap, dotted, parse_document
 from megaplan.spec.fields import accepts, all_keys, defaults_of, kinds_of, legal_keys
 from megaplan.spec.other_names import DTYPES, GLOBAL_BATCH, keys_named, microbatches_of, value_named
+from megaplan.spec.rules import of_another_host
 from megaplan.units import parse_bytes
 from megaplan.wording import argument, plural, quoted, series, show
 
@@ -149,7 +151,11 @@ def _with_kind(section: KeyPath, kind: str) -> Any:
 
 
 def describe(fault: Fault, source: SourceMap) -> Diagnostic:
-    """The diagnostic for one wrong value."""
+    """The diagnostic for one wrong value; of a key that the spec's host does not have, that it is of another host."""
+    if fault.path[0] == "host" and len(fault.path) > 1:
+        name, key = (_at(fault.document, ("host", "name")) or next(iter(HOSTS))), str(fault.path[1])
+        if key != "name" and name in HOSTS and key not in HOSTS[name].keys:
+            return of_another_host(key, name, source.locate)
     code, detail, hints = _MAKERS.get(fault.type, _other)(fault)
     hints = [hint for hint in hints if _is_taken(fault, hint)] or _without_a_meaning(fault)
     of_kind = fault.type in ("union_tag_invalid", "union_tag_not_found")
@@ -285,7 +291,9 @@ def _text(fault: Fault) -> Words:
 def _section(fault: Fault) -> Words:
     keys = [str(key) for key in legal_keys(fault.path, fault.document)]
     state = "is empty" if fault.value is None else f"= {show(fault.value)}"
-    hint = f"remove {fault.key} to keep its defaults" if fault.value is None else f"{fault.path[_depth(fault) - 1]}: {{{keys[0]}: …}}" if keys else ""
+    shape = _line(fault, f"{{{keys[0]}: …}}") if keys else ""
+    optional = fault.value is None and defaults_of(fault.path, fault.document)
+    hint = f"remove {fault.key} to keep its defaults" if optional else shape
     return "MP128", f"{fault.key} {state}, and it is a section with the keys {series(keys[:_MAX_LISTED], 'and')}", [hint] if hint else []
 
 

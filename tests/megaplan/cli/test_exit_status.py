@@ -11,6 +11,9 @@ import pytest
 from megaplan.cli import main as main_module
 from megaplan.cli.main import run
 
+LONG = f"{'x' * 300}.json"
+"""Name that no file system takes."""
+
 
 @pytest.mark.parametrize(
     ("words", "status"),
@@ -30,6 +33,15 @@ from megaplan.cli.main import run
         (("split", "plans/tiny-hybrid.yaml", "-o", "plans/tiny-hybrid.yaml"), 2),
         (("split", "plans/tiny-hybrid.yaml", "-o", "plans/llama-3.1-8b.yaml"), 2),
         (("split", "plans/tiny-hybrid.yaml", "-o", "no/such/folder/plan.json"), 2),
+        (("split", "plans/tiny-hybrid.yaml", "-o", "plans/tiny-hybrid.yaml/plan.json"), 2),
+        (("split", "plans/tiny-hybrid.yaml", "-o", LONG), 2),
+        (("costs", "plans/tiny-hybrid.yaml", "-o", LONG), 2),
+        (("report", "plans/tiny-hybrid.yaml", "-o", LONG), 2),
+        (("report", LONG), 2),
+        (("show", "plans/tiny-hybrid.json", "--svg", LONG), 2),
+        (("diff", LONG, "plans/tiny-hybrid.json"), 2),
+        (("check", f"*{LONG}"), 2),
+        (("import", "megatron", "--record", "--", "bash", LONG), 2),
         (("split", "plans/tiny-hybrid.yaml", "--costs", "costs.json"), 2),
         (("split", "plans/tiny-hybrid-pp2.yaml", "--objective", "step_time"), 0),
         (("split", "plans/tiny-hybrid-pp2.yaml", "--set", "split.forbid=[1,2,3,4,5,6,7,8]"), 1),

@@ -5,8 +5,8 @@ A later file or argument replaces the values of earlier ones, and all of them re
 
 from __future__ import annotations
 
-import os
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches

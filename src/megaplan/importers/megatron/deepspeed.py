@@ -7,8 +7,8 @@ deepspeedai/Megatron-DeepSpeed; `runtime/config.py`, `runtime/zero/config.py`, `
 
 from __future__ import annotations
 
-import os
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -5,8 +5,8 @@ The table may be in a file that the registry imports it from. A model of the for
 
 from __future__ import annotations
 
-import os
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import operator
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
