@@ -41,7 +41,6 @@ LONG = f"{'x' * 300}.json"
         (("show", "plans/tiny-hybrid.json", "--svg", LONG), 2),
         (("diff", LONG, "plans/tiny-hybrid.json"), 2),
         (("check", f"*{LONG}"), 2),
-        (("import", "megatron", "--record", "--", "bash", LONG), 2),
         (("split", "plans/tiny-hybrid.yaml", "--costs", "costs.json"), 2),
         (("split", "plans/tiny-hybrid-pp2.yaml", "--objective", "step_time"), 0),
         (("split", "plans/tiny-hybrid-pp2.yaml", "--set", "split.forbid=[1,2,3,4,5,6,7,8]"), 1),
