@@ -74,7 +74,9 @@ def search(
     device_file: DeviceFile = None,
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", help="Time limit: then the best so far, with its gap.")] = 20.0,
     exhaust: Annotated[bool, typer.Option("--exhaust", help="No time limit: end with the proof that no layout is better.")] = False,
-    processes: Annotated[int | None, typer.Option("--processes", metavar="N", help="Number of processes; one per processor.")] = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", metavar="N", min=1, help="Number of processes; one per processor.")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:

@@ -149,7 +149,8 @@ class _Reader:
             next(self._events)  # the document's end
             after = next(self._events)
             if isinstance(after, yaml.DocumentStartEvent):
-                self._add("MP111", "another document begins here", after, hints=(f"head -n {after.start_mark.line} IN > OUT",))
+                lines = after.start_mark.line if after.start_mark is not None else 0
+                self._add("MP111", "another document begins here", after, hints=(f"head -n {lines} IN > OUT",))
             return value
         except yaml.MarkedYAMLError as error:
             raise MegaplanError([*self.found, self._syntax_error(error)]) from None
