@@ -43,7 +43,9 @@ def argument(value: Any) -> str:
     """A complete value of the spec as `--set KEY=VALUE` takes it."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {argument(each)}' for key, each in value.items())}}}"
-    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value) if isinstance(value, str) else _scalar(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(argument, value))}]"
+    return str(value) if isinstance(value, str) else _scalar(value)
 
 
 def is_newer(written: str, ours: str) -> bool | None:

@@ -153,7 +153,7 @@ def _edited(plan: PlanDocument, name: str, path: FilePath | None) -> tuple[Diagn
     """MP416 if the plan's spec has other values; only a warning if none of them is in the digest."""
     given = path is not None
     if path is None:
-        path = next((each for ending in (".yaml", ".yml") if (each := Path(name).with_suffix(ending)).is_file()), None)
+        path = next((each for ending in (".yaml", ".yml") if os.path.isfile(each := Path(name).with_suffix(ending))), None)
         if path is None:
             return ()
     spec = load_to_split(path, plan.overrides, None).spec

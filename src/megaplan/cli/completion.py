@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,9 +56,9 @@ def topics(incomplete: str) -> list[str]:
 def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[str]:
     folder, slash, start = incomplete.rpartition("/")
     place = Path(folder or ("/" if slash else "."))
-    for path in sorted(place.iterdir()) if place.is_dir() else ():
+    for path in sorted(place.iterdir()) if os.path.isdir(place) else ():
         if path.name.startswith(start) and (start or not path.name.startswith(".")):
-            if path.is_dir():
+            if os.path.isdir(path):
                 yield f"{folder}{slash}{path.name}/"
             elif path.suffix in endings:
                 yield f"{folder}{slash}{path.name}"

@@ -22,9 +22,13 @@ def costs(
     from megaplan.api.load import load_to_split  # noqa: PLC0415  (help needs no model)
     from megaplan.cost.file import costs_document  # noqa: PLC0415
     from megaplan.cost.times import model_times  # noqa: PLC0415
+    from megaplan.errors import MegaplanError  # noqa: PLC0415
+    from megaplan.partition.choose import costs_of_pools  # noqa: PLC0415
     from megaplan.plan.canonical import dumps, normalise  # noqa: PLC0415
 
     job = load_to_split(spec, overrides or (), None)
+    if job.spec.pools:
+        raise MegaplanError([costs_of_pools()])
     document = costs_document(model_times(job.spec, job.inventory))
     write_new(target, dumps(normalise(document)), force=force)
     if target != STDOUT:

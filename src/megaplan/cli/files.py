@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ def expanded(names: Sequence[str]) -> list[str]:
 
     found: list[str] = []
     for name in names:
-        is_pattern = any(mark in name for mark in "*?[") and not Path(name).exists()
+        is_pattern = any(mark in name for mark in "*?[") and not os.path.exists(name)
         found += sorted(glob(name, recursive=True)) or [name] if is_pattern else [name]
     return found
 
@@ -33,7 +34,7 @@ def write_new(path: str, text: str | bytes, *, force: bool) -> None:
     Raises:
         MegaplanError: The file exists and `force` is off, or it cannot be written.
     """
-    if path != STDOUT and Path(path).exists() and not Path(path).is_dir() and not force:
+    if path != STDOUT and os.path.exists(path) and not os.path.isdir(path) and not force:
         raise refuse("MP482", f"{path} exists", "add --force to replace it", file=path)
     write_whole(path, text)
 
@@ -60,11 +61,11 @@ def check_target(path: str, source: str) -> None:
         MegaplanError: MP482, before anything is computed.
     """
     target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(target):
         raise refuse("MP482", f"{path} is a directory", f"name a file, like {target / 'plan.json'}", file=path)
-    if not target.is_file():
+    if not os.path.isfile(target):
         return
-    if source != STDOUT and Path(source).exists() and target.samefile(source):
+    if source != STDOUT and os.path.exists(source) and target.samefile(source):
         raise refuse("MP482", f"{path} is the spec itself", "-o plan.json", file=path)
     with target.open("rb") as file:
         head = file.read()
@@ -105,7 +106,7 @@ def write_signature(path: str, text: str) -> None:
 def _check_kind(path: str, mark: bytes, kind: str, hint: str) -> None:
     """Refuse to replace a file whose first bytes have no such mark."""
     target = Path(path)
-    if path != STDOUT and target.is_file():
+    if path != STDOUT and os.path.isfile(target):
         with target.open("rb") as file:
             head = file.read(1024)
         if head.strip() and mark not in head:
@@ -123,16 +124,17 @@ def write_whole(path: str, text: str | bytes) -> None:
         return
     content = text.encode() if isinstance(text, str) else text
     target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(target):
         raise refuse("MP482", f"{path} is a directory", f"name a file, like {target / 'plan.json'}", file=path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        if target.exists() and not target.is_file():  # a device or a pipe is written directly
+        if os.path.exists(target) and not os.path.isfile(target):  # a device or a pipe is written directly
             target.write_bytes(content)
             return
         partial.write_bytes(content)
         partial.replace(target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # also where the folder is no folder
+            partial.unlink()
         reason = (error.strerror or type(error).__name__).lower()
         raise refuse("MP482", f"{path}: {reason}", "name a file in an existing, writable directory", file=path) from None

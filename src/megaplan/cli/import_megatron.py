@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,7 +60,7 @@ def import_megatron(
     alone = launch[0].startswith("--")
     variables = dict(_variable(each) for each in env or ())
     if record:
-        name = next((word for word in launch if Path(word).is_file()), launch[0])
+        name = next((word for word in launch if os.path.isfile(word)), launch[0])
         recording = _recorded(launch, variables, gpus, unconfined=unconfined)
         imported = import_recording(recording, name, overrides or (), gpus, number, policy)
     else:

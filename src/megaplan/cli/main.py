@@ -130,14 +130,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _failed(error: Exception, words: Sequence[str]) -> int:
     """The exit status after a refusal, a usage error of the argument parser, an abort, or a bug."""
     as_json = output.asks_json(words)
-    from megaplan.terminal.limits import limit_reached  # noqa: PLC0415  (only when something is wrong)
+    from megaplan.cli import problems  # noqa: PLC0415  (only when something is wrong)
+    from megaplan.terminal.limits import limit_reached  # noqa: PLC0415
 
     limit = limit_reached(error)
     if isinstance(error, MegaplanError) or limit is not None:
         found = [*(error.diagnostics if isinstance(error, MegaplanError) else ()), *((limit,) if limit is not None else ())]
-        output.fail(found, as_json=as_json)
+        output.fail([problems.as_typed(each, words) for each in found], as_json=as_json)
         return ERROR
-    from megaplan.cli import problems  # noqa: PLC0415  (only when something is wrong)
     from megaplan.terminal.usage import usage_error  # noqa: PLC0415
 
     if type(error).__name__ == "Abort":

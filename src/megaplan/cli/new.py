@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,7 @@ def new(
     if target != STDOUT:
         output.write(f"wrote {target}\n")
         schema = Path(target).with_name(SCHEMA_FILE)
-        if not schema.exists():
+        if not os.path.exists(schema):
             output.write(f"for completion in an editor: megaplan schema spec > {schema}\n")
     return 0
 
@@ -42,6 +43,6 @@ def bundled_specs() -> dict[str, Path]:
     """Bundled specs by name, from the installed package or from the source tree."""
     package = Path(megaplan.__file__).parent
     for folder in (package / "plans", package.parent.parent / "plans"):
-        if folder.is_dir():
+        if os.path.isdir(folder):
             return {path.stem: path for path in folder.glob("*.yaml")}
     return {}

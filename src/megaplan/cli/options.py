@@ -32,6 +32,7 @@ Gpus = Annotated[
 DeviceName = Annotated[str | None, typer.Option("--device", metavar="NAME", help="The device, like h100 or b200 (megaplan devices).")]
 GlobalBatch = Annotated[int | None, typer.Option("--global-batch", metavar="N", min=1, help="Sequences of one optimizer step.")]
 SeqLength = Annotated[int | None, typer.Option("--seq", metavar="N", min=1, help="Tokens of a sequence.")]
+Processes = Annotated[int | None, typer.Option("--processes", metavar="N", min=1, help="Number of processes; one per processor.")]
 Fetch = Annotated[bool, typer.Option("--fetch", help="Download the config of a model org/model that the local cache lacks.")]
 SpecFile = Annotated[
     str,

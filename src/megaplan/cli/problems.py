@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
-from shlex import quote
+from itertools import pairwise
+from shlex import quote, split
 
 from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Diagnostic, MegaplanError
@@ -26,6 +28,8 @@ _COMMANDS = {
     "gpus": "devices",
 }
 """Commands by names that other tools give to what they do."""
+_OPTIONS = {"batch.seq_length": "--seq"}
+"""Options that set a key of another name."""
 
 
 def bug(error: Exception) -> Diagnostic:
@@ -60,6 +64,29 @@ def settings_meant(error: Exception, words: Sequence[str]) -> tuple[str, ...]:
     sizes = {"--gpus": plain in GPUS, "--global-batch": plain in GLOBAL_BATCH, "--seq": is_length}
     found = [f"{own} {value}" for own, is_meant in sizes.items() if is_meant and own in known]
     return tuple(found) or settings_named(name, value)
+
+
+def as_typed(found: Diagnostic, words: Sequence[str]) -> Diagnostic:
+    """A diagnostic about a change that another option than `--set` states: its place and its hints name the option, whose value counts."""
+    given = (found.location.file or "").removeprefix("--set ")
+    holder = next((option for option, text in pairwise(words) if text == given and option.startswith("--")), "--set")
+    if holder != "--set":
+        hints = tuple(f"{holder} {hint.removeprefix('--set ')}" if hint.startswith("--set ") else hint for hint in found.hints)
+        return replace(found, location=found.location._replace(file=f"{holder} {given}"), hints=hints)
+    key, separator, value = given.partition("=")
+    option = _OPTIONS.get(key) or f"--{key.rpartition('.')[2].replace('_', '-')}"
+    if not separator or given in words or not any(word == option or word.startswith(f"{option}=") for word in words):
+        return found
+    hints = tuple(_as_option(hint, key, option) for hint in found.hints)
+    return replace(found, location=found.location._replace(file=f"{option} {value}"), hints=hints)
+
+
+def _as_option(hint: str, key: str, option: str) -> str:
+    words = split(hint) if hint.startswith(f"--set {key}=") or hint.startswith(f"--set '{key}=") else ()
+    if len(words) != 2:
+        return hint
+    value = words[1].partition("=")[2]
+    return f"leave {option} out" if value == "null" else f"{option} {quote(value)}"
 
 
 def _loose_settings(words: Sequence[str], extra: Sequence[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megaplan.cli.options import AsJson
+from megaplan.cli.options import AsJson, Processes
 from megaplan.terminal import output
 from megaplan.terminal.output import StyledLine
 
@@ -26,7 +26,7 @@ def project(
     *,
     to: Annotated[str, typer.Option("--to", metavar="NUMBERS", help="Devices: 64..4096, each twice the one before; or 64,256,1024.")],
     keep_layout: Annotated[bool, typer.Option("--keep-layout", help="Grow the data axis alone instead of a search.")] = False,
-    processes: Annotated[int | None, typer.Option("--processes", metavar="N", help="Number of processes; one per processor.")] = None,
+    processes: Processes = None,
     as_json: AsJson = False,
 ) -> int:
     """Project a measured run to more devices: its step fixes the rates, and the plan is searched again at each number of devices."""

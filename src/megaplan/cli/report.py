@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -75,7 +76,7 @@ def _search_result(subject: str) -> str | None:
     from megaplan.report.search import MAX_BYTES, is_search  # noqa: PLC0415
 
     path = Path(subject)
-    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > MAX_BYTES:
+    if path.suffix != ".json" or not os.path.isfile(path) or path.stat().st_size > MAX_BYTES:
         return None
     text = path.read_text(encoding="utf-8", errors="replace")
     return text if is_search(text) else None

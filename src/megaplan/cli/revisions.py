@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ class ChangedPlan(NamedTuple):
 
 def is_revision(text: str) -> bool:
     """True if an argument of `megaplan diff` is a git revision or a range of them, and no file."""
-    return not Path(text).exists() and (RANGE in text or _git("rev-parse", "--verify", "--quiet", f"{text}^{{commit}}") is not None)
+    return not os.path.exists(text) and (RANGE in text or _git("rev-parse", "--verify", "--quiet", f"{text}^{{commit}}") is not None)
 
 
 def changed_plans(revisions: str, paths: Sequence[str]) -> list[ChangedPlan]:
@@ -79,7 +80,7 @@ def _plan(text: str | None) -> dict[str, Any] | None:
 
 def _text(name: str) -> str | None:
     path = Path(name)
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+    return path.read_text(encoding="utf-8", errors="replace") if os.path.isfile(path) else None
 
 
 def _git(*words: str) -> str | None:

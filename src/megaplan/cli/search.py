@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from megaplan.cli import completion
-from megaplan.cli.options import AsJson, DeviceFile, GlobalBatch, Overrides, SeqLength, SpecFile
+from megaplan.cli.options import AsJson, DeviceFile, GlobalBatch, Overrides, Processes, SeqLength, SpecFile
 from megaplan.terminal import output
 from megaplan.terminal.exit_status import INTERRUPTED
 
@@ -74,7 +74,7 @@ def search(
     device_file: DeviceFile = None,
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", help="Time limit: then the best so far, with its gap.")] = 20.0,
     exhaust: Annotated[bool, typer.Option("--exhaust", help="No time limit: end with the proof that no layout is better.")] = False,
-    processes: Annotated[int | None, typer.Option("--processes", metavar="N", help="Number of processes; one per processor.")] = None,
+    processes: Processes = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:

@@ -64,11 +64,15 @@ def _number(text: str) -> int:
 
 def _prices(text: str | None) -> dict[str, float]:
     """Prices by device; the empty name is every device's."""
+    from pydantic import TypeAdapter  # noqa: PLC0415
+
+    from megaplan.spec.run import Price  # noqa: PLC0415
+
     found: dict[str, float] = {}
     for part in text.split(",") if text is not None else ():
         name, _, value = part.rpartition("=")
         try:
-            found[named_device(name, "--price ") if name else ""] = float(value)
+            found[named_device(name, "--price ") if name else ""] = TypeAdapter(Price).validate_python(float(value))
         except ValueError:
             raise refuse(
                 "MP489", f"--price {part.strip()!r} is not a price of a device hour", "--price 2.5", "--price h100=2.5,b200=4"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +15,9 @@ def terms() -> dict[str, str]:
     """The meaning of every term, by the term in small letters with underscores for spaces; a row with several terms has each of them."""
     package = Path(__file__).parents[1]
     packaged = package / PACKAGED
-    page = packaged if packaged.is_file() else package.parents[1] / "docs" / "reference" / "glossary.md"
+    page = packaged if os.path.isfile(packaged) else package.parents[1] / "docs" / "reference" / "glossary.md"
     found: dict[str, str] = {}
-    for line in page.read_text(encoding="utf-8").splitlines() if page.is_file() else ():
+    for line in page.read_text(encoding="utf-8").splitlines() if os.path.isfile(page) else ():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) == 2 and not set(cells[0]) <= set("-: ") and cells[0] != "Term":
             for name in cells[0].split(","):

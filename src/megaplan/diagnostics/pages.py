@@ -5,6 +5,7 @@ A page's title, `# MP301: summary`, is the only place of the code's fixed summar
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -44,4 +45,4 @@ def page_text(code: str) -> str:
 def _folder() -> Path:
     package = Path(__file__).parents[1]
     packaged = package / PACKAGED
-    return packaged if packaged.is_dir() else package.parents[1] / "docs" / "errors"
+    return packaged if os.path.isdir(packaged) else package.parents[1] / "docs" / "errors"

@@ -45,8 +45,8 @@ class Streams(Section):
     count: Annotated[int, Field(ge=2, le=64, strict=True)]
     mixing: Literal["independent", "constrained"] = "constrained"
     sinkhorn_steps: Annotated[int, Field(ge=1, le=100, strict=True)] = 20
-    eps: Annotated[float, Field(ge=0, lt=1)] = 1e-6
-    post_scale: Annotated[float, Field(gt=0, le=100)] = 2.0
+    eps: Annotated[float, Field(ge=0, lt=1, strict=True)] = 1e-6
+    post_scale: Annotated[float, Field(gt=0, le=100, strict=True)] = 2.0
 
     @property
     def numbers(self) -> int:

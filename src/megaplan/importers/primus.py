@@ -108,7 +108,7 @@ def _hint(framework: str, name: str) -> str:
 def _found(file: Path, name: str, at: Location, model: str) -> Path:
     """A file of Primus's tree above the configuration."""
     paths = [folder / _TREE / file for folder in Path(os.path.abspath(name)).parents]
-    path = next((path for path in paths if path.is_file()), None)
+    path = next((path for path in paths if os.path.isfile(path)), None)
     if path is None:
         detail = f"{at.key} = {file.name}, and no folder above {name} has {_TREE / file}"
         copy = f"megaplan import {file.parts[1]} Primus/examples/{Path(name).name}   # the file inside Primus's tree, which has {model}"
@@ -124,7 +124,7 @@ def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_file(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Values of a file over those of the files that it extends."""
-    if path in above or len(above) > _MOST_FILES or not path.is_file():
+    if path in above or len(above) > _MOST_FILES or not os.path.isfile(path):
         return {}
     held = parse_document(read_text(str(path)), str(path)).value
     if not isinstance(held, dict):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -92,14 +93,14 @@ class Measured(NamedTuple):
 def measured(device: str) -> Measured | None:
     """The constants of a device; None if nothing was profiled on it."""
     path = FOLDER / f"{device}.json"
-    return of_document(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    return of_document(json.loads(path.read_text(encoding="utf-8"))) if os.path.isfile(path) else None
 
 
 @cache
 def profiled(device: str) -> Measured | None:
     """The constants of the kernels as they were profiled, with which the profiled steps are compared."""
     path = FOLDER / f"{device}.json"
-    return of_document(json.loads(path.read_text(encoding="utf-8")) | {"changed": {}}) if path.is_file() else None
+    return of_document(json.loads(path.read_text(encoding="utf-8")) | {"changed": {}}) if os.path.isfile(path) else None
 
 
 def of_document(document: Mapping[str, Any]) -> Measured:

@@ -64,7 +64,7 @@ def choose_cuts(
     if mode == "manual":
         found += manual_problems(spec, pattern_spans)
     if spec.pools and measured is not None:
-        found.append(diagnostic("MP510", "a costs file has the times of one device", Location(key="pools"), ("pools: []",)))
+        found.append(costs_of_pools())
     if found:
         raise MegaplanError(found)
     notes = [_other_baseline(baseline, num_slots)] if baseline is not None and len(baseline) != num_slots else []
@@ -83,6 +83,11 @@ def choose_cuts(
             raise MegaplanError([diagnostic("MP335", detail, location, hints) for detail in broken])
     found_cuts = _cuts(spec, inventory, weights, mode, spans, _certifying(spec, inventory, weights, mode, spans))
     return replace(found_cuts, diagnostics=(*notes, *found_cuts.diagnostics))
+
+
+def costs_of_pools() -> Diagnostic:
+    """MP510: a costs file for stages on several devices."""
+    return diagnostic("MP510", "a costs file has the times of one device", Location(key="pools"), ("--set 'pools=[]'",))
 
 
 def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:

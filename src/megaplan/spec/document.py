@@ -149,7 +149,8 @@ class _Reader:
             next(self._events)  # the document's end
             after = next(self._events)
             if isinstance(after, yaml.DocumentStartEvent):
-                self._add("MP111", "another document begins here", after)
+                lines = after.start_mark.line if after.start_mark is not None else 0
+                self._add("MP111", "another document begins here", after, hints=(f"head -n {lines} IN > OUT",))
             return value
         except yaml.MarkedYAMLError as error:
             raise MegaplanError([*self.found, self._syntax_error(error)]) from None
@@ -167,7 +168,7 @@ class _Reader:
                 self._add("MP114", f"*{event.anchor} is inside the value that it names, or no value before it has that name", event)
             return self._anchors.get(str(event.anchor))
         if event.tag is not None:
-            self._add("MP113", f"{dotted(path) or 'the document'} has the tag {quoted(event.tag)}", event)
+            self._add("MP113", f"{dotted(path) or 'the document'} has the tag {quoted(event.tag)}", event, hints=("remove the tag",))
         if isinstance(event, yaml.MappingStartEvent):
             value: Any = self._mapping(path, depth)
         elif isinstance(event, yaml.SequenceStartEvent):
@@ -189,7 +190,9 @@ class _Reader:
             here = (*path, key)
             name = dotted(here)
             if key in value:
-                self._add("MP110", f"{quoted(name)} is already on line {self.marks[name][0]}", event, key=name)
+                first, line = self.marks[name][0], event.start_mark.line + 1
+                hint = f"remove the one on line {first} or on line {line}" if first != line else f"remove one {key}"
+                self._add("MP110", f"{quoted(name)} is already on line {first}", event, key=name, hints=(hint,))
             else:
                 self.marks[name] = (event.start_mark.line + 1, event.start_mark.column + 1)
             value[key] = self._value(next(self._events), here, depth + 1)
@@ -223,12 +226,12 @@ class _Reader:
             where = Location(self._file, min(mark.line + 1, self._num_lines), mark.column + 1)
         return diagnostic("MP108", f"{problem}{context}", where, hints)
 
-    def _add(self, code: str, detail: str, event: Any, key: str | None = None) -> None:
+    def _add(self, code: str, detail: str, event: Any, key: str | None = None, hints: tuple[str, ...] = ()) -> None:
         self.num_found += 1
         if len(self.found) >= MAX_FINDINGS:
             return
         mark = event.start_mark
-        self.found.append(diagnostic(code, detail, Location(self._file, mark.line + 1, mark.column + 1, key)))
+        self.found.append(diagnostic(code, detail, Location(self._file, mark.line + 1, mark.column + 1, key), hints))
 
     def _stop(self, code: str, detail: str, event: Any, *hints: str) -> MegaplanError:
         where = Location(self._file, event.start_mark.line + 1, event.start_mark.column + 1) if event is not None else Location(self._file)

@@ -53,18 +53,25 @@ def kinds_of(path: KeyPath) -> tuple[str, ...]:
 def keys_of(annotation: Any, value: Any) -> dict[str, Any]:
     """The keys of a type's sections, with their types; those of the kind that a value states, if there are several kinds."""
     keys: dict[str, Any] = {}
+    for model in _models(annotation, value):
+        for name, info in model.model_fields.items():
+            field = _annotated(info)
+            keys[name] = field if name not in keys else Union[keys[name], field]  # noqa: UP007 (annotations are values here)
     for option in _options(annotation):
-        if isinstance(option, type) and issubclass(option, BaseModel):
-            fields = {name: _annotated(field) for name, field in option.model_fields.items()}
-            kind = value.get("kind") if isinstance(value, Mapping) else None
-            if kind is not None and kind in _literals(fields.get("kind")):
-                return fields
-            for name, field in fields.items():
-                keys[name] = field if name not in keys else Union[keys[name], field]  # noqa: UP007 (annotations are values here)
-        elif get_origin(option) is dict:
+        if get_origin(option) is dict:
             letters, field = get_args(option)
             keys |= dict.fromkeys(_literals(letters), field)
     return keys
+
+
+def defaults_of(path: KeyPath, document: Any) -> list[Any]:
+    """The default of the key at `path`, in a list; empty for a key without one. A section of several kinds is narrowed by its `kind`."""
+    section, value = path[:-1], document
+    for step in section:
+        value = value.get(step) if isinstance(value, Mapping) else None
+    annotation = legal_keys(section[:-1], document).get(str(section[-1])) if section else Spec
+    fields = [model.model_fields[str(path[-1])] for model in _models(annotation, value) if path[-1] in model.model_fields]
+    return [field.get_default(call_default_factory=True, validated_data={}) for field in fields[:1] if not field.is_required()]
 
 
 def accepts(path: KeyPath, value: Any, document: Any) -> bool:
@@ -77,6 +84,14 @@ def accepts(path: KeyPath, value: Any, document: Any) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def _models(annotation: Any, value: Any) -> list[type[BaseModel]]:
+    """The sections of a type; the one of the kind that a value states, if there are several kinds."""
+    models = [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    same = [model for model in models if "kind" in model.model_fields and kind in _literals(model.model_fields["kind"].annotation)]
+    return same or models
 
 
 def _annotated(field: FieldInfo) -> Any:

@@ -147,7 +147,6 @@ def _given(key: str, value: int) -> Figure:
     return Figure(value, Basis.GIVEN, f"device.{key} of the spec")
 
 
-OffloadFraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 RESERVED_PERCENT = 10
 """Percent that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
 FRAGMENTATION_PERCENT = 5
@@ -261,7 +260,7 @@ class Host(Section):
     optimizer: Literal["adam", "lion", "sgd"] = "adam"
     optimizer_recipe: words.OptimizerRecipe | None = None
     layer_wise_layout: StrictBool = False
-    optimizer_offload: OffloadFraction | None = None
+    optimizer_offload: Share | None = None
     activation_offload: tuple[Letter, ...] = ()
     recompute_modules: tuple[words.RecomputeModule, ...] = ()
     recompute_method: Literal["uniform", "block"] = "uniform"
@@ -276,7 +275,7 @@ class Host(Section):
     tp_comm_overlap: StrictBool = False
     microbatch_group_size: MicrobatchCount | None = None
     transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
-    flash_version: Literal[1, 2] | None = None
+    flash_version: Annotated[int, Field(ge=1, le=2, strict=True)] | None = None
     rope_fusion: StrictBool | None = None
     distribute_saved_activations: StrictBool = False
     all_reduce_gradients: StrictBool = False

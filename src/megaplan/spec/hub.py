@@ -41,9 +41,9 @@ def cached_config(name: str) -> Path | None:
     except (OSError, UnicodeDecodeError):
         commit = ""
     main = snapshots / commit / CONFIG
-    if re.fullmatch(r"[0-9a-f]{4,64}", commit) and main.is_file():
+    if re.fullmatch(r"[0-9a-f]{4,64}", commit) and os.path.isfile(main):
         return main
-    found = [file for file in snapshots.glob(f"*/{CONFIG}") if file.is_file()]
+    found = [file for file in snapshots.glob(f"*/{CONFIG}") if os.path.isfile(file)]
     return max(found, key=lambda file: file.stat().st_mtime, default=None)
 
 

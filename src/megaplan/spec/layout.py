@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from megaplan.scalars import BRANCH, Degree, MicrobatchCount, OptionsSection, PositiveInt, ScheduleKind, Section, StrictBool
+from megaplan.scalars import BRANCH, MAX_DEGREE, Degree, MicrobatchCount, OptionsSection, PositiveInt, ScheduleKind, Section, StrictBool
 
 
 class Mesh(OptionsSection):
@@ -102,7 +102,7 @@ def _is_number(value: object) -> bool:
 
 
 Unit = Annotated[
-    Annotated[Literal["block", "stage"], Tag(f"{BRANCH}name")] | Annotated[int, Field(ge=1, le=1024), Tag(f"{BRANCH}number")],
+    Annotated[Literal["block", "stage"], Tag(f"{BRANCH}name")] | Annotated[int, Field(ge=1, le=1024, strict=True), Tag(f"{BRANCH}number")],
     Discriminator(lambda value: f"{BRANCH}{'number' if _is_number(value) else 'name'}"),
 ]
 
@@ -127,8 +127,8 @@ class Sharding(OptionsSection):
 
     mode: Literal["fsdp", "ddp"] = "fsdp"
     reshard_after_forward: Annotated[StrictBool, Field(json_schema_extra=_without_default)] = False
-    reshard_size: Annotated[int, Field(ge=2)] | None = None
-    prefetch: Annotated[int, Field(ge=1, le=64)] | None = None
+    reshard_size: Annotated[int, Field(ge=2, le=MAX_DEGREE, strict=True)] | None = None
+    prefetch: Annotated[int, Field(ge=1, le=64, strict=True)] | None = None
     wrap: Annotated[Unit, BeforeValidator(_block_of_one)] = "block"
 
     @property

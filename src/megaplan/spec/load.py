@@ -90,4 +90,4 @@ def _of_arguments(found: Sequence[Diagnostic], document: Document) -> Sequence[D
         return found
     from megaplan.spec.overrides import as_arguments  # noqa: PLC0415 (the daily command has none)
 
-    return [as_arguments(each, document.value, imported=imported) for each in found]
+    return [as_arguments(each, document, imported=imported) for each in found]

@@ -13,7 +13,7 @@ import yaml
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError
-from megaplan.spec.document import Document, KeyPath, dotted, parse_document
+from megaplan.spec.document import Document, KeyPath, SourceMap, dotted, parse_document
 from megaplan.spec.fields import legal_keys
 from megaplan.spec.other_names import GLOBAL_BATCH, GPUS
 from megaplan.spec.read import NO_CONTROL
@@ -56,13 +56,20 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     return Document(value, source, tuple(faults))
 
 
-def as_arguments(found: Diagnostic, document: Any, *, imported: bool = False) -> Diagnostic:
+def as_arguments(found: Diagnostic, document: Document, *, imported: bool = False) -> Diagnostic:
     """A diagnostic about a value of the command line or of an import, with lines of a file among its hints written as arguments."""
     place = found.location
     if place.key is None or not (imported or (place.file or "").startswith(LABEL)):
         return found
     section = tuple(place.key.split(".")[:-1])
-    return replace(found, hints=tuple(_argument(hint, section, document) for hint in found.hints))
+    hints = (_argument(hint, section, document.value) for hint in found.hints)
+    return replace(found, hints=tuple(_without_section(hint, document.source) for hint in hints))
+
+
+def _without_section(hint: str, source: SourceMap) -> str:
+    """The hint; of one that replaces a section of which an argument sets a key, which is MP143, the argument to leave out."""
+    key = hint.removeprefix(LABEL).partition("=")[0] if hint.startswith(LABEL) else None
+    return next((f"remove {label}" for given, label in source.overrides.items() if given.startswith(f"{key}.")), hint)
 
 
 def _argument(hint: str, section: KeyPath, document: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from megaplan.devices import device_names
 from megaplan.errors import Diagnostic
@@ -48,9 +49,9 @@ def _lengths(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
         yield checked.error("MP850", f"percentiles fall: {', '.join(f'{name} {value:g}' for name, value in points.items())}", here)
     for name, value in ({"mean": given.mean} if given.mean is not None else {}).items() | points.items():
         if value > limit:
-            yield checked.error(
-                "MP850", f"{name} = {value:g} is above the limit of {limit:,} tokens", f"{here}.{name}", f"--set {here}.max={int(value)}"
-            )
+            longer = [] if prompt + value <= row else [f"--set batch.seq_length={ceil(prompt + value)}"]
+            hint = " ".join((f"--set {here}.max={ceil(value)}", *longer))
+            yield checked.error("MP850", f"{name} = {value:g} is above the limit of {limit:,} tokens", f"{here}.{name}", hint)
 
 
 def _pools(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO, TextIO
 
 from megaplan.diagnostics import diagnostic
@@ -14,6 +15,7 @@ from megaplan.spec.hub import CONFIG, cache_folder, cached_config, is_model_name
 
 MAX_BYTES = 2**20
 MOST_FOLDERS = 6
+HUB = "https://huggingface.co/"
 STDIN = "-"
 STDIN_NAME = "<stdin>"
 NO_CONTROL = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -60,7 +62,8 @@ def read_text(path: str, max_bytes: int = MAX_BYTES) -> str:
         text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise _refusal("MP107", f"{name} has the byte 0x{data[error.start]:02x} at offset {error.start:,}", name, line=line) from None
+        detail = f"{name} has the byte 0x{data[error.start]:02x} at offset {error.start:,}"
+        raise _refusal("MP107", detail, name, "iconv -f latin1 -t utf-8 IN > OUT", line=line) from None
     control = NO_CONTROL.search(text)
     if control:
         line = text.count("\n", 0, control.start()) + 1
@@ -80,10 +83,12 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
     except FileNotFoundError:
         return _cached(path, max_bytes)
     except IsADirectoryError:
-        inside = (str(found) for found in sorted(Path(path).glob("*.yaml"))[:3])
-        raise _refusal("MP102", f"{name} is a directory", name, *inside) from None
+        inside = [str(found) for found in sorted(Path(path).glob("*.yaml"))[:3]]
+        if not path:
+            raise _refusal("MP101", "the path is empty", "''", "megaplan new list") from None
+        raise _refusal("MP102", f"{name} is a directory", name, *inside or [f"ls {quote(path)}"]) from None
     except OSError as error:
-        raise _refusal("MP103", f"{name}: {(error.strerror or type(error).__name__).lower()}", name) from None
+        raise _refusal("MP103", f"{name}: {(error.strerror or type(error).__name__).lower()}", name, f"ls -l {quote(path)}") from None
     except ValueError:  # a NUL in the path
         raise _refusal("MP103", f"{name!r} is not a path", None) from None
 
@@ -94,10 +99,10 @@ def _cached(path: str, max_bytes: int) -> bytes:
     if found is not None:
         with found.open("rb") as file:
             return _bounded(file, max_bytes)
-    if is_model_name(path) and not Path(path).parent.is_dir():
+    if is_model_name(path) and not os.path.isdir(Path(path).parent):
         detail = f"{path} is not a file, and the Hugging Face cache in {cache_folder()} has no {CONFIG} of a model of that name"
         raise _refusal("MP101", detail, path, f"megaplan estimate {path} --fetch", f"hf download {path} {CONFIG}")
-    raise _refusal("MP101", f"{path} does not exist", path, *_near_names(path))
+    raise _refusal("MP101", f"{path} does not exist", path, *_near_names(path) or _nearest_folder(path))
 
 
 _read_before: list[tuple[TextIO, bytes]] = []
@@ -116,7 +121,7 @@ def _bounded(file: BinaryIO, max_bytes: int) -> bytes:
 
 
 def _size(path: str, max_bytes: int) -> str:
-    if path != STDIN and Path(path).is_file():
+    if path != STDIN and os.path.isfile(path):
         return f"{Path(path).stat().st_size:,}"
     return f"more than {max_bytes:,}"
 
@@ -130,6 +135,13 @@ def _near_names(path: str) -> list[str]:
     except OSError:
         return []
     return [str(folder / name) for name in get_close_matches(Path(path).name, names, n=1)]
+
+
+def _nearest_folder(path: str) -> list[str]:
+    """The command that lists the nearest folder that exists; of an address of the hub, the command that fetches its model."""
+    if (model := "/".join(path.removeprefix(HUB).split("/")[:2])) and path.startswith(HUB) and is_model_name(model):
+        return [f"megaplan estimate {model} --fetch"]
+    return [f"ls {quote(str(folder))}" for folder in Path(path).parents if os.path.isdir(folder)][:1]
 
 
 def _refusal(code: str, detail: str, file: str | None, *hints: str, line: int | None = None) -> MegaplanError:

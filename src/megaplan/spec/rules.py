@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from megakernels.libraries import GENERATION
 from megaplan.devices import TPU, device_names, load_device
+from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, MegaplanError, Severity
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.registry import HOSTS
@@ -28,13 +29,18 @@ from megaplan.spec.training import StableRate, warm_up_steps
 from megaplan.wording import plural, series
 
 
+def of_another_host(key: str, name: str, locate: Locate) -> Diagnostic:
+    """MP901: the host of that name does not have a key of the section."""
+    other = next(other.name for other in HOSTS.values() if key in other.keys)
+    detail = f"host.{key} is a key of host {other}, and host.name = {name}"
+    return diagnostic("MP901", detail, locate(f"host.{key}"), (f"remove host.{key}", f"host: {{name: {other}}}"))
+
+
 def host_rules(checked: Checked) -> Iterator[Diagnostic]:
     """Yields MP901, MP695, MP696, MP931, and the host's own MP902 … MP907."""
     host, kind = checked.spec.host, checked.spec.host.kind
     for key in sorted(host.model_fields_set - kind.keys - {"name"}):
-        other = next(other.name for other in HOSTS.values() if key in other.keys)
-        detail = f"host.{key} is a key of host {other}, and host.name = {kind.name}"
-        yield checked.error("MP901", detail, f"host.{key}", f"remove host.{key}", f"host: {{name: {other}}}")
+        yield of_another_host(key, kind.name, checked.locate)
     for key, value, known in (("cuda_graphs", host.graphs, kind.graphs), ("moe_dispatcher", host.dispatcher, kind.dispatchers)):
         if value not in known and key in kind.keys:
             detail = f"host.{key} = {value}, but host.name = {kind.name} has {', '.join(known)}"

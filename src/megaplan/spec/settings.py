@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,9 +124,9 @@ def find_settings(folder: Path | None = None) -> Settings:
     for place in (start, *start.parents):
         for name in (OWN, PROJECT):
             path = place / name
-            if path.is_file() and (table := _table(path)) is not None:
+            if os.path.isfile(path) and (table := _table(path)) is not None:
                 return _settings(table, path)
-        if (place / ".git").exists():
+        if os.path.exists(place / ".git"):
             break
     return Settings()
 

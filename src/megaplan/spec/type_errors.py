@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from shlex import quote
 from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
-from megaplan.errors import Diagnostic
-from megaplan.spec.document import KeyPath, SourceMap, dotted
-from megaplan.spec.fields import accepts, all_keys, kinds_of, legal_keys
+from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.hosts.registry import HOSTS
+from megaplan.spec.document import KeyPath, SourceMap, dotted, parse_document
+from megaplan.spec.fields import accepts, all_keys, defaults_of, kinds_of, legal_keys
 from megaplan.spec.other_names import DTYPES, GLOBAL_BATCH, keys_named, microbatches_of, value_named
+from megaplan.spec.rules import of_another_host
 from megaplan.units import parse_bytes
-from megaplan.wording import argument, quoted, series, show
+from megaplan.wording import argument, plural, quoted, series, show
 
 _MAX_LISTED = 24
 _SEQUENCE_PARALLEL = {"sp", "sequence_parallel", "sequence_parallelism"}
@@ -68,6 +71,7 @@ def unknown_key(path: KeyPath, document: Any, source: SourceMap) -> Diagnostic:
     hints = near_keys(path, document, _at(document, path))
     if name == "<<":
         hints = ["merge keys are not read; write the keys out"]
+    hints = hints or [f"remove {dotted(path)}"]
     listed = series([str(key) for key in list(legal)[:_MAX_LISTED]], "and")
     detail = f"{quoted(name)} is not a key of {section or 'a spec'}" + (f"; its keys are {listed}" if legal else "")
     return diagnostic("MP120", detail, where, hints)
@@ -147,16 +151,60 @@ def _with_kind(section: KeyPath, kind: str) -> Any:
 
 
 def describe(fault: Fault, source: SourceMap) -> Diagnostic:
-    """The diagnostic for one wrong value."""
-    maker = _MAKERS.get(fault.type)
-    if maker is None:
-        return diagnostic("MP134", f"{fault.key} = {show(fault.value)}", source.locate(fault.key), ("megaplan schema spec",))
-    code, detail, hints = maker(fault)
-    key = f"{fault.key}.kind" if fault.type == "union_tag_invalid" else fault.key
-    if key in source.overrides:  # a hint for the command line is another argument of it
-        name = f"{key.rpartition('.')[2]}: "
+    """The diagnostic for one wrong value; of a key that the spec's host does not have, that it is of another host."""
+    if fault.path[0] == "host" and len(fault.path) > 1:
+        name, key = (_at(fault.document, ("host", "name")) or next(iter(HOSTS))), str(fault.path[1])
+        if key != "name" and name in HOSTS and key not in HOSTS[name].keys:
+            return of_another_host(key, name, source.locate)
+    code, detail, hints = _MAKERS.get(fault.type, _other)(fault)
+    hints = [hint for hint in hints if _is_taken(fault, hint)] or _without_a_meaning(fault)
+    of_kind = fault.type in ("union_tag_invalid", "union_tag_not_found")
+    key = f"{fault.key}.kind" if of_kind else fault.key
+    where = source.locate(fault.key if fault.type == "union_tag_not_found" else key)
+    if key in source.overrides or (of_kind and where.file in source.overrides.values()):
+        name = f"{key.rpartition('.')[2]}: "  # a hint for the command line is another argument of it
         hints = [f"--set {quote(f'{key}={hint.removeprefix(name)}')}" if hint.startswith(name) else hint for hint in hints]
-    return diagnostic(code, detail, source.locate(key), hints)
+    return diagnostic(code, detail, where, hints)
+
+
+def _is_taken(fault: Fault, hint: str) -> bool:
+    """False for a line `key: value` with a value that the key's type does not take."""
+    key = fault.path[: _depth(fault)]
+    name, separator, text = hint.partition(": ")
+    if not separator or not key or name != key[-1]:
+        return True
+    try:
+        return accepts(key, parse_document(text, None).value, fault.document)
+    except MegaplanError:
+        return True
+
+
+def _without_a_meaning(fault: Fault) -> list[str]:
+    """Hints for a value that means nothing: the key's default, else its bound, else the command that describes the key."""
+    key = fault.path[: _depth(fault)]
+    if len(key) == len(fault.path) and (defaults := defaults_of(key, fault.document)):
+        return [_line(fault, argument(defaults[0]))]
+    if "le" in fault.context or "ge" in fault.context:
+        return [_line(fault, str(next(iter(fault.context.values()))))]
+    return [_line(fault, "1")] if fault.type == "greater_than" and isinstance(fault.value, int) else [f"megaplan explain {dotted(key)}"]
+
+
+def _depth(fault: Fault) -> int:
+    """Number of steps to the key whose line has the value: an item of a list is in the line of the list."""
+    return next((depth for depth in range(len(fault.path), 0, -1) if isinstance(fault.path[depth - 1], str)), 0)
+
+
+def _line(fault: Fault, text: str) -> str:
+    """The line `key: value` that has `text` in the place of the value; of a list, all its items are in it."""
+    depth = _depth(fault)
+    return f"{fault.path[depth - 1]}: {_with_item(_at(fault.document, fault.path[:depth]), fault.path[depth:], text)}"
+
+
+def _with_item(value: Any, path: KeyPath, text: str) -> str:
+    if not path:
+        return text
+    items = [_with_item(item, path[1:], text) if index == path[0] else argument(item) for index, item in enumerate(value)]
+    return f"[{', '.join(items)}]"
 
 
 Words = tuple[str, str, list[str]]
@@ -164,24 +212,24 @@ Words = tuple[str, str, list[str]]
 
 def _choice(fault: Fault) -> Words:
     legal = re.findall(r"'([^']*)'", str(fault.context.get("expected", "")))
-    return _not_legal(fault.key, fault.value, legal)
+    return _not_legal(fault.key, fault.value, legal, partial(_line, fault))
 
 
 def _kind(fault: Fault) -> Words:
-    return _not_legal(f"{fault.key}.kind", _at(fault.document, (*fault.path, "kind")), list(kinds_of(fault.path)))
+    return _not_legal(f"{fault.key}.kind", _at(fault.document, (*fault.path, "kind")), list(kinds_of(fault.path)), "kind: {}".format)
 
 
-def _not_legal(key: str, value: Any, legal: list[str]) -> Words:
+def _not_legal(key: str, value: Any, legal: list[str], line: Callable[[str], str]) -> Words:
     word = str(value).lower() if isinstance(value, str) else ""
     near = [_OTHER_WORDS[word]] if _OTHER_WORDS.get(word) in legal else get_close_matches(word, legal, n=1)
-    name = key.rpartition(".")[2]
-    hints = [f"{name}: {near[0]}"] if near else [f"use {series(legal)}"]
+    hints = [line(near[0])] if near else [f"use {series(legal)}"]
     return "MP123", f"{key} = {show(value)}, but the legal values are {series(legal, 'and')}", hints
 
 
 def _no_kind(fault: Fault) -> Words:
     kinds = kinds_of(fault.path)
-    return "MP122", f"{fault.key} has no key kind; the kinds are {series(kinds, 'and')}", [f"kind: {kind}" for kind in kinds]
+    having = [kind for kind in kinds if set(fault.value) <= set(legal_keys(fault.path, _with_kind(fault.path, kind)))]
+    return "MP122", f"{fault.key} has no key kind; the kinds are {series(kinds, 'and')}", [f"kind: {kind}" for kind in having or kinds]
 
 
 def _integer(fault: Fault) -> Words:
@@ -194,7 +242,7 @@ def _integer(fault: Fault) -> Words:
     shown = f"{show(value)} ({_what(value)})"
     if isinstance(value, str) and _AMBIGUOUS.fullmatch(value):
         shown = f"{show(value)} (another number to another YAML reader)"
-    return "MP124", f"{fault.key} = {shown}, but it takes a plain integer", [f"{_name(fault)}: {meant}"] if meant is not None else []
+    return "MP124", f"{fault.key} = {shown}, but it takes a plain integer", [_line(fault, meant)] if meant is not None else []
 
 
 def _meant_integer(text: str) -> str | None:
@@ -209,7 +257,7 @@ def _meant_integer(text: str) -> str | None:
 
 def _number(fault: Fault) -> Words:
     meant = fault.value.strip().replace("_", "") if isinstance(fault.value, str) else ""
-    hints = [f"{_name(fault)}: {meant}"] if _PLAIN_NUMBER.fullmatch(meant) else []
+    hints = [_line(fault, meant)] if _PLAIN_NUMBER.fullmatch(meant) else []
     return "MP125", f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), but it takes a number", hints
 
 
@@ -227,7 +275,7 @@ def _what(value: Any) -> str:
 
 def _switch(fault: Fault) -> Words:
     meant = _SWITCHES.get(str(fault.value).lower())
-    hints = [f"{_name(fault)}: {meant}"] if meant else ["use true or false"]
+    hints = [_line(fault, meant)] if meant else ["use true or false"]
     return "MP126", f"{fault.key} = {show(fault.value)}, but it takes true or false", hints
 
 
@@ -236,19 +284,21 @@ def _text(fault: Fault) -> Words:
     return (
         "MP127",
         f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), but it takes text",
-        [f'{_name(fault)}: "{show(fault.value)}"'] if plain else [],
+        [_line(fault, f'"{show(fault.value)}"')] if plain else [],
     )
 
 
 def _section(fault: Fault) -> Words:
     keys = [str(key) for key in legal_keys(fault.path, fault.document)]
     state = "is empty" if fault.value is None else f"= {show(fault.value)}"
-    hint = f"remove {fault.key} to keep its defaults" if fault.value is None else f"{_name(fault)}: {{{keys[0]}: …}}" if keys else ""
+    shape = _line(fault, f"{{{keys[0]}: …}}") if keys else ""
+    optional = fault.value is None and defaults_of(fault.path, fault.document)
+    hint = f"remove {fault.key} to keep its defaults" if optional else shape
     return "MP128", f"{fault.key} {state}, and it is a section with the keys {series(keys[:_MAX_LISTED], 'and')}", [hint] if hint else []
 
 
 def _list(fault: Fault) -> Words:
-    hints = [f"{_name(fault)}: [{fault.value}]"] if isinstance(fault.value, int) else []
+    hints = [_line(fault, f"[{fault.value}]")] if isinstance(fault.value, int) else []
     return "MP129", f"{fault.key} = {show(fault.value)} ({_what(fault.value)}), but it takes a list", hints
 
 
@@ -280,14 +330,26 @@ _FORMS = {r"^\d\d\.\d\d$": "a year and a month, such as 26.04"}
 
 def _text_form(fault: Fault) -> Words:
     if (form := _FORMS.get(str(fault.context.get("pattern")))) is not None:
-        return "MP134", f"{fault.key} = {show(fault.value)}, but it must be {form}", [f"{_name(fault)}: null"]
+        return "MP134", f"{fault.key} = {show(fault.value)}, but it must be {form}", [_line(fault, "null")]
     meant = re.sub(r"[^A-Za-z0-9._-]+", "-", str(fault.value)[:100]).strip("-._")
     detail = f"{fault.key} = {show(fault.value)}, but a name has 1 to 100 letters, digits, dots, dashes and underscores"
-    return "MP133", detail, [f"{_name(fault)}: {meant}"] if meant else []
+    return "MP133", detail, [_line(fault, meant)] if meant else []
 
 
 def _quantity(fault: Fault) -> Words:
     return "MP470", f"{fault.key}: {fault.context.get('reason')}", []
+
+
+def _multiple(fault: Fault) -> Words:
+    return "MP134", f"{fault.key} = {show(fault.value)}, but it must be a multiple of {fault.context['multiple_of']}", []
+
+
+def _length(fault: Fault) -> Words:
+    return "MP132", f"{fault.key} = {show(fault.value)}, but it takes {plural(fault.context['min_length'], 'item')} or more", []
+
+
+def _other(fault: Fault) -> Words:
+    return "MP134", f"{fault.key} = {show(fault.value)}", []
 
 
 _MAKERS = {
@@ -307,16 +369,14 @@ _MAKERS = {
     "greater_than_equal": _bounds,
     "less_than_equal": _bounds,
     "finite_number": _finite,
+    "multiple_of": _multiple,
+    "too_short": _length,
     "too_long": _pair,
     "missing": _pair,
     "string_pattern_mismatch": _text_form,
     "string_too_short": _text_form,
     "string_too_long": _text_form,
 }
-
-
-def _name(fault: Fault) -> str:
-    return str(next((step for step in reversed(fault.path) if isinstance(step, str)), fault.key))
 
 
 def _at(document: Any, path: KeyPath) -> Any:

@@ -73,7 +73,7 @@ def _of_container(name: str) -> str:
     with suppress(OSError, ValueError, IndexError):
         group = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()[0].rpartition(":")[2]
         for folder in (Path("/sys/fs/cgroup") / group.lstrip("/"), Path("/sys/fs/cgroup")):
-            if (folder / name).is_file():
+            if os.path.isfile(folder / name):
                 found = (folder / name).read_text(encoding="utf-8").strip()
                 return "" if found == "max" else f"; {name} of the container = {int(found):,}"
     return ""

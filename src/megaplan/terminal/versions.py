@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ def installed(package: str) -> str | None:
 
 def commit() -> str | None:
     """The commit of the checkout that this package is run from, with `+` if files of it are changed; None outside a checkout."""
-    if not (ROOT / ".git").exists() or not (ROOT / "src" / "megaplan").is_dir():
+    if not os.path.exists(ROOT / ".git") or not os.path.isdir(ROOT / "src" / "megaplan"):
         return None
     command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
     try:

@@ -11,6 +11,9 @@ import pytest
 from megaplan.cli import main as main_module
 from megaplan.cli.main import run
 
+LONG = f"{'x' * 300}.json"
+"""Name that no file system takes."""
+
 
 @pytest.mark.parametrize(
     ("words", "status"),
@@ -30,10 +33,21 @@ from megaplan.cli.main import run
         (("split", "plans/tiny-hybrid.yaml", "-o", "plans/tiny-hybrid.yaml"), 2),
         (("split", "plans/tiny-hybrid.yaml", "-o", "plans/llama-3.1-8b.yaml"), 2),
         (("split", "plans/tiny-hybrid.yaml", "-o", "no/such/folder/plan.json"), 2),
+        (("split", "plans/tiny-hybrid.yaml", "-o", "plans/tiny-hybrid.yaml/plan.json"), 2),
+        (("split", "plans/tiny-hybrid.yaml", "-o", LONG), 2),
+        (("costs", "plans/tiny-hybrid.yaml", "-o", LONG), 2),
+        (("report", "plans/tiny-hybrid.yaml", "-o", LONG), 2),
+        (("report", LONG), 2),
+        (("show", "plans/tiny-hybrid.json", "--svg", LONG), 2),
+        (("diff", LONG, "plans/tiny-hybrid.json"), 2),
+        (("check", f"*{LONG}"), 2),
         (("split", "plans/tiny-hybrid.yaml", "--costs", "costs.json"), 2),
         (("split", "plans/tiny-hybrid-pp2.yaml", "--objective", "step_time"), 0),
         (("split", "plans/tiny-hybrid-pp2.yaml", "--set", "split.forbid=[1,2,3,4,5,6,7,8]"), 1),
         (("split", "plans/tiny-hybrid-pp2.yaml", "--baseline", "plans/tiny-hybrid-pp2.json"), 0),
+        (("search", "plans/tiny-hybrid.yaml", "--price", "nan"), 2),
+        (("search", "plans/tiny-hybrid.yaml", "--price", "h100=-1"), 2),
+        (("search", "plans/tiny-hybrid.yaml", "--processes", "0"), 2),
         (("show", "plans/tiny-hybrid.json"), 0),
         (("show", "plans/tiny-hybrid.json", "--set", "batch.micro_batch_size=8"), 0),
         (("show", "plans/tiny-hybrid-pp2.json", "--set", "mesh.pp=1"), 2),

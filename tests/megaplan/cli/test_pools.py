@@ -5,6 +5,13 @@ import json
 POOL = "pools=[{count: 1, device: {name: a100-80gb}}]"
 
 
+def test_costs_are_those_of_one_device(megaplan):
+    ran = megaplan("costs", "plans/tiny-hybrid-pp2.yaml", "--set", POOL)
+    assert (ran.status, ran.out) == (2, "")
+    assert "hint: --set 'pools=[]'\n" in ran.err
+    assert megaplan("costs", "plans/tiny-hybrid-pp2.yaml", "--set", POOL, "--set", "pools=[]").status == 0
+
+
 def test_a_plan_carries_its_pools(megaplan, here):
     """Each of them names each stage's device, with room by its own capacity; a forged device is refused."""
     spec, before, after = "plans/tiny-hybrid-pp2.yaml", "before.json", "after.json"

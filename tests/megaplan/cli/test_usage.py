@@ -62,3 +62,26 @@ def test_the_prefix_of_pydantic_is_removed():
     assert found is not None
     assert found.detail == "Invalid value: 'foo' is not one of 'a', 'b'."
     assert usage_error(ValueError("Value error, x"), "megaplan") is None
+
+
+SPEC = "plans/tiny-hybrid.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "hint"),
+    [
+        (("run", SPEC, "--price", "1_000"), "--price 1_000: run.price", "--price 1000"),
+        (("run", SPEC, "--tokens", "many"), "--tokens many: run.tokens", "leave --tokens out"),
+        (("run", SPEC, "--eval-every=0"), "--eval-every 0: run.eval_every", "leave --eval-every out"),
+        (("report", SPEC, "--price", "-1"), "--price -1: run.price", "leave --price out"),
+        (("run", SPEC, "--set", "run.price=1_000"), "--set run.price=1_000: run.price", "--set run.price=1000"),
+        (("estimate", SPEC, "--compare", "mesh.tpp=2"), "--compare mesh.tpp=2", "--compare mesh.tp=2"),
+        (("estimate", SPEC, "--compare", "tp"), "--compare tp", "--compare mesh.tp=8"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_at_that_option(megaplan, words, place, hint):
+    """A hint with `--set` would not end the error: the option's value counts."""
+    ran = megaplan(*words)
+    assert (ran.status, ran.out) == (2, "")
+    assert f"--> {place}\n" in ran.err
+    assert f"hint: {hint}\n" in ran.err

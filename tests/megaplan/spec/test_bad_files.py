@@ -51,6 +51,24 @@ def test_a_path_through_a_file(tmp_path: Path) -> None:
     assert problem("x" * 5000).code == "MP103"
 
 
+@pytest.mark.parametrize(
+    ("path", "code", "hint"),
+    [
+        ("", "MP101", "megaplan new list"),
+        ("no/such/spec.yaml", "MP101", "ls ."),
+        ("https://huggingface.co/org/model/blob/main/config.json", "MP101", "megaplan estimate org/model --fetch"),
+        ("empty folder", "MP102", "ls 'empty folder'"),
+        ("loop", "MP103", "ls -l loop"),
+    ],
+)
+def test_a_path_that_is_no_file_has_a_next_step(path: str, code: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+    found = problem(path)
+    assert (found.code, found.hints[0]) == (code, hint)
+
+
 def test_ten_megabytes_are_refused_before_parsing(tmp_path: Path) -> None:
     found = problem(written(tmp_path, b"[" * 10_485_760))
     assert (found.code, found.detail) == ("MP104", f"{found.location.file} holds 10,485,760 bytes, and at most 1,048,576 are read")

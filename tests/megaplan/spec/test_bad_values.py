@@ -1,12 +1,22 @@
 """Values of the wrong name, type or size: code, place, value and repair, and all of them at once."""
 
+import shlex
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter, ValidationError
 from spec_samples import SAMPLE, Edit, Refused
 
+from megaplan.errors import Diagnostic, MegaplanError
+from megaplan.spec.document import dotted
+from megaplan.spec.fields import all_keys, legal_keys
+from megaplan.spec.load import load_spec_text
+
+WRONG = {f"MP{number}" for number in range(123, 135)}
+"""Codes of single values that are wrong by themselves."""
 CASES = yaml.safe_load(Path(__file__).with_name("bad_values.yaml").read_text(encoding="utf-8"))
 
 
@@ -17,6 +27,50 @@ def test_one_wrong_value(refused: Refused, case: dict[str, Any]) -> None:
     assert (found.code, found.location.line) == (code, line)
     assert case["shows"] in found.detail
     assert case.get("hint", found.hints[0]) in found.hints
+
+
+def test_no_key_takes_a_value_of_another_type() -> None:
+    for path in all_keys():
+        key = TypeAdapter(legal_keys(path[:-1], None)[str(path[-1])])
+        reads_texts = errors_of(key, "?") & {"quantity"}
+        for value in (True, "1", "0.5", 1.0):
+            if reads_texts and not isinstance(value, bool):
+                continue
+            taken = key.validate_python(value) if not errors_of(key, value) else value
+            assert type(taken) is type(value) or not isinstance(taken, int | float | str), (path, value)
+
+
+def errors_of(key: TypeAdapter[Any], value: Any) -> set[str]:
+    """Types of the errors of a value."""
+    try:
+        key.validate_python(value)
+    except ValidationError as error:
+        return {each["type"] for each in error.errors()}
+    return set()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hint_for_a_value_of_a_wrong_type_is_a_value_of_the_key(seed: int) -> None:
+    draw = Random(seed)
+    words = ("0", "-1", "1.5", "x", "null", "true", "1e30", "010", "1_000_000_000_000_000", "[1.5]", "[x]", ".nan", "''", "'3'")
+    tried = 0
+    for _ in range(250):
+        given = f"{dotted(draw.choice(all_keys()))}={draw.choice(words)}"
+        found = [each for each in refusals(given) if each.code in WRONG and (each.location.file or "").startswith("--set ")]
+        for error, hint in ((each, hint) for each in found for hint in each.hints if hint.startswith("--set ") and "…" not in hint):
+            left = refusals(given, *(word for word in shlex.split(hint) if word != "--set"))
+            assert not [each for each in left if each.code in WRONG and each.location.key == error.location.key], (given, hint)
+            tried += 1
+    assert tried > 50
+
+
+def refusals(*overrides: str) -> tuple[Diagnostic, ...]:
+    """Errors of the sample with overrides."""
+    try:
+        load_spec_text(SAMPLE, "sample.yaml", overrides)
+    except MegaplanError as error:
+        return error.diagnostics
+    return ()
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_a_type_error_below_an_overridden_section_points_at_it(refused: Refused)
         ("mesh.tp", "MP140", "'mesh.tp' is not KEY=VALUE", "--set mesh.tp=8"),
         ("=8", "MP140", "'=8' is not KEY=VALUE", "--set mesh.tp=8"),
         ("split.spans[0]=1", "MP140", "is not KEY=VALUE", "--set mesh.tp=8"),
+        ("model.attention={indexer: {loss_coefficient: 0.1}}", "MP122", "attention has no key kind", "--set model.attention.kind=mla"),
         ("mesh.tpp=8", "MP141", "'tpp' is not a key of mesh; its keys are pp, vpp,", "--set mesh.tp=8"),
         ("tp=8", "MP141", "'tp' is not a key of a spec", "--set mesh.tp=8"),
         ("lr=1e-4", "MP141", "'lr' is not a key of a spec", "--set training.learning_rate=1e-4"),
@@ -277,5 +278,5 @@ def test_hints_about_an_argument_are_arguments(seed: int) -> None:
 
 
 def test_a_text_of_a_form_of_its_own_is_no_name(refused: Refused) -> None:
-    (found,) = refused(overrides=["host.release=first"])
+    (found,) = refused(overrides=["host.name=megatron", "host.release=first"])
     assert (found.code, found.hints[0]) == ("MP134", "--set host.release=null")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic
-from megaplan.families.checks import CheckedSpec
+from megaplan.families.checks import CheckedSpec, divisors, use_one_of
 from megaplan.families.moe.section import MixtureOfExperts
 
 
@@ -70,7 +70,8 @@ def _groups(checked: CheckedSpec, moe: MixtureOfExperts) -> Iterator[Diagnostic]
     """Checks that groups have equal sizes, and that the chosen groups have enough experts."""
     experts, groups, key = moe.num_experts, moe.num_groups, "model.moe.num_groups"
     if experts % groups:
-        yield checked.error("MP715", f"moe.num_groups = {groups} does not divide moe.num_experts = {experts}", key, "give a divisor")
+        detail = f"moe.num_groups = {groups} does not divide moe.num_experts = {experts}"
+        yield checked.error("MP715", detail, key, use_one_of(divisors(experts)))
         return
     if moe.score == "sigmoid" and groups > 1 and experts // groups < 2:
         detail = f"moe.num_groups = {groups}, moe.num_experts = {experts}: sigmoid scores judge a group by its best two experts"

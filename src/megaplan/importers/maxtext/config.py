@@ -6,6 +6,7 @@ A later file or argument replaces the values of earlier ones, and all of them re
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -148,7 +149,7 @@ class MaxTextConfig(ProgramConfig):
 
     def _of_own_file(self, name: str) -> dict[str, Any]:
         """Keys of the model's own file in MaxText's folder of models next to a file that is read; empty if there is none."""
-        path = next((folder / f"{name}.yml" for folder in self._folders if (folder / f"{name}.yml").is_file()), None)
+        path = next((folder / f"{name}.yml" for folder in self._folders if os.path.isfile(folder / f"{name}.yml")), None)
         held = yaml.safe_load(read_text(str(path))) if path is not None and "/" not in name else {}
         if not isinstance(held, dict):
             return {}

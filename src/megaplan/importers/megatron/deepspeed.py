@@ -8,6 +8,7 @@ deepspeedai/Megatron-DeepSpeed; `runtime/config.py`, `runtime/zero/config.py`, `
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -57,7 +58,7 @@ def with_config(values: Mapping[str, Any], name: str, written: Mapping[str, str]
     text = written.get(path)
     own = [] if unset_names(path) else _places(path, name)
     try:
-        found = next((one for one in own if text is None and one.is_file()), None)
+        found = next((one for one in own if text is None and os.path.isfile(one)), None)
         config = json.loads(read_text(str(found)) if found is not None else text or "")
     except (OSError, ValueError, RecursionError, MegaplanError):
         return dict(values)

@@ -5,6 +5,7 @@ Source: `flagscale/runner/utils.py` of FlagOpen/FlagScale.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def read_flagscale(document: Document, name: str, environment: Mapping[str, str]
     whole, sizes = document.value, str(_sizes_of(document.value))
     task, runner = whole["experiment"]["task"], whole["experiment"].get("runner")
     path = Path(name).parent / "train" / f"{sizes}.yaml"
-    if task.get("type", "train") != "train" or not path.is_file():
+    if task.get("type", "train") != "train" or not os.path.isfile(path):
         trains = f"its sizes are in train/{sizes}.yaml, which is not next to {name}"
         detail = trains if task.get("type", "train") == "train" else f"experiment.task.type = {task['type']}, and a spec is of training"
         hint = "megaplan import megatron TRAINING.log   # with Megatron's table of arguments"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,10 @@ def counted_tokens(name: str, script: str = "") -> int | None:
     for start in (Path(), Path(script).parent):
         path = start / name
         try:
-            if path.is_dir():
-                part = next((path / each for each in _PARTS if (path / each).is_file()), None)
+            if os.path.isdir(path):
+                part = next((path / each for each in _PARTS if os.path.isfile(path / each)), None)
                 return None if part is None else _counted(part, [path / each for each in _ADDED])
-            if path.is_file():
+            if os.path.isfile(path):
                 return _counted(path, [])
         except (OSError, ValueError, RecursionError):
             return None
@@ -48,7 +49,7 @@ def _counted(path: Path, added: list[Path]) -> int | None:
         return _pieces(path.read_bytes())
     tokens = _names(json.loads(path.read_text(encoding="utf-8")))
     for each in added:
-        if tokens and each.is_file():
+        if tokens and os.path.isfile(each):
             tokens |= _names(json.loads(each.read_text(encoding="utf-8")))
     return len(tokens) or None
 
@@ -99,10 +100,10 @@ def ends_beyond(script: str) -> bool | None:
     Megatron-LM's did until April 2026 (commit c9dfe347).
     """
     path = Path(script)
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     folders = [*folders_above(script), Path.cwd()]
     for file in (folder / name for folder in folders for name in NULL_FILES):
-        if file.is_file() and (found := WITH_END.search(file.read_text(encoding="utf-8", errors="replace"))):
+        if os.path.isfile(file) and (found := WITH_END.search(file.read_text(encoding="utf-8", errors="replace"))):
             return "+ 1" in found[1]
     return None

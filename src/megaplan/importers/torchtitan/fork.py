@@ -6,6 +6,7 @@ The table may be in a file that the registry imports it from. A model of the for
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ def fork_flavor(path: str, model: str, flavor: str, tokenizer: str | None = None
         flavor: Name of the flavor.
         tokenizer: Path of the tokenizer that the configuration names, for models that it gives the vocabulary.
     """
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         return None
     for file in _registries(Path(path).resolve(), model):
         try:
@@ -86,7 +87,7 @@ def tokens_of(path: str, tokenizer: str | None) -> int | None:
     """The tokens of a tokenizer that a configuration names, from its files in the configuration's tree or by its name."""
     if tokenizer is None:
         return None
-    for folder in list(Path(path).resolve().parents)[:MOST_FOLDERS] if Path(path).is_file() else []:
+    for folder in list(Path(path).resolve().parents)[:MOST_FOLDERS] if os.path.isfile(path) else []:
         file = folder / tokenizer
         if file.suffix == ".model" and _is_readable(file) and (lines := file.read_bytes().split(b"\n")) and _is_ranks(lines):
             return len([line for line in lines if line]) + RESERVED_TOKENS
@@ -105,7 +106,7 @@ def _registries(path: Path, model: str) -> Iterator[Path]:
     folders = list(path.parents)[:MOST_FOLDERS]
     names = dict.fromkeys((model, model.rstrip("0123456789")))
     for folder in folders:
-        packages = sorted(each for each in (folder.iterdir() if folder.is_dir() else ()) if "titan" in each.name and each.is_dir())
+        packages = sorted(each for each in folder.glob("*titan*") if os.path.isdir(each))
         likely = [package / kind / name for package in packages for name in names for kind in ("models", "experiments")]
         for file in (each / "__init__.py" for each in (*likely, *([folder] if folder.name == model else []))):
             if _is_readable(file):
@@ -117,7 +118,7 @@ def _registries(path: Path, model: str) -> Iterator[Path]:
 
 
 def _is_readable(file: Path) -> bool:
-    return file.is_file() and file.stat().st_size <= MOST_BYTES
+    return os.path.isfile(file) and os.access(file, os.R_OK) and file.stat().st_size <= MOST_BYTES
 
 
 def _architecture(registry: Registry, model: str) -> str | None:

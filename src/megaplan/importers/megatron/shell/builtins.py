@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -48,7 +49,7 @@ class Builtins(Words):
         relative = name.removeprefix(f"{self._current}/")
         own = [] if self._folder is None or relative.startswith("/") else [self._folder, *self._folder.resolve().parents][:MOST_FOLDERS]
         tried = [self._current / name, *(folder / relative for folder in own)]
-        return next((path for path in tried if path.exists()), None)
+        return next((path for path in tried if os.path.exists(path)), None)
 
     def _here(self, name: str) -> str:
         """The name of a script's file; if it is a path of another machine, of the file here that has the longest end of it.
@@ -65,14 +66,14 @@ class Builtins(Words):
             alone = start == len(parts) - 1
             for folder in near[:1] if alone else [*near, self._current]:
                 path = folder.joinpath(*parts[start:])
-                if path.is_file():
+                if os.path.isfile(path):
                     self.elsewhere[readable(name)] = str(path)
                     return str(path)
         return name
 
     def _read(self, name: str) -> str | None:
         path = None if UNSET.search(name) else self._path(name)
-        if path is None or not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+        if path is None or not (os.path.isfile(path) and os.access(path, os.R_OK)) or path.stat().st_size > MAX_FILE_BYTES:
             return None
         return path.read_text(encoding="utf-8", errors="replace")
 

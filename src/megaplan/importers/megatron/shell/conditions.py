@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -97,7 +98,7 @@ class Condition:
         found = self._path(without_unset(text)) if without_unset(text) else None
         if found is None:
             return None if without_unset(text) else False
-        return found.is_dir() if letter == "d" else found.is_file() if letter == "f" else True
+        return os.path.isdir(found) if letter == "d" else os.path.isfile(found) if letter == "f" else True
 
 
 def _unknown(text: str) -> bool:
