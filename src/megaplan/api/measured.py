@@ -126,7 +126,7 @@ def _run_seconds(run: Path) -> float:
     path = run / METRICS
     seconds = [each["step_seconds"] - each["data_seconds"] for each in _lines(path) if each["step"] > 1]
     if len(seconds) < FEWEST_STEPS:
-        raise refuse("MP487", f"{path} has {len(seconds)} steps after the first, and at least {FEWEST_STEPS} are needed", "train longer")
+        raise refuse("MP487", f"{path} has {len(seconds)} steps after the first; at least {FEWEST_STEPS} are needed", "train longer")
     found = float(median(seconds))
     if not SHORTEST <= found <= LONGEST:
         raise refuse("MP487", f"the median step of {path} takes {found:g} s, and it is from {SHORTEST:g} to {LONGEST:g}", "train longer")

@@ -68,7 +68,7 @@ def _results(path: str) -> dict[str, Any]:
         try:
             documents = [json.loads(line) for line in text.splitlines() if line.strip()]
         except (ValueError, RecursionError) as error:
-            raise refuse("MP487", f"{path} is not JSON, nor a line of JSON for each run: {error}", FORM) from None
+            raise refuse("MP487", f"{path} is neither JSON nor JSON lines, one for each run: {error}", FORM) from None
     if not all(isinstance(each, dict) for each in documents):
         raise refuse("MP487", f"{path} has a line that is not an object", FORM)
     found: dict[str, Any] = {"runs": []}

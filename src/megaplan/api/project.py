@@ -144,7 +144,7 @@ def project(
         raise refuse("MP473", f"{len(to)} numbers of devices, and 1 to {MOST_POINTS} are projected", f"--to {2 * world},{4 * world}")
     own = next(each for each in calibrations(steps) if each.device == job.spec.device.name and each.dtype == steps[0].dtype)
     if own.dtype not in get_args(RecipeType):
-        detail = f"the step was measured in {own.dtype}, and rates are those of {', '.join(get_args(RecipeType))}"
+        detail = f"the step was measured in {own.dtype}, but rates exist only for {', '.join(get_args(RecipeType))}"
         raise refuse("MP487", detail, "precision: {params: bf16}")
     calibrated = (f'device.reached={{"{own.dtype}": {own.after}}}', *([] if own.factor == 1 else [f"device.step_factor={own.factor}"]))
     modelled = steps[0].predict(own.after) * own.factor

@@ -72,7 +72,7 @@ class Search(Result):
         spec, state = self.job.spec, "" if self.complete else f"; the best so far ({self.stopped})"
         tried = f"{self.num_layouts:,} meshes, {self.num_evaluated:,} exact evaluations{state}"
         best = self.rows[0]._summary() if self.rows else ("nothing fits",)
-        proof = "" if self.gap is None else f", at most {100 * self.gap:.1f} % above the best"
+        proof = "" if self.gap is None else f", at most {100 * self.gap:.1f} % slower than the best"
         return (f"{spec.name} on {self.devices_text}", f"best: {best[0]}", *best[1:], f"{tried}{proof}")
 
     def _rows(self) -> Sequence[Row]:

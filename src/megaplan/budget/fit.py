@@ -300,7 +300,7 @@ def _nearest(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget
         left = peak - _peak(changed, inventory, layout, padded=False)
         if left * SHARE <= peak <= worst.peak_bytes:
             also = f" --set mesh.dp_replicate={copies}" if copies != replicas else ""
-            return f"--set mesh.dp_shard={degree}{also}   # peak {format_bytes(peak)}, {format_bytes(max(0, left))} of it padding"
+            return f"--set mesh.dp_shard={degree}{also}   # peak {format_bytes(peak)}, {format_bytes(max(0, left))} of it due to padding"
         budgets += 1
         if budgets == MOST_BUDGETS:
             return None

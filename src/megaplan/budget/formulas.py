@@ -32,7 +32,7 @@ _SHARD = "Σ over tensors of ceil(d0 / n) · (elements / d0) · bytes(precision.
 
 FORMULAS: dict[str, ColumnFormula] = {
     Column.REPLICATED_PARAMS: ColumnFormula(
-        "Resident shards of parameters that neither TP nor EP divides: embeddings, head, norms, routers, latent down projections.",
+        "Resident shards of parameters that TP and EP do not shard: embeddings, head, norms, routers, latent down projections.",
         f"{_SHARD}, n = mesh.dp_shard; d0 is the tensor's first dim",
         "bytes",
         "torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_init_sharded_param`",
@@ -88,7 +88,7 @@ FORMULAS: dict[str, ColumnFormula] = {
         "D with swiglu, B 1, T 4096, h 4096, F 14336, bf16: normed 32 MiB + rstd 16 KiB + gate, up, act 3 · 112 MiB = 368.02 MiB",
     ),
     Column.FEATURE_ACTIVATIONS: ColumnFormula(
-        "What n-gram, structure and platform embeddings and relation bias keep: ids, looked-up rows, projections.",
+        "Tensors that n-gram, structure and platform embeddings and relation bias save for backward: ids, looked-up rows, projections.",
         "n-gram: B · T · tables · (8 + dim · bytes(activations)); a category: B · T · (8 + (bottleneck + h) · bytes(activations));"
         " relation bias: B · T · 4 on every slot that attends",
         "bytes",

@@ -21,7 +21,7 @@ def advice_lines(found: Estimate) -> Iterator[str]:
     elif not isinstance(found.step_time, PlannedTime):
         yield "faster: not looked for, since the step is not timed"
     elif not found.faster:
-        yield "faster: no change that was tried shortens the step by 1 % on as many GPUs"
+        yield "faster: no change that was tried shortens the step by 1 % on the same number of GPUs"
     else:
         yield "faster, on as many GPUs:"
         yield from map(_line, found.faster)

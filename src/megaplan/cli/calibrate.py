@@ -40,7 +40,7 @@ def calibrate(
     profile: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Results of profiled steps of megarun: write what each kind of kernels reaches, a device's constants."
+            metavar="FILE", help="Results of profiled steps of megarun: write the rates that each kind of kernels reaches, as a device's constants."
         ),
     ] = None,
     held_out: Annotated[
@@ -165,7 +165,7 @@ def _by_term(row: Residual, *, several: bool) -> Iterator[StyledLine]:
     if not shown:
         return
     yield f"  terms of {row.name}{', which is farthest off; --json has all' if several else ''}", ""
-    yield "  times: what one term alone would have to take for the model to be right", ""
+    yield "  times: the time of this one term that would make the modelled step equal the measured one", ""
     rows = [["term", "before", "after", "times"]]
     for name, term in sorted(shown.items(), key=lambda item: -item[1].after):
         factor = "-" if term.factor is None else f"{term.factor:.2f}"

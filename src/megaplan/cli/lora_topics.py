@@ -6,7 +6,7 @@ LORA: dict[str, tuple[str, ...]] = {
     "lora": (
         "The section lora freezes the model and adds A [rank, in] and B [out, rank] to its linears: x W^T + alpha / rank x A^T B^T.",
         "Parameters: frozen shards in lora.dtype (precision.params by default) instead of precision.master; adapters in precision.master. "
-        "Gathered copies are those of both.",
+        "Both are gathered.",
         "With lora.base (nf4 or int8) weights of linears are rows of bytes: codes, a magnitude of every lora.base_block columns, and with "
         "lora.double_quant a mean and a step. They are sharded and gathered so; each product makes one matrix, in forward and in backward.",
         "Gradients, their reduction and the optimizer's state: of the adapters alone, by AdamW.",

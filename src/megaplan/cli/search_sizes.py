@@ -149,7 +149,7 @@ def _bases(results: Sequence[Search]) -> str:
     measured = [name for name, spec in specs.items() if spec.host.kind.trained and rates_of(spec).measured is not None]
     if not 0 < len(measured) < len(specs):
         return ""
-    return f"each step of {', '.join(measured)} {LAUNCHES}, those of the others do not: compare sizes, not these devices"
+    return f"each step of {', '.join(measured)} {LAUNCHES}, the steps of other devices do not: compare sizes, not these devices"
 
 
 def _row(size: Size, found: Search, *, priced: bool) -> tuple[str, ...]:

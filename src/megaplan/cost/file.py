@@ -33,7 +33,7 @@ MAX_NS = 10**12
 MAX_STORED_BYTES = 2**48
 MAX_DIGITS = 100
 MAX_FINDINGS = 20
-WRITE_ONE = "megaplan costs SPEC -o costs.json, and replace what was measured"
+WRITE_ONE = "megaplan costs SPEC -o costs.json, then replace the times that were measured"
 
 _TIMES = ("forward_ns", "input_ns", "weight_ns")
 _BYTES = ("static_bytes", "activation_bytes")

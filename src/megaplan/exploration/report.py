@@ -307,7 +307,7 @@ def _behind(found: Explored, evaluator: Evaluator, winner: LayoutRow, one: _Clas
     bound, mesh = one.nearest
     if bound < winner.exact.step_ns:  # only when the search was interrupted
         return "slower", f"not explored, at least {format_ns(bound)}", mesh
-    return "slower", f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best", mesh
+    return "slower", f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % slower than the best", mesh
 
 
 def _slower(evaluator: Evaluator, winner: LayoutRow, best: Exact) -> str:

@@ -380,7 +380,7 @@ class Space:
             return "schedule.num_microbatches", "MP510", f"the schedule has {actions:,} actions; at most {MAX_REPLAYED:,} are replayed"
         group = self.base.host.microbatch_group_size or pp
         if "microbatch_group_size" in self._host.keys and kind == "interleaved_1f1b" and count % group:
-            detail = f"schedule.num_microbatches = {count}, but Megatron interleaves whole groups of {group}"
+            detail = f"schedule.num_microbatches = {count}, but Megatron interleaves groups of {group}, so it must be a multiple"
             return "schedule.num_microbatches", "MP902", detail
         return None
 

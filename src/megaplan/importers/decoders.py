@@ -57,7 +57,7 @@ def unrotated(reader: ConfigReader) -> dict[str, Any]:
     bases = reader.items("layer_rope_theta") if reader.value("layer_rope_theta") is not None else ()
     reader.skip("layer_rope_theta")
     if len({base for base in bases if base}) > 1:
-        reader.warn("layer_rope_theta", list(bases), "layers turn by different bases, and a spec has one; shapes are the same")
+        reader.warn("layer_rope_theta", list(bases), "layers have different rotary bases, but a spec has one; shapes are the same")
     straight = [2 * layer for layer, base in enumerate(bases) if not base]
     return {"nope_layers": straight} if straight else {}
 

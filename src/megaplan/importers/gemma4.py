@@ -48,8 +48,8 @@ def shared_keys(reader: ConfigReader, kinds: list[str]) -> tuple[dict[str, Any],
     doubled, first = reader.value("use_double_wide_mlp"), max(0, len(kinds) - count)
     reader.skip("use_double_wide_mlp")
     if count and set(kinds[:first]) != set(kinds):
-        detail = f"num_kv_shared_layers = {count}: of the kinds {', '.join(sorted(set(kinds)))} not each has a layer with keys of its own"
-        reader.contradicts("num_kv_shared_layers", detail, "num_kv_shared_layers: 0, or layers of each kind before those")
+        detail = f"num_kv_shared_layers = {count}: each of the kinds {', '.join(sorted(set(kinds)))} needs a layer with its own keys"
+        reader.contradicts("num_kv_shared_layers", detail, "num_kv_shared_layers: 0, or a number that leaves earlier layers of each kind")
         return {}, []
     found = [
         {

@@ -119,7 +119,7 @@ def _note_reading(reader: ConfigReader, whole: Mapping[str, Any], config: Mappin
     if config["model_type"] in MASKED:
         reader.skip("mask_token_id")
         key = "mask_token_id" if reader.has("mask_token_id") else "architectures"
-        reader.warn(key, reader.value(key), "a masked token is predicted from those on both sides, and the core is counted causal")
+        reader.warn(key, reader.value(key), "a masked token attends to both sides, but the core is counted as causal")
 
 
 def _positions(model: Mapping[str, Any], config: Mapping[str, Any]) -> int:
@@ -166,7 +166,7 @@ def _adapter(config: Mapping[str, Any], name: str) -> MegaplanError:
     ranked = f" --set lora.rank={rank} --set lora.alpha={config.get('lora_alpha') or rank}" if isinstance(rank, int) else ""
     where = base if isinstance(base, str) and re.fullmatch(r"[\w./-]+", base) else "config.json"
     detail = (
-        f"{name} is of adapters (peft_type = {config['peft_type']}), and the config of {base or 'the model under them'} says what is built"
+        f"{name} is an adapter's config (peft_type = {config['peft_type']}), and the config of {base or 'the model under them'} describes the model"
     )
     return _refusal("MP801", detail, Location(name), f"megaplan import hf {where}{ranked}")
 
@@ -341,10 +341,10 @@ def _check_architectures(reader: ConfigReader) -> None:
     other = _owner(named, IMPORTS) if named != reader.facts.model_class else ""
     if other:
         reader.other = other
-        reader.warn("architectures", given, f"the class of {reader.other}, and model_type decides what is built, as in transformers")
+        reader.warn("architectures", given, f"the class of {reader.other}, but model_type decides the structure, as in transformers")
     own = _mapped(reader)
     if own not in ("", reader.facts.model_class) and reader.facts.version and not other and reader.value("model_type") == reader.family:
-        reader.warn("auto_map", own, f"a class that comes with the weights and may build other tensors; {reader.family} is counted")
+        reader.warn("auto_map", own, f"a class that is published with the weights and may build other tensors; {reader.family} is counted")
 
 
 def _predicts(reader: ConfigReader, name: object) -> bool:

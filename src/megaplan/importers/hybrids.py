@@ -175,7 +175,7 @@ def falcon_h1(reader: ConfigReader) -> dict[str, Any]:
     if not reader.flag("mamba_rms_norm"):
         mixer["gated_norm"] = False
     elif before:
-        reader.warn("mamba_norm_before_gate", True, "the gate comes after the norm in the original; shapes are the same")
+        reader.warn("mamba_norm_before_gate", True, "the original applies the gate after the norm; shapes are the same")
     mixer |= _mixer_factors(reader, biased="bias" in mixer)
     gate, down = _factors(reader, "mlp_multipliers", 2)
     dense = mlp(reader, bias=reader.flag("mlp_bias")) | _given(gate_multiplier=gate, output_multiplier=down)
@@ -270,7 +270,7 @@ def _time_step_limit(reader: ConfigReader) -> dict[str, Any]:
     limits = tuple("Infinity" if value in _INFINITE else value for value in limits)
     numbers = [value for value in limits if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0]
     if len(limits) != 2 or len(numbers) + (limits[1] == "Infinity") != 2:
-        reader.wrong("time_step_limit", list(limits), 'two numbers, the second of them perhaps "Infinity"')
+        reader.wrong("time_step_limit", list(limits), 'two numbers; the second may be "Infinity"')
         return {}
     least, most = float(limits[0]), None if limits[1] == "Infinity" else float(limits[1])
     return {key: value for key, value in (("time_step_min", least), ("time_step_max", most)) if value}

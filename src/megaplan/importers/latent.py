@@ -70,7 +70,7 @@ def longcat_flash(reader: ConfigReader) -> dict[str, Any]:
     if reader.value("router_bias"):
         moe["router_bias"] = reader.flag("router_bias")
     reader.warn("zero_expert_num", moe["null_experts"], "these experts return their input in the original, and nothing here")
-    reader.warn("num_layers", layers, "what experts make is added before the second attention, not after it; latents have no factor")
+    reader.warn("num_layers", layers, "the experts' output is added before the second attention, not after it; latents have no factor")
     sections = {"A": ("attention", attention), "E": ("moe", moe), "D": ("mlp", mlp(reader, "ffn_hidden_size"))}
     return model_of(reader, "AEDAD" * layers, model, sections)
 

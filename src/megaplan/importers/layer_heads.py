@@ -55,7 +55,7 @@ def laguna(reader: ConfigReader) -> dict[str, Any]:
     moe |= {"routed_scale": scale} if scale not in (None, 1) else {}
     if reader.value("moe_router_logit_softcapping"):
         reader.warn("moe_router_logit_softcapping", reader.value("moe_router_logit_softcapping"), "logits of the router have no cap here")
-    reader.only("moe_apply_router_weight_on_input", (False,), "weights multiply what experts make")
+    reader.only("moe_apply_router_weight_on_input", (False,), "weights multiply the experts' outputs")
     reader.skip("moe_router_logit_softcapping", "gating", "num_attention_heads_per_layer")
     return experts.decoder(reader, section, moe, windowed=kinds, dense=listed_dense(reader, {0}), rotates=False)
 

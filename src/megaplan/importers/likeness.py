@@ -54,7 +54,7 @@ def _hint(family: str, total: int, unread: list[str]) -> str:
     more = f" and {len(unread) - MOST} others" if len(unread) > MOST else ""
     left = f"without {', '.join(unread[:MOST])}{more}" if unread else "every field is read"
     write = f'write "model_type": "{family}" in a copy of the config without "architectures"'
-    return f"if the layers are those of {family}, {write}: {total:,} parameters, {left}"
+    return f"if the layers are like {family}'s, {write}: {total:,} parameters, {left}"
 
 
 def _rank(family: str, fields: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -58,7 +58,7 @@ def minicpm_factors(reader: ConfigReader, hidden_size: int, layers: int) -> tupl
 def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
     """Keys of a class that never ties the head, whatever the config says."""
     if model["tie_embeddings"]:
-        reader.warn("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
+        reader.warn("tie_word_embeddings", True, "the class never ties the head, and the spec follows it")
     return model | {"tie_embeddings": False}
 
 

@@ -279,7 +279,7 @@ class ConfigReader:
         self._refuse_unknown(name, value)
 
     def _refuse_unknown(self, name: str, value: Any) -> None:
-        detail = f"{name} = {_shown(value)}: no field of {self.family} that the import knows, so what it changes is not known"
+        detail = f"{name} = {_shown(value)}: no field of {self.family} that the import knows, so its effect is unknown"
         hint = f'remove "{name}" from a copy of the config if it changes no tensor'
         if name in class_facts(self.other).fields:
             hint = f'write "model_type": "{self.other}" in a copy of the config: its class is in architectures, and reads {name}'
@@ -313,7 +313,7 @@ class ConfigReader:
         return _MISSING
 
     def _missing(self, key: str, like: str) -> None:
-        detail = f"{self.family} has no field {key}, which decides what is built"
+        detail = f"{self.family} has no field {key}, which decides the structure"
         if self.facts.fields.get(key) is not None:
             like = _shown(self.facts.fields[key])
         hint = f'add "{key}", as in "{key}": {like}, with the released model\'s value'

@@ -109,7 +109,7 @@ def qwen(reader: ConfigReader) -> dict[str, Any]:
 def chatglm(reader: ConfigReader) -> dict[str, Any]:
     """chatglm, from its second version on: keys and values of groups, biases on queries, keys and values, half of each head rotated."""
     if reader.value("position_encoding_2d") is not None or reader.value("inner_hidden_size") is not None:
-        reader.refuse("model_type", "chatglm", "the first ChatGLM rotates by two positions and normalizes what blocks read of the stream")
+        reader.refuse("model_type", "chatglm", "the first ChatGLM rotates by two positions and adds the normed input to a block's output")
     if reader.flag("apply_residual_connection_post_layernorm") or not reader.flag("post_layer_norm"):
         reader.refuse("post_layer_norm", reader.value("post_layer_norm"), "the last norm, and norms before blocks, are always there")
     hidden, layers, heads = reader.whole("hidden_size"), reader.layers(2, "num_layers"), reader.whole("num_attention_heads")

@@ -11,7 +11,7 @@ from megaplan.importers.reader import ConfigReader
 
 LOCAL_BASE = 10_000.0
 """Base of layers with a window in Gemma 3, if the config does not say."""
-_OTHER = "rotary angles are scaled by a rule that a spec does not have, and megarun turns by the base alone; shapes are the same"
+_OTHER = "rotary angles are scaled by a rule that a spec does not have, and megarun rotates by the base alone; shapes are the same"
 _PLAIN = ("default", "mrope", None)
 """`rope_type` of unscaled angles; in `mrope` a text token has one position in all sections."""
 
@@ -149,7 +149,7 @@ def _rope_mapping(reader: ConfigReader, *, by_window: bool = False) -> Mapping[s
         if by_layer:
             whole = by_layer.get(FULL, next(iter(by_layer.values())))
             if not by_window and any(one.get("rope_theta") != whole.get("rope_theta") for one in by_layer.values()):
-                reader.warn(key, inside, "layers turn by different bases, and a spec has one; shapes are the same")
+                reader.warn(key, inside, "layers have different rotary bases, but a spec has one; shapes are the same")
             inside = whole
         found |= inside
     return found

@@ -155,7 +155,7 @@ def _kimi(parts: Parts) -> Found:
     width, size = parts.vision.whole("hidden_size"), parts.whole.whole("projection_hidden_size")
     wide = width * rows * columns
     if size != width:
-        return Found(layer_norm(size) + mlp(wide, wide, parts.hidden), why="a norm of another width than the encoder's")
+        return Found(layer_norm(size) + mlp(wide, wide, parts.hidden), why="a norm whose width is not the encoder's")
     return _stated(wide, wide, parts.hidden, norm="layernorm", joined_patches=rows * columns)
 
 
@@ -383,7 +383,7 @@ def _written(found: Mapping[str, Found], hidden: int) -> tuple[dict[str, Any], s
         if projection.widths[-1] != hidden or projection.widths[0] != encoder.hidden_size * projection.joined_patches:
             why = f"a projection of widths {', '.join(map(str, projection.widths))} between {encoder.hidden_size} and {hidden}"
         elif not patches or (encoder.rotary and encoder.head_dim % 2):
-            why = f"{encoder.patches:,} patches with heads of {encoder.head_dim}, where a token takes {step}"
+            why = f"{encoder.patches:,} patches with heads of {encoder.head_dim}, but a token takes {step}"
         else:
             sections = {"vision": {"encoder": _placed(stated | {"patches": patches}, projection)}}
             sections["projector"] = {"projection": dict(projector.stated)}

@@ -96,7 +96,7 @@ class Constraints(NamedTuple):
         if pinned > needed:
             return [_problem("MP330", f"split.pin has {pinned} cuts, and {num_slots} slots have {needed} boundaries", "split.pin")]
         if allowed < needed:
-            more = ", and layers that read what one of them made," * bool(self.values) + ", and the host's blocks," * bool(self.joined)
+            more = ", and layers that read another layer's values," * bool(self.values) + ", and the host's blocks," * bool(self.joined)
             rules = f"split.forbid and split.together{more}"
             detail = f"{num_slots} slots need {needed} cuts; {num_layers} layers with {rules} allow {allowed}"
             return [_problem("MP330", detail, "split")]

@@ -82,7 +82,7 @@ def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Seque
             copies = layout.slots[slot].copies
             owns = ", ".join(by_part(name for name in layout.slots[slot].blocks if not name.startswith("layers.") and name not in copies))
             share = 100 * end // (slot_costs[slot] or 1)
-            yield f"slot {slot} takes {now} layers instead of {then}: what it owns in addition ({owns}) was {share}% of its cost"
+            yield f"slot {slot} takes {now} layers instead of {then}: its parts outside the layers ({owns}) were {share}% of its cost"
     means = {letter: _mean(costs, inventory, letter) for letter in sorted({block.family for block in inventory.layers})}
     if len(set(means.values())) > 1:
         yield "mean cost of a layer: " + ", ".join(f"{letter} {amount(mean, costs.unit, named=False)}" for letter, mean in means.items())

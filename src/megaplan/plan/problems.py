@@ -92,5 +92,5 @@ def contradiction(detail: str, location: Location) -> Diagnostic:
 
 def newer_minor(written: int, ours: int, ignored: Iterable[str], location: Location) -> Diagnostic:
     """Keys of a newer minor version were left out."""
-    detail = f"format_minor = {written}, ours = {ours}; ignored, so neither estimated nor followed: {', '.join(ignored)}"
+    detail = f"format_minor = {written}, ours = {ours}; ignored in estimates and in training: {', '.join(ignored)}"
     return diagnostic("MP409", detail, location, ("pip install --upgrade megaplan",), severity=Severity.WARNING)

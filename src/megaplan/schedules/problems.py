@@ -63,7 +63,7 @@ def odd_microbatches(num_microbatches: int) -> Problem:
 
 def odd_ranks(kind: str, pp: int) -> Problem:
     """The schedule pairs every rank with its mirror."""
-    detail = f"schedule.kind = {kind} pairs rank i with rank {pp - 1} − i, which hold the same layers, and mesh.pp = {pp} is odd"
+    detail = f"schedule.kind = {kind} pairs rank i with rank {pp - 1} − i, so mesh.pp = {pp} must be even"
     return Problem("MP313", PP, detail, ((PP, (pp + 1,)), (KIND, ("dualpipev",))))
 
 

@@ -164,7 +164,7 @@ class _Reader:
             raise self._stop("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", event)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                self._add("MP114", f"*{event.anchor} is inside the value that it names, or no value before it has that name", event)
+                self._add("MP114", f"*{event.anchor} is inside its own anchor's value, or no earlier value has this anchor", event)
             return self._anchors.get(str(event.anchor))
         if event.tag is not None:
             self._add("MP113", f"{dotted(path) or 'the document'} has the tag {quoted(event.tag)}", event)
@@ -215,7 +215,7 @@ class _Reader:
         if "tab" in problem:
             hints.append("indent with spaces")
         elif "mapping values are not allowed" in problem:
-            hints.append("quote a value that holds a colon, and begin every key on a line of its own or inside {}")
+            hints.append("quote a value that has a colon, and put every key on its own line or inside {}")
         elif "cannot start any token" in problem:
             hints.append("quote a value that begins with @, `, % or a tab")
         where = Location(self._file)

@@ -48,7 +48,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
             continue
         parts = [other for other in seen if len(other) > len(path) and other[: len(path)] == path]
         if parts:
-            detail = f"{'.'.join(parts[0])} is set, and {'.'.join(path)} after it replaces the whole section"
+            detail = f"{'.'.join(parts[0])} is set, but {'.'.join(path)} after it replaces the whole section"
             faults.append(diagnostic("MP143", detail, Location(file=label)))
         seen.append(path)
         value = _replaced(value, path, given)
@@ -102,7 +102,7 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
     if not separator or not _KEY.fullmatch(key.strip()):
         raise _refusal("MP140", f"{quoted(argument)} is not KEY=VALUE", label, "--set mesh.tp=8")
     if joined := _joined(argument, document):
-        detail = f"{quoted(argument)} has {len(joined)} settings, and each needs an argument of its own"
+        detail = f"{quoted(argument)} has {len(joined)} settings, but each needs a separate argument"
         raise _refusal("MP140", detail, label, " ".join(joined))
     path = _known_path(_path_of(key), text.strip(), document, label)
     if not text.strip():

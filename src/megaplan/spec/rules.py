@@ -146,7 +146,7 @@ def _unsupported(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]
             "mtp: null",
         )
     if getattr(model.attention, "indexer", None) is not None:
-        yield "model.attention.indexer", "model.attention.indexer is given: it is trained by a loss of its own", "indexer: null"
+        yield "model.attention.indexer", "model.attention.indexer is given: it is trained by a separate loss", "indexer: null"
     if model.features.relation_bias is not None:
         yield "model.features.relation_bias", "model.features.relation_bias is given: no frozen form of it is priced", "relation_bias: null"
     if precision.recipe is not None:
@@ -159,7 +159,7 @@ def _unsupported(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]
         written = ", ".join(f"{letter}: {dtype}" for letter, dtype in precision.families.items())
         yield "precision.families", f"precision.families = {{{written}}}: frozen parameters have one dtype", "families: {}"
     if lora.dtype is not None and lora.dtype not in (precision.params, precision.master):
-        given = f"lora.dtype = {lora.dtype}: frozen parameters are stored as they are used, or as others are"
+        given = f"lora.dtype = {lora.dtype}: frozen parameters are stored in precision.params or precision.master"
         yield "lora.dtype", f"{given} (precision.params = {precision.params}, precision.master = {precision.master})", "dtype: null"
 
 

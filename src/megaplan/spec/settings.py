@@ -156,7 +156,7 @@ def _settings(table: dict[str, Any], path: Path) -> Settings:
     kinds = {"device": "text", "gpus": "a positive integer", "price": "a positive number", "calibration": "a path"}
     for key, value in table.items():
         if key not in checks:
-            raise refuse("MP144", f"{key} is not a key of it; its keys are {', '.join(checks)}", 'device = "h100"', file=str(path), key=key)
+            raise refuse("MP144", f"{key} is not a key here; the keys are {', '.join(checks)}", 'device = "h100"', file=str(path), key=key)
         if not checks[key](value):
             raise refuse("MP144", f"{key} = {value!r}, but it takes {kinds[key]}", file=str(path), key=key)
     found = dict(table)

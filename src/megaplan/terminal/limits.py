@@ -115,7 +115,7 @@ def _space(path: str) -> tuple[str, str]:
             found = os.statvfs(SHARED_MEMORY)
             free = f"; {SHARED_MEMORY}, shared memory of processes, has {found.f_bavail * found.f_frsize:,} bytes free"
     where = path or "of the file system"
-    hint = f"df -h {path}" if path else f"df -h . {SHARED_MEMORY}; docker run --shm-size=1g makes the latter larger"
+    hint = f"df -h {path}" if path else f"df -h . {SHARED_MEMORY}; docker run --shm-size=1g enlarges {SHARED_MEMORY} of a container"
     return f"space on a disk: {where}{free}", hint
 
 

@@ -146,7 +146,7 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
     job = run.job
     check_compatible(found.path, found.manifest, run, weights_only=weights_only)
     if not weights_only and found.manifest.data is None:
-        detail = f"format = {OLD_FORMAT!r}: --data cannot be compared with the checkpoint's"
+        detail = f"format = {OLD_FORMAT!r}: this format does not record its data, so --data cannot be checked"
         _report("MP655", detail, Location(file=str(found.path)), Severity.NOTE)
     items = model_state(trainer, job.inventory)
     bases: list[BaseWeight] = []

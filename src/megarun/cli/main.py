@@ -185,11 +185,11 @@ def compile_command(
 
 @app.command(epilog=epilog("sample"), rich_help_panel=FILES)
 def sample(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or URL, or one checkpoint of it.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder or URL of a run or of one checkpoint.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The prompt.")],
     *,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, or the token file that it made, if not the run's.")
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, or a token file made with it; default: the run's.")
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="Most tokens to write.")] = 100,
     temperature: Annotated[float, typer.Option("--temperature", min=0, metavar="T", help="0: always the most probable token.")] = 0.8,
@@ -210,7 +210,7 @@ def sample(
 
 @app.command(name="eval", epilog=epilog("eval"), rich_help_panel=FILES)
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or URL, or one checkpoint of it.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder or URL of a run or of one checkpoint.")],
     data: Annotated[Path, typer.Argument(metavar="FILE", help="A token file.")],
     *,
     rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Most rows to read; default: all.")] = None,
@@ -225,7 +225,7 @@ def evaluate(
 
 @app.command(epilog=epilog("doctor"), rich_help_panel=MACHINE)
 def doctor(
-    plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file: also look at what it needs.")] = None,
+    plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file; also checks its requirements.")] = None,
     *,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder that a run would write.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,

@@ -137,7 +137,7 @@ def read_tokenizer(path: Path, end: str | None = None) -> TrainedTokenizer:
     ids = tokenizer.get_vocab()
     found = next((each for each in names if each in ids), None)
     if found is None:
-        detail = f"{path}: none of {', '.join(names)} is a token of it"
+        detail = f"{path}: it has none of the tokens {', '.join(names)}"
         raise refusal("MP680", detail, hints=("--end-of-document TOKEN",), file=str(path))
     if max(ids.values()) + 1 < MIN_VOCAB_SIZE:
         raise refusal("MP680", f"{path}: ids up to {max(ids.values())}, and a token file has at least {MIN_VOCAB_SIZE}", file=str(path))

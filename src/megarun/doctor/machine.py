@@ -43,7 +43,7 @@ def _none(torch: Any) -> Finding:
     if torch.version.cuda is None:
         advice = "plans, traces and `megarun compile` need none; to train on a GPU install a torch wheel for CUDA"
         return warning(DEVICES, "CUDA", "no GPU can be used: this torch was built without CUDA; megarun trains on the CPU", advice, count=0)
-    advice = "plans, traces and `megarun compile` need none; where there should be one, `nvidia-smi` and CUDA_VISIBLE_DEVICES say why not"
+    advice = "plans, traces and `megarun compile` need no GPU; if the machine has one, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
     return warning(DEVICES, "CUDA", "no GPU is visible; megarun trains on the CPU", advice, count=0)
 
 

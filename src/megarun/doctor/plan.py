@@ -64,14 +64,14 @@ def _devices(job: Job, budget: Budget) -> Iterator[Finding]:
         )
     elif free < needs:
         yield problem(
-            PLAN, spec.name, f"{text}; {format_bytes(free)} are free here", "end what else runs there, or split for less", **values
+            PLAN, spec.name, f"{text}; {format_bytes(free)} are free here", "end other programs on the GPU, or split for less memory", **values
         )
     elif capability not in wanted:
         yield warning(
             PLAN,
             spec.name,
             f"{text}; this GPU is sm_{capability[0]}{capability[1]}",
-            "memory and time of the plan are another device's",
+            "the plan's memory and time are for another device",
             **values,
         )
     else:

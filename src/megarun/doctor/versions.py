@@ -58,7 +58,7 @@ def compilers() -> Iterator[Finding]:
             HAZARDS,
             "triton",
             "not installed: plans with host.kernels: triton do not run on a GPU",
-            "pip install triton, of the version that this torch names",
+            "pip install triton, in the version that this torch requires",
             version=None,
         )
         return

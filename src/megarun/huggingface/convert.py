@@ -284,7 +284,7 @@ def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job, copies: 
 def _differing_copies(shared: Mapping[str, str], files: WeightFiles) -> Iterator[str]:
     for name, theirs in shared.items():
         if files.header(name) != files.header(theirs) or not torch.equal(files.read(name), files.read(theirs)):
-            yield f"{name} is not {theirs}, and a prediction depth of megarun shares it"
+            yield f"{name} is not {theirs}, but a prediction depth of megarun shares that tensor"
 
 
 def _misfits(wanted: Mapping[str, Rule], files: WeightFiles) -> Iterator[str]:

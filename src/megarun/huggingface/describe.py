@@ -43,7 +43,7 @@ def derived_config(job: Job) -> dict[str, Any]:
         if closest is None or len(found) < len(closest):
             closest = [f"as {config['model_type']}: {each}" for each in found]
     known = ", ".join(each.name for each in TYPES)
-    detail = f"the plan's model is none of the types whose config.json is derived from a plan: {known}"
+    detail = f"the plan's model has no model type for which a config.json can be written: {known}"
     raise refusal("MP664", "\n".join([detail, *(closest or [])[:MOST_NAMED]]), hints=("--config MODEL/config.json",))
 
 

@@ -39,7 +39,7 @@ def _depths_different(names: Names, config: Mapping[str, Any], mtp: Mapping[str,
     elif names.depths.most is not None and has > names.depths.most:
         yield f"features.mtp.depth = {has}, but this model type has names for {names.depths.most} at most"
     if not mtp.get("normed_input"):
-        yield "features.mtp.normed_input = false in the plan, and the published modules read what the final norm makes: set it to true"
+        yield "features.mtp.normed_input = false in the plan, but the published modules read the final norm's output: set it to true"
 
 
 def _different(key: str, theirs: Any, ours: Any) -> Iterable[str]:

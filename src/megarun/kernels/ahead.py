@@ -81,7 +81,7 @@ class KernelsAhead:
         if int(os.environ.get(LOCAL_RANK, "0")) > 0:
             return
         if threading.active_count() > 1:  # a lock that another thread holds would stay held in a fork
-            self._refused = "this process has other threads, so that none can be forked from it"
+            self._refused = "this process has other threads, so it cannot be forked"
             return
         if current_process().daemon:
             self._refused = "this process is a daemon of multiprocessing, which may not start processes"
@@ -129,7 +129,7 @@ class KernelsAhead:
         if local > 0:
             while not store.check([key]):
                 if stops() or time.monotonic() > end:
-                    return Outcome(error=f"rank {rank - local} has not compiled them")
+                    return Outcome(error=f"rank {rank - local} has not compiled the kernels")
                 time.sleep(POLL_SECONDS)
             return Outcome(**json.loads(store.get(key)))
         outcome = Outcome(error=self._refused) if self._process is None else self._wait(stops, show, end)

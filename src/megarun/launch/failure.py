@@ -171,7 +171,7 @@ def _account_of_ended(launch: Launch, mesh: Mesh | None, error: BaseException) -
                     if ProcessIdentity.parse(beat["process"]).has_ended:
                         lines.append(f"{place(rank, mesh)}: its process has ended; last seen in step {beat['step']}, {beat['place']}")
             time.sleep(ENDING_POLL_SECONDS)
-    lines = lines or ["no process of this machine has ended; it was on another one, or has not published yet"]
+    lines = lines or ["no process of this machine has ended; the failed one is on another machine, or has not reported yet"]
     return "\n".join([*lines, str(error).splitlines()[0][:300]])
 
 

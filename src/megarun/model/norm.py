@@ -208,7 +208,7 @@ class Block(nn.Module):
         if not passes_on:
             return out
         if normed is None:
-            raise RuntimeError("a block that hands its normed input on has not normed it")
+            raise RuntimeError("a block that passes on its normed input has not computed it")
         return ((out[0], normed), out[1]) if self.sends_values else (out, normed)
 
 

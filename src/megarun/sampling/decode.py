@@ -130,7 +130,7 @@ def load_decoder(checkpoint: AnyPath, length: int, device: torch.device) -> Deco
     saved = saved_job(checkpoint)
     needed = [name for name in ("structure", "platform", "relation_bias") if getattr(saved.spec.model.features, name) is not None]
     if needed:
-        raise refusal("MP678", f"{checkpoint}: model.features.{needed[0]} needs classes of the tokens, which a text alone has not")
+        raise refusal("MP678", f"{checkpoint}: model.features.{needed[0]} needs a class for each token, which a prompt does not have")
     return Decoder(*load_stage(checkpoint, saved, length, device))
 
 

@@ -182,7 +182,7 @@ def report_plans(began: Beginning, now: Mapping[str, str | None], out: Path) -> 
     for name, text in began.plans.items():
         if now.get(name) != text:
             what = "has changed" if now.get(name) is not None else "cannot be read any more"
-            detail = f"{name} {what} since the job began; the job continues with the plan that it began with, {out / PLAN}"
+            detail = f"{name} {what} since the job began; the job continues with its first plan, {out / PLAN}"
             hints = (f"megaplan diff {out / PLAN} {name}",)
             report([diagnostic("MP674", detail, Location(file=name), hints, Severity.WARNING)])
 
@@ -191,7 +191,7 @@ def report_options(began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Report on rank 0 the options that are not those that the job began with."""
     lines = [f"{name} = {now.get(name)}, the job began with {value}" for name, value in began.items() if now.get(name) != value]
     if lines and os.environ.get("RANK", "0") == "0":
-        report([diagnostic("MP674", "\n".join([*lines, "the job continues with those that it began with"]), severity=Severity.WARNING)])
+        report([diagnostic("MP674", "\n".join([*lines, "the job continues with its first ones"]), severity=Severity.WARNING)])
 
 
 def require_data(run: Run, began: Beginning) -> None:

@@ -133,13 +133,13 @@ def test_arguments_of_the_script_and_of_its_launch() -> None:
 def test_what_a_script_requires_is_read_as_if_it_were_given() -> None:
     counted = f"if [ $# -lt 2 ]; then\n echo usage\n exit 1\nfi\nOUT=$1\n{RUN} 4 --save $OUT/$2"
     assert taken(counted) == 4
-    assert "the script ends without $1, $2, and is read as if they were given" in notes(counted)
+    assert "the script ends without $1, $2; the reading assumes that they are given" in notes(counted)
     (found,) = refused(counted.replace("4 --save $OUT/$2", "$2"))
     assert (found.code, found.hints[0]) == ("MP918", "megaplan import megatron launch.sh -- ARG1 ARG2")
     first = 'if [[ -z "$DATA" || -z "${MODEL:-}" ]]; then exit 1; fi\nR=${RANK:?needed}\n[ -n "$PROFILE" ] && B=8\n'
     variables = f"{first}{RUN} ${{B:-4}} --node-rank $R"
     assert taken(variables) == 4, "a variable that is asked for and not required stays empty"
-    assert "the script ends without DATA, RANK, and is read as if they were given" in notes(variables.replace(' || -z "${MODEL:-}"', ""))
+    assert "the script ends without DATA, RANK; the reading assumes that they are given" in notes(variables.replace(' || -z "${MODEL:-}"', ""))
     (found,) = refused(f'[ -n "$TP" ] || exit 1\n{RUN} 4 --tensor-model-parallel-size $TP')
     assert (found.code, found.hints[0]) == ("MP918", "--env TP=…")
 

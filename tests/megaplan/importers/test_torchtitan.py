@@ -265,7 +265,7 @@ def test_experts_over_tensor_parallel_ranks_are_priced_as_megarun_runs_them():
 
 
 def test_converters_of_other_products_are_left_out_with_a_note():
-    for given, said in (('"float8"', ""), ('["npu_gmm", "float8"]', "left out of model.converters: npu_gmm")):
+    for given, said in (('"float8"', ""), ('["npu_gmm", "float8"]', "not read of model.converters: npu_gmm")):
         found = import_torchtitan(NEW.replace('["quantize.linear.float8"]', given), "job.toml").loaded
         assert found.spec == spec_of(NEW)
         assert any(said in note.detail for note in found.diagnostics)

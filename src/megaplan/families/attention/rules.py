@@ -105,7 +105,7 @@ def _layer_heads(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iter
         own = attention.with_heads(attention.heads_of(layer))
         turned = own.rotated(attention.window(layer))
         if layer not in attention.nope_layers and turned > own.head_dim:
-            detail = f"layer {layer} turns {turned} dims of a head, and its head_dim is {own.head_dim}"
+            detail = f"layer {layer} rotates {turned} dims of a head, but its head_dim is {own.head_dim}"
             hint = "give attention.rotary_dim, or attention.window_rotary_dim with window_rope_theta"
             yield checked.error("MP715", detail, key, hint)
             return
@@ -252,7 +252,7 @@ def _twice(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
                 detail = f"layer {layer} is in attention.windows with size = {window.size}, and in {seen[layer]}"
                 yield checked.error("MP715", detail, "model.attention.windows", f"remove {layer} from one of them")
                 return
-        seen |= dict.fromkeys(window.layers, f"those with size = {window.size}")
+        seen |= dict.fromkeys(window.layers, f"the layers with size = {window.size}")
 
 
 def _shared(checked: CheckedSpec, attention: LatentAttention, indexer: Indexer) -> Iterator[Diagnostic]:
@@ -266,7 +266,7 @@ def _shared(checked: CheckedSpec, attention: LatentAttention, indexer: Indexer) 
     first = min(own, default=None)
     early = [layer for layer in indexer.shared_layers if first is None or layer < first]
     if early:
-        detail = f"attention.indexer.shared_layers has {early[0]}, and attention.indexer.layers has no layer before it"
+        detail = f"attention.indexer.shared_layers has {early[0]}, but attention.indexer.layers has no layer before it"
         yield checked.error("MP715", detail, key, f"write {early[0]} under attention.indexer.layers")
         return
     for source, *others in indexer.groups:

@@ -11,7 +11,7 @@ TOPIC = (
     "remat policy names: recompute full nothing, none all that backward reads, selective the tensors of host.remat_policy. Tensors that "
     "are offloaded count in host memory.",
     "Backward: one block that runs again, with the parameters of one layer gathered and the gradients of its largest half before they are "
-    "reduced. What a block has at its peak is that of megarun's kernels, which fuse what XLA fuses.",
+    "reduced. A block's peak is taken from megarun's kernels, which fuse the same operations as XLA.",
     "Loss: 4 bytes per token and word of the vocabulary / tp: logits and their gradient in bf16; / host.num_vocab_tiling.",
     "Pipelines: num_microbatches · vpp + pp − 1 iterations keep a stage's input each, and one stage runs again; embedding and head are on "
     "all stages.",

@@ -113,7 +113,7 @@ def _turns(checked: Checked) -> Iterator[Diagnostic]:
     for key, given, reason, fix in (
         ("schedule.kind", spec.schedule.kind not in PAIRED or spec.mesh.pp == 1, f"only pairs of {', '.join(PAIRED)} take turns", turns),
         ("mesh.ep", not sent, "no rows leave their rank", turns),
-        ("host.moe_dispatcher", spec.host.gathers_tokens, "turns end where an all-to-all begins", "moe_dispatcher: alltoall"),
+        ("host.moe_dispatcher", spec.host.gathers_tokens, "a turn ends where an all-to-all begins", "moe_dispatcher: alltoall"),
         (
             "sharding.reshard_after_forward",
             spec.sharding.reshard_after_forward,

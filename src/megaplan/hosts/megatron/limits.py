@@ -41,7 +41,7 @@ MOST_EXPERTS = 4096
 WHY_UNPRICED = {
     "distillation": "a teacher model is held in addition to the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, with fp32 masters",
-    "optimizer_cuda_graph": "the graph of the optimizer's step has a memory pool of its own",
+    "optimizer_cuda_graph": "the graph of the optimizer's step has a separate memory pool",
 }
 """Features whose tensors are not modelled, and what they add."""
 
@@ -183,10 +183,10 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
     }
     if len(set(biases.values())) > 1:
         said = ", ".join(f"{key} = {str(value).lower()}" for key, value in biases.items())
-        yield Limit(next(iter(biases)), f"{said}: Megatron's linears all have a bias, or none has", "give them one value")
+        yield Limit(next(iter(biases)), f"{said}: either all or none of Megatron's linears have a bias", "give them one value")
     grouped = model.attention if isinstance(model.attention, GroupedQueryAttention) else None
     if grouped is not None and grouped.output_bias and not grouped.bias:
-        detail = "model.attention.output_bias = true, model.attention.bias = false: Megatron's --add-qkv-bias is without the output's"
+        detail = "model.attention.output_bias = true, model.attention.bias = false: Megatron's --add-qkv-bias adds none to the output projection"
         yield Limit("model.attention.bias", detail, "bias: true")
     rotated = grouped is not None and len(grouped.nope_layers) < letters.count("A")
     if model.learned_positions is not None and rotated:
@@ -216,7 +216,7 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
         yield from sparse_limits(spec, letters)
         if attention.window_size is not None:
             yield Limit(
-                "model.attention.window_size", f"model.attention.window_size = {attention.window_size}, but latent attention has none"
+                "model.attention.window_size", f"model.attention.window_size = {attention.window_size}, but Megatron's latent attention has no window"
             )
     elif isinstance(attention, GroupedQueryAttention) and attention.window_size is not None and attention_kernel(spec) == "unfused":
         yield Limit("model.attention.window_size", "unfused attention takes no window", "host: {attention_backend: flash}")
@@ -262,7 +262,7 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
         )
     group = spec.host.microbatch_group_size or mesh.pp
     if schedule.kind == "interleaved_1f1b" and schedule.num_microbatches % group:
-        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, but Megatron interleaves whole groups of {group}"
+        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, but Megatron interleaves groups of {group}, so it must be a multiple"
         yield Limit("schedule.num_microbatches", detail, f"use a multiple of {group}")
     if schedule.steps_per_update > 1:
         detail = f"schedule.steps_per_update = {schedule.steps_per_update}, but Megatron runs every microbatch of an update in one schedule"
@@ -293,7 +293,7 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
             detail = f"host.transformer_impl = local, host.attention_backend = {host.attention_backend}: its attention is not fused"
             yield Limit("host.attention_backend", detail, "attention_backend: unfused", tensors=kernel != "flash")
         if spec.precision.recipe is not None:
-            detail = f"precision.recipe.name = {spec.precision.recipe.name}: low precision is Transformer Engine's"
+            detail = f"precision.recipe.name = {spec.precision.recipe.name}: low precision needs Transformer Engine"
             yield Limit("precision.recipe", detail, "recipe: null")
     if moe is not None and spec.mesh.tp > 1 and not host.sequence_parallel:
         detail = (
@@ -361,11 +361,11 @@ def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:
         if policy == "none" or (letter == "A" and policy == "selective"):
             continue
         key = f"recompute.blocks.{letter}" if letter in spec.recompute.blocks else "recompute.default"
-        detail = f"{key} = {policy}: of Megatron's modules only core_attn is what a policy of ours recomputes, for A: selective"
+        detail = f"{key} = {policy}: the only module of Megatron that a policy of megaplan recomputes is core_attn (recompute of A: selective)"
         yield Limit(key, detail, "recompute: {default: none}, and host.recompute_modules or host.recompute_num_layers")
     modules = spec.host.recompute_modules or spec.recompute.of("A") == "selective"
     if spec.host.recompute_num_layers is not None and modules:
-        detail = "host.recompute_num_layers is full recompute, and modules are selective: Megatron does one of them"
+        detail = "host.recompute_num_layers means full recompute, modules mean selective: Megatron does one of the two"
         yield Limit("host.recompute_num_layers", detail, "recompute_num_layers: null")
     if "moe" in spec.host.recompute_modules and spec.host.moe_overlap:
         detail = "host.recompute_modules has moe, host.moe_overlap = true: Megatron recomputes no layer whose communication it overlaps"

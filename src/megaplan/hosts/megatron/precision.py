@@ -28,7 +28,7 @@ def state_limits(spec: Spec) -> Iterator[Limit]:
     separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # Megatron-FSDP alone has a dtype of its own for it
     if precision.reduce is not precision.grads and not separate:
         detail = (
-            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces its gradient buffer as it is"
+            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces gradients in the dtype of its buffer"
         )
         yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")
     for key, detail, fix in adam_problems(spec):
@@ -54,7 +54,7 @@ def _single(spec: Spec) -> Iterator[Limit]:
     for said, is_beyond in beyond.items():
         if is_beyond:
             key = said.partition(" ")[0]
-            yield Limit(key, f"precision.params = fp32, {said}: Megatron has or is priced with it in 16 bits alone", "params: bf16")
+            yield Limit(key, f"precision.params = fp32, {said}: with Megatron it exists, or is priced, only in 16 bits", "params: bf16")
 
 
 def low_precision_limits(spec: Spec) -> Iterator[Limit]:

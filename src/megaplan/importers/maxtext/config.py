@@ -101,7 +101,7 @@ class MaxTextConfig(ProgramConfig):
     def _say_base(self) -> None:
         """Says that a script which names base.yml alone has the model of that file, and refuses other inputs without a model."""
         if self._starts_base and not self._others:
-            self.say(f"no model_name and no sizes: the model is that of {BASE} itself, of {OF_MODEL['base_num_decoder_layers']} layers")
+            self.say(f"no model_name and no sizes: the model is the default of {BASE}, with {OF_MODEL['base_num_decoder_layers']} layers")
             return
         detail = f"neither model_name nor a size of a model; {len(models())} models are known by name"
         if self._others:

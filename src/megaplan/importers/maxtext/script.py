@@ -69,7 +69,7 @@ def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
         _refuse_other(plain, text, name)
         return dict(words(whole)), False, ""
     read = max(reversed(commands), key=lambda each: (not any("$" in str(value) for value in each.values()), len(each)))
-    others = f"{len(commands)} commands train, and the last of those with most arguments is read" if len(commands) > 1 else ""
+    others = f"{len(commands)} commands train; the one with the most arguments is read, of equal ones the last" if len(commands) > 1 else ""
     return read, True, others
 
 
@@ -85,6 +85,6 @@ def _refuse_other(plain: str, text: str, name: str) -> None:
     for program in (match[1] for match in _PROGRAM.finditer(plain)):
         what = next((what for part, what in _OTHER_PROGRAMS.items() if re.search(part, program, re.IGNORECASE)), None)
         if what is not None:
-            detail = f"{name} starts {program}, {what}, but a spec describes the training of a decoder of text"
+            detail = f"{name} starts {program}: {what}; a spec describes the training of a decoder of text"
             at = Location(name, text.count("\n", 0, text.index(program)) + 1)
             raise MegaplanError([diagnostic("MP926", detail, at, ("megaplan import maxtext TRAINING.sh",))])

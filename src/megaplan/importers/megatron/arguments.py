@@ -325,11 +325,11 @@ class Arguments:
         said = f"{flag(key)} {_shown(value)}".replace(" True", "")
         hints = [f"--ignore {key.replace('_', '-')}"]
         if key in ARGUMENTS:
-            return diagnostic("MP914", f"{said}: with the other arguments of this launch it has no counterpart", self.at(key), hints)
+            return diagnostic("MP914", f"{said}: a spec cannot express this value together with the other arguments of the launch", self.at(key), hints)
         if key in MEANT:
             hints = [f"{MEANT[key]} {_shown(value)}".replace(" True", "")]
         elif names_a_tensor(key, value):
-            said = f"{said}: by its name it decides the size of a tensor"
+            said = f"{said}: unknown, and its name says that it decides the size of a tensor"
         return diagnostic("MP913", said, self.at(key), hints)
 
     def _lacking(self) -> Diagnostic:

@@ -141,7 +141,7 @@ def _configured(values: dict[str, Any]) -> Iterator[Translated]:
     stage, stated = zero.get("stage", 0), values.get("zero_stage")
     values["zero_stage"] = stage
     if stated is not None and stated != stage:
-        said = f"ZeRO's stage is {stage} in {flag(CONFIG)}, which the engine reads, and --zero-stage {stated} is not taken"
+        said = f"ZeRO's stage is {stage} in {flag(CONFIG)}, which the engine reads; --zero-stage {stated} has no effect"
         yield Translated("zero_stage", said, uncertain=True)
     if _in_host_memory(zero, "offload_optimizer") or zero.get("cpu_offload") is True:
         yield _offloaded(values, f"offload_optimizer of {flag(CONFIG)}")

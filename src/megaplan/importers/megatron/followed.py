@@ -63,7 +63,7 @@ def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequ
     try:
         found, errors = script.read(number)
     except NeedsBashError as error:
-        detail = f"{name} has {error.what}, which bash alone can read"
+        detail = f"{name} has {error.what}, which only bash can evaluate"
         raise MegaplanError([diagnostic("MP922", detail, Location(name, error.line), (again,))]) from None
     except MegaplanError as error:
         raise MegaplanError([replace(each, hints=(*each.hints, again)) for each in error.diagnostics]) from None
@@ -115,7 +115,7 @@ class _Script:
             outcome = "holds" if decisions.get(place, False) else "does not hold"
             of_a_file = _FILE_TEST.match(condition.text) is not None
             if keys and all(_changes_no_tensor(key, value) or (of_a_file and key in _OF_TOKENIZER) for key, value in keys.items()):
-                said = f"{condition.text} is not known, and is read as if it {outcome}; it decides {', '.join(map(flag, keys))}"
+                said = f"{condition.text} is not known; the reading assumes that it {outcome}; it decides {', '.join(map(flag, keys))}"
                 notes.append((condition.line, said))
             elif keys:
                 said = f"{self._name} decides {', '.join(map(flag, list(keys)[:8]))} by {condition.text!r}, which only running it answers"
@@ -157,8 +157,8 @@ class _Script:
 
 def _assumed(shell: Shell, lacking: Collection[str]) -> list[tuple[int, str]]:
     """Notes on the machine and on what the script was given."""
-    gpus = f"the machine of the script is read as one of {NODE} GPUs, a node; --gpus N states the job's"
-    given = f"the script ends without {', '.join(lacking)}, and is read as if they were given"
+    gpus = f"the script asks for the GPUs of its machine, taken to be {NODE}, one node; --gpus N states those of the job"
+    given = f"the script ends without {', '.join(lacking)}; the reading assumes that they are given"
     elsewhere = [(0, f"{name} is of another machine; {path} is read in its place") for name, path in shell.elsewhere.items()]
     return [*((0, said) for said, holds in ((gpus, shell.lists_gpus), (given, lacking)) if holds), *elsewhere]
 

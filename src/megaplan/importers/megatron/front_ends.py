@@ -183,7 +183,7 @@ def with_own_defaults(launch: Arguments) -> Arguments:
         own["seq_length"] = own["max_position_embeddings"] = tokens * (launch.optional("context_parallel_size") or 1)
     absent = {key: value for key, value in own.items() if given.get(key) is None and not (key == "bf16" and given.get("fp16"))}
     launch.values |= absent
-    launch.say("as slime sets them where a launch does not: " + ", ".join(f"{key} = {value}" for key, value in absent.items()))
+    launch.say("slime's defaults for arguments that the launch lacks: " + ", ".join(f"{key} = {value}" for key, value in absent.items()))
     return launch
 
 
@@ -205,7 +205,7 @@ def refuse_front_end(text: str, name: str) -> None:
     found = next(((one, match) for one in asked if (match := one.mark.search(text)) is not None), None)
     if found is None:
         if python:
-            said = f"{name} is a program in Python, whose settings are known where it runs"
+            said = f"{name} is a Python program, whose settings are known only when it runs"
             raise MegaplanError([diagnostic("MP926", said, Location(name), _OF_A_RUN)])
         return
     front, match = found
@@ -214,11 +214,11 @@ def refuse_front_end(text: str, name: str) -> None:
         raise MegaplanError(
             [diagnostic("MP926", f"{name} is of {front.name}", Location(name), (_OWN_COMMANDS[front.name].format(shlex.quote(name)),))]
         )
-    detail = f"{name} is of {front.name}, whose model comes from {front.model}"
+    detail = f"{name} belongs to {front.name}, which takes the model from {front.model}"
     hints = (
         *(_of_primus(text) or (command(_of_policy(text) if front.name == "NeMo-RL" else text),)),
         *(_OF_A_RUN if python else _OF_A_RUN[1:] if "run_config" in front.model else ()),
-        *(("megaplan import megatron TRAINING.log   # where it has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
+        *(("megaplan import megatron TRAINING.log   # if the log has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
     )
     raise MegaplanError([diagnostic("MP926", detail, Location(name, line), hints)])
 

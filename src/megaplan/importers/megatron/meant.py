@@ -121,18 +121,18 @@ NOT_PLANNED = MappingProxyType(
         "recompute_in_bubble": "other layers are computed again there",
         "recompute_in_advance": "other layers are computed again there",
         "enable_recompute_layers_per_pp_rank": "recomputed layers are of a rank there, and are read as of each of its stages",
-        "checkpoint_in_cpu": "what recompute keeps is in host memory there, and is counted on the device",
+        "checkpoint_in_cpu": "checkpoints of recompute are in host memory there, but are counted on the device",
         "split_transformers": "attention and MLP are recomputed separately there, and a layer is recomputed as one here",
-        "memory_centric_tiled_linear": "linears run in tiles there, and are counted whole",
+        "memory_centric_tiled_linear": "linears run in tiles there, but are counted in one piece",
         "moe_zero_memory": "kept tensors of experts are computed again there, and are counted",
         "o2_optimizer": "the optimizer's averages are bf16 there, and are counted in fp32",
-        "output_layer_slice_num": "the head runs in slices there, and is counted whole",
-        "loss_compute_mode=chunk": "the loss takes logits in chunks there, and they are counted whole",
+        "output_layer_slice_num": "the head runs in slices there, but is counted in one piece",
+        "loss_compute_mode=chunk": "the loss reads logits in chunks there, but they are counted in full",
         **dict.fromkeys(
             ("moe_fb_overlap", "combined_1f1b"),
-            "experts of one microbatch exchange rows behind the products of another there, and what both keep is counted as of one",
+            "experts of one microbatch exchange rows behind the products of another there, but the saved tensors of one microbatch are counted",
         ),
-        "ai_framework=mindspore": "MindSpore runs it, whose kernels and allocator are not torch's",
+        "ai_framework=mindspore": "MindSpore runs it, with other kernels and another allocator than torch",
     }
 )
 """Switches of forks, and words of their arguments, that change memory and have no counterpart, and what is counted instead."""

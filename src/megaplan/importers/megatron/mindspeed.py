@@ -100,7 +100,7 @@ def _experts(values: dict[str, Any]) -> list[Translated]:
         del values["n_shared_experts"]
         if shared and values.get("moe_shared_expert_intermediate_size") is None:
             values["moe_shared_expert_intermediate_size"] = shared * width
-            found.append(Translated("moe_shared_expert_intermediate_size", f"--n-shared-experts {shared} has the width of as many experts"))
+            found.append(Translated("moe_shared_expert_intermediate_size", f"--n-shared-experts {shared} is read as one shared expert {shared} times as wide"))
     return found
 
 
@@ -114,7 +114,7 @@ def _whole_experts(values: dict[str, Any]) -> list[Translated]:
         return []
     values |= {"expert_model_parallel_size": ep * tp, "expert_tensor_parallel_size": 1}
     return [
-        Translated("expert_model_parallel_size", f"--moe-tp-extend-ep of MindSpeed spreads whole experts over ep · tp = {ep * tp} ranks")
+        Translated("expert_model_parallel_size", f"--moe-tp-extend-ep of MindSpeed spreads unsharded experts over ep · tp = {ep * tp} ranks")
     ]
 
 
@@ -165,5 +165,5 @@ def _layers_of_stages(values: dict[str, Any]) -> list[Translated]:
     ahead = values.get("mtp_num_layers")
     stages = "|".join(f"t*{size}" for size in sizes)
     values["pipeline_model_parallel_layout"] = f"E{stages}{'m' * ahead if isinstance(ahead, int) and 0 < ahead < MAX_LAYERS else ''}L"
-    said = f"--num-layer-list {','.join(sizes)} of MindSpeed is read as --pipeline-model-parallel-layout: as many layers on each rank"
+    said = f"--num-layer-list {','.join(sizes)} of MindSpeed is read as --pipeline-model-parallel-layout: with the same layers on each rank"
     return [Translated("pipeline_model_parallel_layout", said)]

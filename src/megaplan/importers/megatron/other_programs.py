@@ -93,7 +93,7 @@ def _refuse_frozen(launch: Arguments) -> None:
     if key is not None:
         launch.pass_over(key)
         ignored = f"--ignore {key.replace('_', '-')}   # to plan it as trained"
-        launch.cannot(key, "the decoder is frozen, and host megatron trains all of it", None, ignored)
+        launch.cannot(key, "the decoder is frozen, but host megatron plans training of all of it", None, ignored)
 
 
 def _refuse_stage(launch: Arguments) -> None:
@@ -113,7 +113,7 @@ _OTHER_RUNS = MappingProxyType(
         "enable_zero_bubble": "a schedule without bubbles in the place of 1F1B: other microbatches are kept",
         "zero_bubble_v_schedule": "a V in the place of 1F1B: every rank holds two chunks of the model",
         "enable_zbh1_pipeline": "ZB-H1 in the place of 1F1B: gradients of weights wait",
-        "enable_hetero": "groups of devices with a mesh of their own each",
+        "enable_hetero": "groups of devices, each with its own mesh",
     }
 )
 """Switches of forks under which stages run otherwise than under Megatron-LM's schedules, and what they do."""
@@ -141,7 +141,7 @@ def _refuse_schedules(launch: Arguments) -> None:
 
 _PARTS = MappingProxyType(
     {
-        INDEXER: "scores of all keys are not priced; those of --use-fused-lightning-indexer and --use-sparse-flash-attn are",
+        INDEXER: "scores of all keys are not priced; the kernels of --use-fused-lightning-indexer and --use-sparse-flash-attn are",
         "kv_compress": "attention to compressed keys is not priced",
         **dict.fromkeys(("enable_mhc", "enable_hyper_connections"), "several residual streams are not priced"),
         "share_kvstates": "layers that share keys and values are not priced",

@@ -143,7 +143,7 @@ def _of_neox(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[st
     if given.get("gpt_j_residual"):
         yield "gpt_j_residual: attention and MLP of a layer are planned one after the other, with the same parameters"
         if given.get("gpt_j_tied"):
-            yield "gpt_j_tied: the two norms of a layer are one, and two are counted"
+            yield "gpt_j_tied: a layer has one norm for both blocks, but two are counted"
     if steps := given.get("gradient_accumulation_steps"):
         yield f"gradient_accumulation_steps = {steps}: --set schedule.num_microbatches={steps}"
 

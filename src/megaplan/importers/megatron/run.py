@@ -225,7 +225,7 @@ def _params(launch: Arguments) -> tuple[str, bool]:
     if fp16 and halved:
         launch.cannot("grad_reduce_in_bf16", "parameters are fp16", "")
     if not bf16 and not fp16:
-        launch.note("bf16", "neither --bf16 nor --fp16 is given, and Megatron trains in fp32")
+        launch.note("bf16", "neither --bf16 nor --fp16 is given, so Megatron trains in fp32")
         if halved:
             launch.overruled("grad_reduce_in_bf16", "parameters are fp32, as their gradients")
         return "fp32", False
@@ -274,7 +274,7 @@ def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
     flash = launch.given("use_flash_attn") and launch.values.get("attention_backend") is None
     if host["transformer_impl"] == "local":
         found |= {"attention_backend": "unfused", **launch.values.get(OWN_MODULES, {})}
-        why = "--transformer-impl local has attention of its own, which is not fused and keeps its probabilities"
+        why = "--transformer-impl local has its own, unfused attention, which saves its probabilities"
         launch.overruled("use_flash_attn", why)
         if launch.values.get("attention_backend") not in ("unfused", "local", "auto"):
             launch.overruled("attention_backend", why)

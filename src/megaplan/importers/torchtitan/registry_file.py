@@ -244,7 +244,7 @@ def _chosen(found: Mapping[str, Any], name: str, function: str | None) -> tuple[
     chosen = function or (known[0] if len(known) == 1 else None)
     if chosen is not None and chosen not in known and isinstance(made := found.get(chosen), Unread | Made):
         where = f"on line {made.line}" if isinstance(made, Unread) else f"by {made.name}, which is not in the file"
-        raise MegaplanError([diagnostic("MP932", f"what {chosen} returns is made {where}", Location(name, line=made.line))])
+        raise MegaplanError([diagnostic("MP932", f"the value that {chosen} returns is built {where}", Location(name, line=made.line))])
     if chosen is None or chosen not in known:
         asked = f"no function {function} of the file returns" if function else f"{len(known) or 'no'} functions of the file return"
         hints = [f"--config {each}" for each in known[:12]]
