@@ -1,4 +1,4 @@
-r"""Everything that needs a GPU, in one command: checks, times, training and memory, each job in a process of its own.
+r"""Everything that needs a GPU, in one command: checks, times, training and memory, each job in its own process.
 
 python benchmarks/gpu/run.py [--seconds 600] [--out DIR] [--resume DIR] [--only checks,times,train,memory] [--match REGEX]
 python benchmarks/gpu/run.py --only tune                      launch options of kernels: OUT/tuned/DEVICE.json, and the package's own file

@@ -1,4 +1,4 @@
-"""A job in a process of its own, forked from one that has torch loaded and no CUDA; its lines come back through a pipe."""
+"""A job in its own process, forked from one that has torch loaded and no CUDA; its lines come back through a pipe."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Work:
         recomputed: Part of `input_grad` that repeats forward work, because its result is not kept.
         moved_forward: Activation bytes that the forward pass reads and writes.
         moved_input: Activation bytes of the gradient with respect to activations.
-        moved_weight: Activation bytes of a weight gradient that is a product of its own.
+        moved_weight: Activation bytes of a weight gradient that is a separate product.
     """
 
     forward: int = 0

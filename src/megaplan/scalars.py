@@ -61,7 +61,7 @@ class Section(BaseModel):
 
     @classmethod
     def plain(cls) -> Self:
-        """The section of an empty mapping, made without a validator of its own, whose building takes milliseconds."""
+        """The section of an empty mapping, made without its own validator, whose building takes milliseconds."""
         return cast("Self", cls.model_construct(set()))
 
 

@@ -4,7 +4,7 @@ An object store writes a whole object or nothing, and renames nothing. `RemotePa
 so that the same code lists, checks and reads them in both. Every operation is tried several times; what still fails is a `StorageError`,
 which is never mistaken for a missing or damaged file.
 
-Source: fsspec's AbstractFileSystem; s3fs has retries of its own for one request, these are for the whole operation.
+Source: fsspec's AbstractFileSystem; s3fs has its own retries for one request, these are for the whole operation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Delayed scaling against numpy in fp64 with a rounding of its own, torch's eight-bit dtypes, and a plain history of maxima."""
+"""Delayed scaling against numpy in fp64 with its own rounding, torch's eight-bit dtypes, and a plain history of maxima."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""Attention of eight-bit operands against numpy in fp64 with a rounding of its own, and what the operation promises of scratch."""
+"""Attention of eight-bit operands against numpy in fp64 with its own rounding, and what the operation promises of scratch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The router with losses of its own: values and gradients against the formulas, what is kept, and fakes."""
+"""The router with its own losses: values and gradients against the formulas, what is kept, and fakes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Head and loss in a recipe's format against numpy in fp64 with a rounding of its own, and the scratch that the facts state."""
+"""Head and loss in a recipe's format against numpy in fp64 with its own rounding, and the scratch that the facts state."""
 
 from typing import Any
 

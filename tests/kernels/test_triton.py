@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: values in the interpreter, resources from the sm_90 compiler, each in a process of its own; a lint.
+"""The Triton kernels without a GPU: values in the interpreter, resources from the sm_90 compiler, each in its own process; a lint.
 
 One operation has `interpreted/check_NAME.py`, `sm90/NAME.py` with its configurations and `sm90/NAME.csv` with the committed resources.
 """

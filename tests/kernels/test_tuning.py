@@ -21,7 +21,7 @@ ROW = {"kernel": "mamba3_group_kernel", "case": "a", "constants": {"M": 64}, "wa
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Files of devices in a folder of their own, and the device that is present."""
+    """Files of devices in their own folder, and the device that is present."""
     monkeypatch.setattr(tuning, "FOLDER", tmp_path)
     tuning.tuned.cache_clear()
 

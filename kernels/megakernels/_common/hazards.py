@@ -37,7 +37,7 @@ HAZARDS = (
         symptom="a loop keeps the first value of a variable that it only renames (`b = a`), if both start as one value: wrong results "
         "without an error",
         kernels=("gated_conv_backward_kernel",),
-        measure="each such variable starts as a value of its own; a test compares what loops change with what they carry",
+        measure="each such variable starts as a separate value; a test compares what loops change with what they carry",
         source="triton/compiler/code_generator.py, _find_carries; 3.4.0 is right, 3.9.0 is the newest version looked at",
     ),
     Hazard(

@@ -114,7 +114,7 @@ def measured_options(measured: Tuned | None, kernel: str, constants: frozenset[t
 
 @cache
 def tuned(name: str, capability: tuple[int, int]) -> Tuned | None:
-    """The file of a device, by a word of its name; one of the same compute capability for a device without a file of its own."""
+    """The file of a device, by a word of its name; one of the same compute capability for a device without its own file."""
     found = [_read(path) for path in sorted(FOLDER.glob("*.json"))]
     words = re.split(r"[^a-z0-9]+", name.lower())
     own = next((each for each in found if each.name in words), None)

@@ -33,7 +33,7 @@ LARGE_GAP = 0.03
 LAUNCHES = {"megatron": ".sh"}
 """Suffix of a host's launch file."""
 SECONDS = 20.0
-"""Time limit of a search that has none of its own."""
+"""Default time limit of a search."""
 OBJECTIVES = ("time", "headroom", "tokens_per_second_per_device")
 
 

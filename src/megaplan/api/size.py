@@ -43,7 +43,7 @@ class JobSize(NamedTuple):
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """`KEY=VALUE` texts of what has a key of its own."""
+        """`KEY=VALUE` texts of what has its own key."""
         device = () if self.device is None else (f"device.name={self.device}",)
         return (*device, *(() if self.seq_length is None else (f"batch.seq_length={self.seq_length}",)))
 

@@ -151,9 +151,9 @@ class Op(NamedTuple):
         keeps_first: True if it saves before it runs, as torch's products do: `keeps`, and its weight, which is all if that is frozen.
         late: Parameters whose gradients a split backward leaves to W, those of linears, each with the output whose gradient that needs.
         late_fetches: Further fetches that only those gradients need; in a split backward W makes them.
-        late_inside: Scratch of the one product that makes all of those gradients; empty if each has a product of its own.
+        late_inside: Scratch of the one product that makes all of those gradients; empty if each has its own product.
         hands_views: True if the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
-        call: The first of the linears that one call of the runtime multiplies, where several are operations of their own.
+        call: The first of the linears that one call of the runtime multiplies, where several are separate operations.
         before: Points of its backward before its parameters' gradients, each with the storages that it makes for itself, in place of
             `fetches`, and whether the gradients of what it reads are there.
         waits: True if another block's W needs what it keeps.
@@ -217,7 +217,7 @@ class Op(NamedTuple):
 
     @property
     def is_view(self) -> bool:
-        """True if its results have no storage of their own."""
+        """True if its results are views, without storage."""
         return self.flow in (Flow.VIEW, Flow.RESHAPE)
 
 
@@ -288,7 +288,7 @@ def project(reads: str, gathered: str, *projections: Projection, sharded: bool, 
 
 
 def partial_gradient(gathered: str) -> str:
-    """The gradient of gathered tokens before its reduction, as a storage of its own."""
+    """The gradient of gathered tokens before its reduction, as a separate storage."""
     return f"{gathered}_partial"
 
 

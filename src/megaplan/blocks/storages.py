@@ -37,8 +37,8 @@ def mixer_storages(dims: Dims, shapes: Mapping[str, tuple[int, ...]], statistics
 
     Args:
         dims: Local sizes.
-        shapes: Storages of its own in the dtype of activations.
-        statistics: Statistics and states of its own.
+        shapes: Further storages in the dtype of activations.
+        statistics: Further statistics and states.
     """
     stream = dict.fromkeys(("normed", "o", "out"), dims.residual)
     return {

@@ -76,7 +76,7 @@ class OpWork(NamedTuple):
     why these are tables next to the program.
 
     Attributes:
-        name: Name of the operation (`blocks.ops.Op.name`) if the program has one of its own for this work.
+        name: Name of the operation (`blocks.ops.Op.name`) if the program has a separate operation for this work.
         part: Whose efficiency its contractions have: a letter's or `head`'s linears, or a kernel's.
         work: Per token that passes through it.
         facts: Costs of its implementations; None for a library's product, or one kernel that is ideal.

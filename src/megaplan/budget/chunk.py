@@ -35,7 +35,7 @@ class ChunkPolicy(NamedTuple):
     Attributes:
         pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
         reshard: Gathered parameters of layers are freed after forward.
-        splits_backward: The schedule computes weight gradients in an action of their own.
+        splits_backward: The schedule computes weight gradients in their own action.
         in_place: Gradients of the slot's own parameters accumulate in the dtype autograd makes them in; a layer's own is its block's.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Units that each unit's forward begins by gathering: without a number in the spec the next one with EP, whose host

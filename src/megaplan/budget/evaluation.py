@@ -50,7 +50,7 @@ class Evaluated:
 
     Attributes:
         family: Family of the block.
-        layer: True if it is a layer or a prediction depth, with groups of its own.
+        layer: True if it is a layer or a prediction depth, with its own groups.
         splits: True if a schedule may split its backward, which only layers allow.
         shared: Parameters of other blocks whose gradients it passes on: only a prediction depth does.
         sums: Sums of its ledger.

@@ -66,7 +66,7 @@ def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[
 
 
 def _issued(issued: int, groups: Iterable[GroupBytes], sent: Callable[[GroupBytes], int]) -> tuple[int, int]:
-    """Outputs of these all-gathers on top of those issued before, and the most with an input; 0 if none has an input of its own."""
+    """Outputs of these all-gathers on top of those issued before, and the most with an input; 0 if none has its own input."""
     most = 0
     for group in groups:
         issued += group.flat_bytes
@@ -81,7 +81,7 @@ class Later(NamedTuple):
         copied: All-gather outputs of later groups while the unit's own group is copied out.
         running: All-gather outputs while the unit runs, with banks of later layers in its group.
         issued: The most of these outputs and an input, a cast of the shard, while the unit begins them, without its own group's banks; 0 if
-            none has an input of its own or it begins none.
+            none has its own input or it begins none.
     """
 
     copied: int

@@ -210,7 +210,7 @@ class Persistent(NamedTuple):
         workspace_bytes: Workspace of GEMM libraries.
         slack_bytes: Allocator rounding of shards and buffers.
         reserving: Bytes that the allocator reserves beyond those allocated in a step.
-        replays: True if microbatches are replayed as CUDA graphs: their gradients stay, and their memory is a pool of its own.
+        replays: True if microbatches are replayed as CUDA graphs: their gradients stay, and their memory is a separate pool.
         replays_update: True if the update is one of them: it takes its memory from that pool.
         graph_bytes: Tensors of the graphs' own, in addition to those of eager steps.
         graph_workspace_bytes: Workspace of GEMM libraries in the stream in which graphs are recorded.

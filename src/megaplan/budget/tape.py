@@ -6,7 +6,7 @@ second one's on top of what the first has left. Only the largest point of a segm
 
 All-gathers. A layer's forward begins with copies out of its all-gather's output, whose predecessor is freed when they are done. A backward
 gathers the layer before ahead. Several layers may be one group: gathered before the first one's forward and the last one's backward, and
-reduced after the first one's backward, until which gradients stay as autograd makes them. Experts are a group of their own: gathered for
+reduced after the first one's backward, until which gradients stay as autograd makes them. Experts are a separate group: gathered for
 their operation, and in a backward taken by FSDP2 as soon as their gradients exist: reduced without a pipeline, else cast for accumulation
 one after another unless gradients accumulate in the dtype that autograd makes.
 

@@ -1,6 +1,6 @@
 """The budget of a job that torchtitan runs: FSDP2 of transformer blocks, in the evaluation and the points of megarun's runtime.
 
-It differs from megarun's: a layer is a pair of letters; gradients are reduced in fp32 on a stream of their own and gathers fill buffers on
+It differs from megarun's: a layer is a pair of letters; gradients are reduced in fp32 on their own stream and gathers fill buffers on
 another, so that torch's allocator keeps both pools separate from the model's; the schedule may keep its outputs. The budget is of memory
 that torch reserves, because torchtitan logs that.
 
@@ -143,7 +143,7 @@ def _pooled(storage: BlockStorage, *, ungathered: bool) -> BlockStorage:
         gathered = 0 if ungathered else whole.gathered_bytes
         return whole._replace(shard_bytes=0, reduced_bytes=0, flat_bytes=0, gathered_bytes=gathered)
 
-    both = group(storage.both)  # experts that a group of its own reduces earlier count until their block has ended
+    both = group(storage.both)  # experts in a separate group, which is reduced earlier, count until their block has ended
     return storage._replace(dense=both, experts=NOTHING, both=both)
 
 

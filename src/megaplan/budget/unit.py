@@ -47,7 +47,7 @@ class Unit(NamedTuple):
     Attributes:
         block: Sums of its ledger.
         storage: FSDP2's storage of its parameters; None if they are those of another unit or of a copy on the slot (a tied head).
-        layer: True if it is a layer or a prediction depth, with groups of its own; everything else is the slot's group.
+        layer: True if it is a layer or a prediction depth, with its own groups; everything else is the slot's group.
         input_bytes: Input of the block, if it keeps it and the chunk owns it.
         kept_bytes: Bytes that it keeps in all columns, its input included.
         forward_bytes: Allocated bytes at the peak of its forward, its input included; the same for the next two.

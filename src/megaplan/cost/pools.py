@@ -1,4 +1,4 @@
-"""Times of a pipeline whose stages lie on several types of devices: each slot by the rates of its own.
+"""Times of a pipeline whose stages are on several types of devices: each slot by the rates of its device.
 
 The schedule is replayed with the times of the slots. What data ranks and the optimizer add is that of the device on which they add the
 most; how much of an exchange computation hides is that of a mean stage on the first device, whose pace the others keep.

@@ -13,7 +13,7 @@ Not counted: what happens once per step or outside the layers (gathering paramet
 
 Collectives over n ranks whose gathered payload is S bytes: latency + (n − 1) / n · S / bandwidth. In a node that is the fabric's; across
 nodes the slower of the fabric and the adapters of the group's ranks in one node together, an upper bound of what is reached, and each
-step of the ring from rank to rank takes a time of its own, which grows with n. Sums over several nodes also run in a tree, whose steps
+step of the ring from rank to rank takes its own time, which grows with n. Sums over several nodes also run in a tree, whose steps
 grow with the logarithm of the nodes. An exchange of rows cannot share adapters: each rank sends through its own.
 
 Source: arXiv:2205.05198, section 4.2.2 (tensor groups); NCCL's tuning model (latency and bandwidth terms).

@@ -1,4 +1,4 @@
-"""The clock of a pipeline on several types of devices: each slot by the rates of its own, and bounds on the step over all cuts."""
+"""The clock of a pipeline on several types of devices: each slot by the rates of its device, and bounds on the step over all cuts."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def why_not(found: Explored, evaluator: Evaluator, rows: tuple[LayoutRow, ...]) 
         of, seen, nearest = attrgetter(axis), defaultdict[object, list[Outcome]](list), dict[object, tuple[int, LayoutChoice]]()
         for layout, outcome in found.outcomes.items():
             seen[of(layout)].append(outcome)
-        for item in left if axis != "kind" else ():  # a mesh has a bound, one of its schedules has none of its own
+        for item in left if axis != "kind" else ():  # a mesh has a bound, its schedules have no separate ones
             nearest.setdefault(of(item[1]), item)
         counts = Counter(map(of, found.outcomes if axis == "kind" else [mesh for _, mesh in found.bounds]))
         for value in sorted(counts):

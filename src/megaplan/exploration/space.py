@@ -355,7 +355,7 @@ class Space:
         return not self._groups[key]
 
     def _broken(self, layout: LayoutChoice, tp: int) -> Sequence[Diagnostic]:
-        """Findings about a layout; pools have a rule of their own, of whole stages, and turns of pairs are a schedule's."""
+        """Findings about a layout; pools have their own rule, of whole stages, and turns of pairs are a schedule's."""
         spec = self.spec_of(layout, self._plain_policy(tp))
         turns = {"host": spec.host.model_copy(update={"moe_overlap": False})} if spec.interleaves_pairs else {}
         return check_rules(spec.model_copy(update={"pools": (), **turns}))

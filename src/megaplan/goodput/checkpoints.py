@@ -178,7 +178,7 @@ def _state_bytes(rank: RankBudget) -> int:
 
 
 def storage_times(spec: Spec, sizes: CheckpointSizes) -> dict[str, StorageTime]:
-    """Seconds in each class of storage; the spec's bandwidths are those of its own class."""
+    """Seconds in each class of storage; the spec's bandwidths count for the class that it names."""
     written, states = by_node(sizes.rank_bytes, sizes.per_node), sizes.node_host_bytes
     return {name: _storage_time(spec, sizes, name, written, states) for name in CLASSES}
 

@@ -4,7 +4,7 @@ Blocks are multiples of 512 B. A stream has its own pools, one for blocks up to 
 cannot serve another. If no free block of a pool fits, the pool grows:
 
 - by default by a segment: of 2 MiB for small blocks, of 20 MiB for those below 10 MiB, else of the block's size in multiples of 2 MiB. Free
-  neighbours merge within a segment, never across two; a larger block's remainder is a block of its own if it is above 1 MiB;
+  neighbours merge within a segment, never across two; a larger block's remainder is a separate block if it is above 1 MiB;
 - with expandable segments at the end of the pool's one segment, in pages of 2 MiB for small blocks and 20 MiB for large ones.
 
 Nothing is given back to the device unless an allocation fails, so what is reserved never falls.

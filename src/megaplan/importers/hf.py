@@ -263,7 +263,7 @@ def _inner_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, A
 
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config's text model as a config of its own; the fields themselves if the config nests none."""
+    """The fields of a config's text model as a separate config; the fields themselves if the config nests none."""
     fields = dict(config)
     if isinstance(fields.get("model_type"), str):
         fields = _inner_model(fields, SourceMap(""))[0]

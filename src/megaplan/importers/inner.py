@@ -1,4 +1,4 @@
-"""Decoders whose MLPs or heads have tensors of their own inside, norms without a scale, or a layer before the head."""
+"""Decoders whose MLPs or heads have their own tensors inside, norms without a scale, or a layer before the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders of experts whose fields have names of their own: dbrx, hunyuan (the Large model), step3_text."""
+"""Decoders of experts whose fields have their own names: dbrx, hunyuan (the Large model), step3_text."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "phi4flash": ("mb_per_layer", "half of the layers share the keys, values and states of one layer, and scores are differences of two softmaxes"),
     "plamo2": ("mamba_num_heads", "Mamba layers project step, B and C from inner values and norm each of the three"),
     "qwen4_exp": ("text_config", "hyper-connections keep several streams, and each layer has an embedding"),
-    "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have embeddings of their own"),
+    "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have their own embeddings"),
     "recurrent_gemma": ("lru_width", "two blocks in three are RG-LRU recurrences (rg_lru, linear_x, linear_y, conv_1d)"),
     "rwkv": ("attention_hidden_size", "time mixing shifts tokens by learned factors, and a decay a channel has no state of keys"),
     "rwkv5": ("attention_hidden_size", "time mixing shifts tokens by learned factors and decays by a constant a channel"),

@@ -137,7 +137,7 @@ def chatglm(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _keys(reader: ConfigReader, hidden: int, vocabulary: str, eps: str) -> dict[str, Any]:
-    """Keys of `model` of classes with names of their own."""
+    """Keys of `model` of classes with their own names."""
     even_head_dim(reader, hidden, reader.whole("num_attention_heads"), None)
     return {
         "hidden_size": hidden,

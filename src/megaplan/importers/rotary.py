@@ -23,7 +23,7 @@ def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0, by_window
         reader: Reader of the config.
         head_dim: Width of a head.
         partial: Rotated share of a head, if the config does not say.
-        by_window: True if layers with a window have a base of their own (`window_base`).
+        by_window: True if layers with a window have their own base (`window_base`).
     """
     inside = _rope_mapping(reader, by_window=by_window)
     given = reader.value("rope_parameters")

@@ -46,7 +46,7 @@ def lfm2_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def lfm3(reader: ConfigReader) -> dict[str, Any]:
-    """lfm3: windows of every fourth layer, with a base of their own; gates of one value a head, norms before and after each block."""
+    """lfm3: windows of every fourth layer, with their own base; gates of one value a head, norms before and after each block."""
     layers = reader.layers(2)
     model = common(reader, "norm_eps") | ({"norm_placement": "both"} if reader.flag("use_sandwich_norm") else {})
     kinds = layer_kinds(reader, [FULL if layer % 4 == 2 else CONV if layer % 4 or not layer else SLIDING for layer in range(layers)])

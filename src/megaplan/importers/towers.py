@@ -280,7 +280,7 @@ OWN_HEAD = frozenset({"llama4"})
 
 
 def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap]:
-    """The text model of a multimodal config as a config of its own, with the positions of its fields.
+    """The text model of a multimodal config as a separate config, with the positions of its fields.
 
     Fields that are flat, as earlier releases wrote them, are the text model's if none is nested.
     """
@@ -345,7 +345,7 @@ def towers_of(config: Mapping[str, Any], source: SourceMap, hidden: int) -> tupl
         kind = part.type if part.fixed or not isinstance(own, str) or own == family else own
         if kind not in EVERY_ENCODER:
             what = f"{key}.model_type = {kind}: the tensors of this encoder are not known"
-            hint = "--set model.towers=null cannot repair it; write the text model's fields as a config of their own"
+            hint = "--set model.towers=null cannot repair it; write the text model's fields as a separate config"
             errors.append(diagnostic("MP805", what, source.locate(key), (hint,)))
             continue
         readers[name] = ConfigReader(fields, inside(source, key), kind, class_facts(kind))

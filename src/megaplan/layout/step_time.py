@@ -71,13 +71,13 @@ def _reason(spec: Spec, timer: ReplayTimer) -> str | None:
     if dtype_of(spec) not in found.dtypes:
         return f"{', '.join(found.dtypes)} were measured"
     if any(getattr(section, key) not in (None, {}) for key in GIVEN):
-        return "the spec gives rates of its own"
+        return "the spec gives its own rates"
     if mode_of(spec) not in found.modes:
         return f"{' and '.join(found.modes)} steps were measured"
     kinds, known = timer.kinds_seen(spec), {*found.shares, *found.steps_ns}
     if kinds - known:
         return f"{_names(kinds - known)} not measured"
-    from megaplan.cost.kinds import changed_kinds  # noqa: PLC0415  (it counts specs of its own)
+    from megaplan.cost.kinds import changed_kinds  # noqa: PLC0415  (it counts reference specs)
 
     later = kinds & changed_kinds(spec.device.name)
     return f"{_names(later)} changed since measured" if later else None

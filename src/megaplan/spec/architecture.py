@@ -66,7 +66,7 @@ class MultiTokenPrediction(OptionsSection):
 
     Attributes:
         depth: Number of modules; each predicts one token further ahead.
-        pattern: Letters of a module's blocks, D for an MLP of its own; null for A, then D or, with `experts`, E.
+        pattern: Letters of a module's blocks, D for its own MLP; null for A, then D or, with `experts`, E.
         ffn_hidden_size: Width of a module's MLP; the width of experts is in model.moe.
         activation: Activation of that MLP.
         bias: Bias on every projection of that MLP.
@@ -116,7 +116,7 @@ class HeadLayer(Section):
     Attributes:
         activation: Activation.
         bias: Bias on the product.
-        logits_bias: Bias on the logits, for a tied head; the bias of a head of its own is `head_bias`.
+        logits_bias: Bias on the logits, for a tied head; an untied head has `head_bias`.
     """
 
     activation: Literal["gelu", "silu", "relu"] = "gelu"

@@ -1,6 +1,6 @@
 """Settings of a spec that a launch file carries in addition to its arguments, because the launched framework has none for them.
 
-A script has them in comments, a file of sections in a section of their own; an import of the file applies them like `--set`.
+A script has them in comments, a file of sections in their own section; an import of the file applies them like `--set`.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def fabric_size(section: DeviceRef) -> int:
         return section.domain
     try:
         domain = load_device(section.name).domain.value
-    except MegaplanError:  # reported by a rule of its own
+    except MegaplanError:  # another rule reports it
         return section.per_node
     return domain if domain > NODE else section.per_node
 
@@ -230,7 +230,7 @@ class Host(Section):
         checkpoint_every: Every n-th transformer block follows the recompute policy.
         checkpoints: halves makes attention, and MLP or experts, a selective checkpoint each; eager attention then runs again as a whole.
         repeat_kv: Keys and values are repeated for every query head before attention, as in torchtitan until 2025.
-        fsdp_ends: separate shards the embedding, and norm with head, as groups of their own; root, until July 2025, as one that stays.
+        fsdp_ends: separate shards the embedding, and norm with head, as separate groups; root, until July 2025, as one that stays.
         async_tensor_parallel: TP gathers and reductions overlap TP products.
         keep_pipeline_outputs: The last stage keeps all logits until the step ends and concatenates them, as torch's schedules until 2.9.
         foreach_optimizer: AdamW with torch's foreach kernels instead of the fused one; roots of the second moments are temporary tensors.

@@ -93,7 +93,7 @@ class Mesh(OptionsSection):
 
 
 def _without_default(schema: dict[str, Any]) -> None:
-    """Drop the default of a key that has none of its own: it follows from other sections (`Spec.with_own_resharding`)."""
+    """Drop the default of a key that follows from other sections (`Spec.with_own_resharding`)."""
     del schema["default"]
 
 

@@ -43,7 +43,7 @@ from megaplan.spec.low_precision import keeps_plain
 from megaplan.spec.models import Spec
 
 ALIGNMENT_BYTES = 16
-"""Alignment of a value in a packed tensor: kernels read views of it like storages of their own."""
+"""Alignment of a value in a packed tensor: kernels read views of it like separate tensors."""
 
 
 class Part(NamedTuple):

@@ -199,7 +199,7 @@ def _without(checked: Checked, key: str, given: Mapping[str, object], detail: st
 
 
 def _head_biases(checked: Checked) -> Iterator[Diagnostic]:
-    """Checks that a tied head, and a head of its own, has the bias that belongs to it."""
+    """Checks that a tied head and an untied head have their own kind of bias."""
     model = checked.spec.model
     if model.head_bias and model.tie_embeddings:
         yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no separate tensor", "model.head_bias")

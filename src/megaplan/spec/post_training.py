@@ -169,7 +169,7 @@ class PostTraining(OptionsSection):
         reference: Frozen copy for the KL term; null for none. With lora it is the model without adapters.
         reward: Reward model, or the time of rewards; null for rules that take no time.
         critic: Value model; null for none, as in GRPO.
-        placement: colocated shares the devices of training; split has a rollout pool of its own.
+        placement: colocated shares the devices of training; split has its own rollout pool.
         staleness: Iterations by which responses may be older than the policy; above 0 split pools work at the same time.
         sync: Transfer of parameters to the engine.
         offload: Parts of the trainer in host memory during the rollout; reference, reward and critic whenever they do not run.

@@ -55,7 +55,7 @@ def _libraries(checked: Checked) -> Iterator[Diagnostic]:
     named = ", ".join(spec.host.libraries)
     try:
         generation = load_device(spec.device.name).generation
-    except MegaplanError:  # reported by a rule of its own
+    except MegaplanError:  # another rule reports it
         return
     if len(set(spec.host.libraries)) < len(spec.host.libraries):
         yield checked.error("MP696", f"host.libraries = [{named}] names one of them twice", "host.libraries", "name each once")

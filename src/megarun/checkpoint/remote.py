@@ -1,6 +1,6 @@
 """Checkpoints in a storage: written to a local stage, uploaded by the saving thread while training continues, committed by the manifest.
 
-A storage renames nothing, so a save has a folder of its own, `step-00000040`, or `step-00000040.1` if that step was saved before, and
+A storage renames nothing, so a save has its own folder, `step-00000040`, or `step-00000040.1` if that step was saved before, and
 the manifest is its last object: a folder without one is not a checkpoint. Rank 0 chooses the folder, and the others read it in DCP's plan.
 """
 

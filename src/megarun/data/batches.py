@@ -133,7 +133,7 @@ class Batch(NamedTuple):
         return [each for field in whole if field is not None for each in (field if isinstance(field, tuple) else (field,))]
 
     def copied(self) -> Batch:
-        """The same with tensors of its own."""
+        """The same with its own tensors."""
 
         def copy(field: Any) -> Any:
             if isinstance(field, Packed):

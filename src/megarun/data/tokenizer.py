@@ -131,7 +131,7 @@ def read_tokenizer(path: Path, end: str | None = None) -> TrainedTokenizer:
     try:
         content = path.read_bytes()
         tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library has no class of its own
+    except Exception as error:  # the library has no exception class for it
         raise refusal("MP680", f"{path}: {str(error).splitlines()[0]}", hints=hints, file=str(path)) from None
     names = (end,) if end is not None else _ENDS
     ids = tokenizer.get_vocab()

@@ -134,7 +134,7 @@ _MTP_MODULE = Depths(
     count="mtp_num_hidden_layers",
     most=1,
 )
-"""A module of its own, next to the model, with its one layer."""
+"""A separate module, next to the model, with its one layer."""
 _DEEPSEEK = replace(_decoder(_LATENT, moe=_SIGMOID_EXPERTS), pairs=True)
 _GLM_BEFORE = _decoder(_HEADS, _ONE_GATE_UP)
 _FEED_FORWARD: Modules = {"norm": "pre_ff_layernorm", **_in("feed_forward", *_GATED)}

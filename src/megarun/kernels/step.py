@@ -81,7 +81,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's m
 def find_launches(job: Job, rank: int, target: Target, found: Callable[[KernelLaunch], None]) -> None:
     """Run one step of a rank on fake tensors and report each distinct launch; after `launches.compile_for(target)`.
 
-    Needs no GPU and no other process. It is called in a process of its own, which can join only one fake group.
+    Needs no GPU and no other process. It is called in its own process, which can join only one fake group.
 
     Args:
         job: Job that megarun can build.

@@ -79,7 +79,7 @@ def differs_from_plan(setting: AllocatorSetting, planned: bool) -> str | None:
 
 
 def _options(raw: str) -> dict[str, str]:
-    """Options of a setting by name; lists in brackets hold colons and commas of their own, and are not an option that is asked for here."""
+    """Options of a setting by name; lists in brackets, which contain colons and commas, are no option that is read here."""
     depth, words, word = 0, [], ""
     for sign in raw.replace(" ", ""):
         depth += (sign == "[") - (sign == "]")

@@ -11,7 +11,7 @@ from types import FrameType
 INNERMOST_FRAMES = 4
 LARGEST_FACTOR = 5.0
 CONNECTING = "connecting"
-"""The place in which the ranks connect to each other, with a limit of its own."""
+"""The place in which the ranks connect to each other, with its own limit."""
 LONG_PLACES = frozenset({"starting", "evaluating", "saving"})
 """Places whose time does not depend on the size of a step, which have the time limit of the first step."""
 

@@ -123,7 +123,7 @@ class Watch:
         beat_seconds: float = BEAT_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        # a connection of its own: the main thread's is busy while it waits for another rank
+        # its own connection: the main thread's is busy while it waits for another rank
         self._launch = replace(launch, store=launch.store.clone()) if launch.world_size > 1 else launch  # type: ignore[attr-defined]
         self._mesh, self._progress, self._interrupt = mesh, progress, interrupt
         self._every, self._silent = beat_seconds, silent_seconds

@@ -235,7 +235,7 @@ def gated(made: Tensor, gate: Tensor | None, *, by_head: bool = False, bias: Ten
 
 
 def _biased(gate: Tensor, bias: Tensor | None) -> Tensor:
-    """A gate plus its heads' bias; in a call of its own, whose result has no name that would hold it."""
+    """A gate plus its heads' bias; in its own call, whose result has no name that would hold it."""
     return gate if bias is None else torch.flatten(torch.unflatten(gate, -1, (bias.shape[0], -1)) + bias.unsqueeze(-1), -2)
 
 

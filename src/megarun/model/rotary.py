@@ -45,7 +45,7 @@ def rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
 
 
 def window_rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
-    """The number R of layers with a window, if these have a table of their own."""
+    """The number R of layers with a window, if these have their own table."""
     own = attention.window_rotary_dim if isinstance(attention, GroupedQueryAttention) else None
     return own or rotary_width(attention)
 

@@ -1,7 +1,7 @@
 """The numbers that differ between steps, on the device: a rate, a factor of all gradients.
 
 Nothing that an update launches has one of them as an argument, so that a recorded update is that of every step. They are in fp64, as on the
-host. Each number has its place: Triton compiles a kernel of its own for a pointer that is not a multiple of 16, and so one of each kernel.
+host. Each number has its place: Triton compiles its own kernel for a pointer that is not a multiple of 16, and so one of each kernel.
 """
 
 from __future__ import annotations

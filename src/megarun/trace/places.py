@@ -87,7 +87,7 @@ class Places:
         """Place of the running operation, and whether it is a forward's.
 
         In backward, an operation belongs to the module of its parameter operand, else of an operand allocated in forward, else of any
-        operand. The table that A layers share has no operation of their own.
+        operand. No operation of the A layers makes the table that they share.
         """
         if self._stack:
             return self.running, self.in_forward

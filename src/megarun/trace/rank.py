@@ -45,7 +45,7 @@ FINITE = 1e9
 
 
 class TraceRecorder:
-    """Runs what a CUDA graph would record, once and in a pool of its own, and nothing again: a replay allocates nothing."""
+    """Runs what a CUDA graph would record, once and in its own pool, and nothing again: a replay allocates nothing."""
 
     def __init__(self, owners: Owners) -> None:
         self._owners, self._pool, self._began = owners, torch.cpu.Stream(), False

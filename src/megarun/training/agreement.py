@@ -80,7 +80,7 @@ def require_agreement(run: Run, launch: Launch, device: str) -> None:
 def _require_planned_devices(run: Run, launch: Launch, device: str) -> None:
     """Check that every rank of a plan with pools is on the device of its stages (MP681).
 
-    A device with FLOPs of its own in the plan may be any: its name does not say which.
+    If the plan gives a device's FLOPs, its name is free and is not compared.
     """
     spec, model = run.job.spec, device.partition(", ")[2]
     if not spec.pools or not model:
@@ -99,7 +99,7 @@ def _words_of(name: str) -> set[str]:
 def require_one_folder(run: Run, launch: Launch, token: str) -> None:
     """Check that every rank reads rank 0's lock in its own `--out`; every process of the job calls it.
 
-    Where a storage keeps the checkpoints, nodes may have folders of their own.
+    Where a storage keeps the checkpoints, nodes may have their own folders.
 
     Args:
         run: Run of this rank.

@@ -36,7 +36,7 @@ class Operation(NamedTuple):
 
 
 def operations(text: str) -> list[Operation]:
-    """The lines of a module as a tree. Labels of blocks are operations of their own."""
+    """The lines of a module as a tree. Labels of blocks are separate operations."""
     root: list[Operation] = []
     open_regions, current = [], root
     for line in (each.strip() for each in text.splitlines()):

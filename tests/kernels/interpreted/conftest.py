@@ -4,7 +4,7 @@
     pytest tests/kernels/interpreted --device cuda [--lines FILE]           a GPU: the compiled kernels
     TRITON_INTERPRET=1 pytest tests/kernels/interpreted --device cpu        the way of a GPU, with the interpreter in its place
 
-The interpreter needs a process of its own: triton reads the variable when it is imported. With `--device` every tensor that a check makes
+The interpreter needs its own process: triton reads the variable when it is imported. With `--device` every tensor that a check makes
 is on that device, with the values that the host's generators give, and programs run in the device's order. `--lines` appends a line of
 JSON a test.
 """

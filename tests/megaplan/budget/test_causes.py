@@ -194,7 +194,7 @@ def test_a_one_rank_mesh_fills_parameters_from_casts(
 
 
 def test_the_last_parameter_of_a_slot_is_fsdp2s(hybrid: Callable[..., Spec]) -> None:
-    """The head of the slot's own group; prediction depths, which stand behind it, are groups of their own."""
+    """The head of the slot's own group; prediction depths, which stand behind it, are separate groups."""
     spec = hybrid({"model.features": {"mtp": {"depth": 2, "ffn_hidden_size": 64}}, "mesh": {"dp_shard": 2}})
     inventory = build_inventory(spec)
     (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 10)]))

@@ -1,4 +1,4 @@
-"""Limits of the process are errors of their own, with the limit and its remedy; absurd sizes end after seconds."""
+"""Limits of the process are separate errors, with the limit and its remedy; absurd sizes end after seconds."""
 
 import errno
 import os

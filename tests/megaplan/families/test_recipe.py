@@ -1,6 +1,6 @@
 """The recipe of a new block family: its list of files is the tree's, and a toy family made from that list alone is planned to the end.
 
-A copy of megaplan gets the toy's folder and the lines that the recipe asks for, and plans a model with its letter in a process of its own.
+A copy of megaplan gets the toy's folder and the lines that the recipe asks for, and plans a model with its letter in its own process.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def test_a_step_with_kernels_that_were_not_measured_again_is_modelled():
     [
         ("mesh.dp_shard=2", "one rank was measured"),
         ("precision.params=fp16", "bf16, fp8_rowwise were measured"),
-        ("device.launch_ns=5000", "the spec gives rates of its own"),
+        ("device.launch_ns=5000", "the spec gives its own rates"),
         ("model.mamba={kind: mamba1, state_dim: 16}", "selective_scan not measured"),
     ],
 )

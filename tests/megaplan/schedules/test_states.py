@@ -57,7 +57,7 @@ def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[R
 
 
 def counts_of(order: tuple[ScheduleStep, ...], chunks: list[int], vpp: int) -> set[tuple[int, ...]]:
-    """Microbatches in flight, then waiting, by chunk, at every action: a tally of its own."""
+    """Microbatches in flight, then waiting, by chunk, at every action: its own tally."""
     forwards, ended, done = ([0] * vpp for _ in range(3))
     found = set()
     for action in computations(order):

@@ -61,7 +61,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 def in_ranks(number: int, folder: Path, action: Callable[[int, Path], Any]) -> list[Any]:
-    """Results of an action in forked processes of a gloo group, each on a node of its own."""
+    """Results of an action in forked processes of a gloo group, each on its own node."""
     context, results = multiprocessing.get_context("fork"), multiprocessing.get_context("fork").SimpleQueue()
 
     def body(rank: int) -> None:

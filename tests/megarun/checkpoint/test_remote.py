@@ -118,7 +118,7 @@ def test_a_run_resumes_from_a_storage_as_from_a_folder(
     capfd.readouterr()
     assert run(command("third", "--resume", "never")) == 2
     assert "MP608" in capfd.readouterr().err
-    # a step saved a second time has a folder of its own, and the first one goes when the manifest of the second is there
+    # a step saved a second time has its own folder, and the first one goes when the manifest of the second is there
     older = f"{storage}/checkpoints/step-00000004"
     assert run(command("fourth", "--resume", older)) == 0
     assert names(storage)[0] == "step-00000006.1"

@@ -229,7 +229,7 @@ def documented_order(length: int, seed: int, epoch: int) -> list[int]:
 
 @given(length=st.integers(1, 500), seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 2**40))
 def test_the_order_is_the_documented_permutation(length: int, seed: int, epoch: int) -> None:
-    """A bijection for every length, seed and epoch, equal to an implementation of its own."""
+    """A bijection for every length, seed and epoch, equal to its own implementation."""
     found = shuffled(np.arange(length), length, seed, epoch).tolist()
     assert sorted(found) == list(range(length))
     assert found == documented_order(length, seed, epoch)

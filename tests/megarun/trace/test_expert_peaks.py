@@ -89,7 +89,7 @@ def test_experts_that_gather_keep_no_dispatched_rows(job_with: Any, policy: str)
 
 
 def test_a_routers_gradients_are_freed_when_muon_runs(job_with: Any) -> None:
-    """A layer's group without shared experts is norm and router, which AdamW updates first; the banks are a group of their own."""
+    """A layer's group without shared experts is norm and router, which AdamW updates first; the banks are a separate group."""
     model = {**MODEL, "pattern": "E", "num_layers": 2, "hidden_size": 512, "moe": {"num_experts": 64, "top_k": 2, "ffn_hidden_size": 16}}
     del model["mlp"]
     job = job_with({"model": model, "precision": BF16, "optimizer.matrix": "muon", "mesh": {"dp_shard": 2}})

@@ -89,7 +89,7 @@ class AttentionSizes(NamedTuple):
         relations: True if each head adds a bias by the class of the key.
         sinks: True if each head has a sink.
         packed: True if rows hold several documents.
-        latent: True for multi-head latent attention, whose kernels have measured constants of their own.
+        latent: True for multi-head latent attention, whose kernels have their own measured constants.
         most_keys: Keys that a query attends to, of those that it sees; None for all.
         index_heads: Heads of the indexer that runs in the same operation; 0 without one.
         masked: True if the kernels read a mask of the keys that each query chose, or queries in pieces.

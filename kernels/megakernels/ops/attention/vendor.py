@@ -20,7 +20,7 @@ HALF = (torch.bfloat16, torch.float16)
 ALIGNED = 8
 """Both need head widths and row offsets that are multiples of this many elements, 16 bytes."""
 CUDNN_GENERATIONS = (HOPPER, 10)
-"""Major compute capabilities for which cuDNN has kernels of their own: Hopper and data-centre Blackwell."""
+"""Major compute capabilities for which cuDNN has their own kernels: Hopper and data-centre Blackwell."""
 FLASH_GENERATION = 8
 """The lowest major compute capability of the flash kernels."""
 CUDNN_VERSION = 90000

@@ -1,7 +1,7 @@
 """Forward and backward of the experts' MLPs in eight bits: copies, products, and what is between them.
 
 Every tensor is dropped after its last use, in the order that `sizes` counts. Where blocks have scales, operands are values in fp32, and an
-expert's matrix or columns of rows have a factor of their own.
+expert's matrix or columns of rows have their own factor.
 """
 
 from collections.abc import Sequence

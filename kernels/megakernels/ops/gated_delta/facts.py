@@ -61,7 +61,7 @@ class DeltaSizes(NamedTuple):
         groups: Heads of keys.
         keys: Width of a key.
         values: Width of a value.
-        rows: True if each row of a state has a decay of its own (Kimi delta attention).
+        rows: True if each row of a state has its own decay (Kimi delta attention).
         chunk_size: Positions computed at once.
         save_every: Positions between two saved states.
         itemsize: Bytes of an element of q.

@@ -15,7 +15,7 @@ RESIDUAL_NORM = FixedRatios(
     KernelPass(163, 4, kinds=(KindShare(BACKWARD, 54, launches=3), KindShare(ADD, 46))),
     PLAIN_RESIDUAL,
 )
-"""The norm, and the addition to the stream by an operation of its own."""
+"""The norm, and the addition to the stream by its own operation."""
 FINAL_NORM = FixedRatios(KernelPass(50, kinds=ALONE), KernelPass(88, 3, kinds=ALONE_BACK), PLAIN_RESIDUAL)
 """The norm before the head, whose addition the last layer has."""
 TWO_NORMS = FixedRatios(KernelPass(100, 2, kinds=ALONE), KernelPass(101, 6, kinds=ALONE_BACK), PLAIN)

@@ -20,7 +20,7 @@ ROTATED = 20.0, 30.0
 JOINED = 4.0, 14.0
 """Bytes of an element of heads of which a part is rotated: both parts are concatenated; backward adds the gradients of two slices."""
 SEPARATE_BIAS, SEPARATE_DROPOUT = 4.0, 5.0
-"""Bytes of an element of the residual stream that a bias and a dropout take as operations of their own; a mask has one byte."""
+"""Bytes of an element of the residual stream that a bias and a dropout take as separate operations; a mask has one byte."""
 LOGIT = 38.0, 14.0
 """Bytes of a logit in a loss of torch's operations in fp32, forward and backward: cast, maximum, difference, exponential, sum, quotient."""
 KIND = "copied"
@@ -32,8 +32,8 @@ class Modules(NamedTuple):
     Attributes:
         packs: Queries, keys and values are concatenated before FlashAttention.
         rotates: Rotations are torch's operations, not one kernel.
-        separate_bias: Bias, dropout and the sum with the residual stream are operations of their own.
-        separate_norms: A block that runs with the one before has a norm of its own.
+        separate_bias: Bias, dropout and the sum with the residual stream are separate operations.
+        separate_norms: A block that runs with the one before has its own norm.
         separate_gradients: Tensor ranks reduce the gradient of such a block's input by itself.
     """
 
@@ -119,7 +119,7 @@ def loss(ledger: Ledger, work: TimedStep, logits: float) -> bool:
 
 
 def stream(ledger: Ledger, work: TimedStep, letter: str, again: float) -> None:
-    """Add bias and dropout of a block's output, where they are operations of their own."""
+    """Add bias and dropout of a block's output, where they are separate operations."""
     modules, model = modules_of(work), work.spec.model
     if modules is None or not modules.separate_bias:
         return

@@ -71,7 +71,7 @@ def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttenti
 
 
 def sizes_of_layer(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> AttentionSizes:
-    """Sizes of the core of a layer without an indexer of its own."""
+    """Sizes of the core of a layer without its own indexer."""
     sizes = _of_rank(dims, variant.section(attention))
     return sizes._replace(window=variant.window, packed=dims.packed, masked=variant.shares, library=dims.flash4, causal=variant.causal)
 
@@ -259,7 +259,7 @@ def _block_indexer(load: Workload, indexer: BlockIndexer, hidden_size: int) -> W
 def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, core: AttentionSizes, rotated: int) -> Works:
     """The indexer is replicated under TP: a rank projects its own tokens, and computes the scores of all tokens from gathered ones.
 
-    Norm and scores are a part of the operation that attends, and run again with it. The index has a loss of its own, so that its
+    Norm and scores are a part of the operation that attends, and run again with it. The index has its own loss, so that its
     projections' inputs get no gradient.
     """
     heads, dim = indexer.num_heads, indexer.head_dim

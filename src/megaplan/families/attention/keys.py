@@ -49,7 +49,7 @@ class BlockIndexer(Section):
 
 
 class SharedKeys(Section):
-    """Layers that read the keys and values of an earlier one, and have no projections of their own for them.
+    """Layers that read the keys and values of an earlier layer and have no projections for them.
 
     Attributes:
         source: The A layer whose keys and values they read: its 0-based global index.

@@ -6,7 +6,7 @@ gathered for the core and kept as the rank's own part. The indexer's inputs get 
 for all tokens, and two fp32 numbers per token, never a T × T score. Scratch of the core's kernels is workspace.
 
 A choice that other layers share is a bit per query and key; the layer that chose runs its backward without it. Layers that read another
-one's keys and values have none of their own: their backward makes gradients of them that leave the block.
+one's keys and values have no storages for them: their backward makes gradients of them that leave the block.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def _compressors(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iter
 
 
 def _values(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
-    """Checks that values that come from keys have the keys' width, and norms of their own."""
+    """Checks that values that come from keys have the keys' width and separate norms."""
     for own in (attention, *(attention.with_heads(place) for place in range(len(attention.layer_heads)))):
         needed = {"value_norm": own.value_norm, "qk_norm": own.qk_norm, "qk_norm_width = head": own.qk_norm_width == "head"}
         needed["value_head_dim as head_dim"] = own.value_width == own.head_dim

@@ -77,7 +77,7 @@ def lightning_tensors(linear: LightningAttention, hidden_size: int) -> tuple[Par
 
 
 def lightning_sizes(linear: LightningAttention, batch: int, positions: int, heads: int, itemsize: int) -> Ssd:
-    """Sizes of the scan over these heads, each a group of its own."""
+    """Sizes of the scan over these heads, each a separate group."""
     return Ssd(batch, positions, heads, heads, linear.head_dim, linear.head_dim, linear.chunk_size, itemsize)
 
 

@@ -8,7 +8,7 @@ gather each other's rows after the exchange, and sum the slices' results, which 
 With `host.kernels: triton`, and in eight bits, the experts read tokens, or rows that arrived, in place: they save those, and nothing
 is sorted. Scratch of the kernels is workspace.
 
-A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
+A router adds its tokens' entropies and its experts' rows to the sums of the step. One with its own losses also keeps each token's
 log-sum-exp and each sequence's rows for every expert.
 
 Row counts depend on routing: `received_rows` states them from the layer's `moe.routing_skew`. With `moe.capacity_factor` every expert has
@@ -55,14 +55,14 @@ class MoeOptions(NamedTuple):
     Attributes:
         gated: True if experts have three matrices.
         shared: True if there is a shared expert.
-        losses: True if the router has losses of its own.
+        losses: True if the router has its own losses.
         shared_gate: True if a score multiplies the shared expert's output.
         latent: True if experts read and write a latent.
         bias: True if the experts' projections have a bias.
         router: Parameters of the router.
         sigmoid: True if scores are sigmoids, whose logits are saved instead of the probabilities.
         kernels: True if kernels run the router.
-        own_norms: True if experts, router and shared expert have norms of their own.
+        own_norms: True if experts, router and shared expert have their own norms.
     """
 
     gated: bool

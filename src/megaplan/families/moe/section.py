@@ -65,7 +65,7 @@ class MixtureOfExperts(OptionsSection):
         expert_choice: Each expert takes the tokens with its largest scores, as many as its capacity, which is 1.0 if it is not given.
         ffn_hidden_size: Width of a routed expert.
         shared_ffn_hidden_size: Width of the shared expert; 0 for none.
-        own_norms: Experts, shared expert and router read norms of their own, and what both kinds of experts make is normed.
+        own_norms: Experts, shared expert and router read their own norms, and what both kinds of experts make is normed.
         shared_gate: The shared expert's output is multiplied by the sigmoid of one score per token.
         latent_size: Width of the routed experts' inputs and outputs, between two projections that all share; null for hidden_size.
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
@@ -199,7 +199,7 @@ class MixtureOfExperts(OptionsSection):
 
     @property
     def has_router_losses(self) -> bool:
-        """True if the routers have losses of their own."""
+        """True if the routers have their own losses."""
         return self.balance_loss_coefficient + self.z_loss_coefficient > 0
 
 

@@ -16,7 +16,7 @@ ARRIVED = "arrived"
 EXCHANGES = frozenset({"exchange", "exchange back"})
 """Operations that wait for rows from other ranks, or send them back."""
 ANNOUNCE = "announce"
-"""Operation that learns the counts of rows from other ranks, by an exchange of its own where experts have no capacity."""
+"""Operation that learns the counts of rows from other ranks, by its own exchange where experts have no capacity."""
 SLICED_BIAS = "experts.down_bias"
 """The bias of a bank's down-projections that one slice adds, and the others do not."""
 

@@ -43,7 +43,7 @@ def boundary_bytes(dims: Dims) -> int:
 def rotary_bytes(spec: Spec) -> int:
     """Cos and sin of one slot with attention, fp32 [T, ⌈R / 2⌉] each (R-11); T is the number of positions of a CP rank.
 
-    Layers with a window have a table of their own, if they have another base.
+    Layers with a window have their own table, if they have another base.
     """
     return _table_bytes(spec, _frequencies(spec) + _window_frequencies(spec))
 
@@ -99,7 +99,7 @@ def step_sum_bytes(spec: Spec) -> dict[str, int]:
 def token_bytes(spec: Spec) -> int:
     """Token ids, or labels, of all microbatches of an optimizer step: int64, held from before the step to its end.
 
-    A TP rank has those of its own tokens; under `vocab_parallel` of all tokens, because every rank looks all of them up.
+    A TP rank has those of its local tokens; under `vocab_parallel` those of all tokens, because every rank looks all of them up.
     """
     return _rows(spec) * _positions(spec) * DType.INT64.bytes
 

@@ -15,7 +15,7 @@ from megaplan.spec.layout import keepers_of
 
 EXPERT_PARALLEL, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Group.MATRIX, Group.FROZEN
 LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}
-"""Last parameter that FSDP2 lists for a family whose blocks have parameters of their own, which follow those of their children."""
+"""Last parameter that FSDP2 lists for a family whose blocks have their own parameters, which follow those of their children."""
 ORDER = (
     "vision",
     "projector",

@@ -1,6 +1,6 @@
 """Weights of frozen linears in four or eight bits (`lora.base`): how a rank stores them, and the matrices that products make of them.
 
-A weight is one tensor of bytes, a row of it a record of its own (`megakernels.ops.packed_weight`): FSDP2 shards and gathers it like any
+A weight is one tensor of bytes, a row of it its own record (`megakernels.ops.packed_weight`): FSDP2 shards and gathers it like any
 other tensor, without a cast. Each product makes the whole matrix in the dtype of activations, forward and again backward, and drops it.
 """
 

@@ -4,7 +4,7 @@ Rules of the replay, all of them autograd's:
 
 - A storage lives from the operation that makes it to the last one that reads it, longer if an operation keeps it for backward or a Python
   local of the block's `forward` still names it (`held`).
-- A view has no storage of its own; keeping it keeps what it is cut from. Its gradient is a storage of its own, and the cut's backward
+- A view has no separate storage; saving it saves the tensor that it views. Its gradient is a separate storage, and the cut's backward
   joins the gradients of all slices into a new one.
 - Backward runs the operations in reverse. While an operation's backward runs, its output gradient, its kept storages and every gradient it
   makes are alive. Then its output gradient goes, and each kept storage whose last keeper it was.

@@ -60,7 +60,7 @@ class Reserving(NamedTuple):
         share: Per mille of activations that stay unused.
         last_requests: Requests in the computing stream of the reduction of the slot's own parameters, if it ends a backward.
         live_bytes: Allocated bytes of a step at that point.
-        rounds: True if tensors have segments of their own, each rounded.
+        rounds: True if tensors have their own segments, each rounded.
     """
 
     other_pool_bytes: int

@@ -40,7 +40,7 @@ class Operator(NamedTuple):
         routing: The part of the sum that is routing.
         forward: Peak of its forward minus `kept`; tensors that recompute drops are counted.
         backward: Peak of its backward minus `kept`, without the residual stream's gradient.
-        stream_gradient: Gradient of the stream; before a dropout the operator's output has one of its own.
+        stream_gradient: Gradient of the stream; before a dropout the operator's output has a separate one.
         offloaded: Bytes of the tensors that are on the host.
     """
 

@@ -94,7 +94,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     yield from _implementation(spec)
     yield from _own_modules(spec, letters)
     if spec.data.packing != "none":
-        detail = f"data.packing = {spec.data.packing}: Megatron separates documents by position ids and cu_seqlens of its own data set"
+        detail = f"data.packing = {spec.data.packing}: Megatron separates documents by position ids and cu_seqlens of its data set"
         yield Limit("data.packing", detail, "data: {packing: none}", tensors=False)
 
 
@@ -139,7 +139,7 @@ def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
     moe = spec.model.moe
     if moe is not None and "E" in letters and moe.num_experts // spec.mesh.ep > MOST_EXPERTS:
         detail = (
-            f"{moe.num_experts // spec.mesh.ep:,} experts on a rank: each has tensors of its own, and at most {MOST_EXPERTS:,} are priced"
+            f"{moe.num_experts // spec.mesh.ep:,} experts on a rank: each has its own tensors, and at most {MOST_EXPERTS:,} are priced"
         )
         yield Limit("model.moe.num_experts", detail, "a larger mesh.ep")
     model = spec.model
@@ -316,7 +316,7 @@ def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
     if parallel and (engine or host.model != "gpt" or any(letters[each] != "D" for each in parallel)):
         detail = (
             "model.parallel_layers is given, and Megatron's operators run one after another; "
-            "forks of its own modules have an MLP parallel to attention: transformer_impl: local, model: gpt"
+            "only forks with their own modules have an MLP parallel to attention: transformer_impl: local, model: gpt"
         )
         yield Limit("model.parallel_layers", detail, "parallel_layers: []")
     if host.distribute_saved_activations and (spec.mesh.tp == 1 or host.sequence_parallel or not host.recompute_num_layers):

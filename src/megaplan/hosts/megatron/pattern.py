@@ -34,7 +34,7 @@ IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
 """Letters that are not operators."""
 VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
-"""First code point of the letters of experts with a routing skew of their own, of attention to another layer's choice, and of an MLP that
+"""First code point of the letters of experts with their own routing skew, of attention to another layer's choice, and of an MLP that
 reads the norm of the attention parallel to it."""
 
 
@@ -44,7 +44,7 @@ def operators(letters: str) -> str:
 
 
 def plain(letter: str) -> str:
-    """The letter of an operator without a variant of its own."""
+    """The letter of an operator without its own variant."""
     return letter if letter.isascii() else next(own for own, start in VARIED.items() if 0 <= ord(letter) - start < 0x10000)
 
 

@@ -37,7 +37,7 @@ BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
 class GraphPools(NamedTuple):
     """Bytes that graphs keep reserved in addition to what is allocated.
 
-    A graph's tensors are in a pool of its own, which nothing else uses between replays: of a whole step all of them, of layers what the
+    A graph's tensors are in its own pool, which nothing else uses between replays: of a whole step all of them, of layers what the
     layers keep for backward. The steps before the capture had theirs in the usual pool; segments that do not grow keep at most as much
     reserved for good, since the optimizer's first step puts its states into segments that activations left.
 
@@ -290,7 +290,7 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
     if host.wgrad_fusion:
         parts["dummy weight gradients"] = sum(at.element_bytes * rows * columns for rows, columns in shapes)
     if isinstance(attention, LatentAttention):
-        each = 12 if attention.indexer is None else 8  # an indexer has angles of its own, and no sines and cosines for fused kernels
+        each = 12 if attention.indexer is None else 8  # an indexer has its own angles, and no sines and cosines for fused kernels
         parts["rotary cache"] = each * spec.batch.seq_length * attention.qk_rope_head_dim * (count(letters, "*") + letters.count(MTP))
     elif isinstance(attention, GroupedQueryAttention) and len(attention.nope_layers) < run.letters.count("A"):
         width = attention.rotary_dim or attention.head_dim  # each model chunk's own angles, in fp32

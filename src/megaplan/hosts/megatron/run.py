@@ -32,7 +32,7 @@ class MegatronRun:
         at: Local sizes, and the recipe of linears in low precision.
         depth: Prediction modules.
         ahead: Operators of one of them.
-        graphed: Letters of operators that run from CUDA graphs, whose scratch is in a pool of their own.
+        graphed: Letters of operators that run from CUDA graphs, whose scratch is in their own pool.
     """
 
     def __init__(self, spec: Spec, inventory: Inventory) -> None:
@@ -63,7 +63,7 @@ class MegatronRun:
         return self._varied(own, self.inventory.layers[layer].variant)
 
     def _varied(self, letter: str, variant: Any) -> str:
-        """The letter of an operator; of experts with a skew of their own that skew's, of attention to another layer's choice its own."""
+        """The letter of an operator; of experts with their own skew that skew's, of attention to another layer's choice its own."""
         if variant is None or letter not in VARIED:
             return letter
         if isinstance(variant, AttentionVariant):

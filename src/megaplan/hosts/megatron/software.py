@@ -61,7 +61,7 @@ def _software(spec: Spec) -> Software:
 
 
 def _framework(host: Host) -> str:
-    """Framework in the step model: Megatron's deterministic kernels and its own modules have constants of their own."""
+    """Framework in the step model: Megatron's deterministic kernels and its own modules have their own constants."""
     if host.deterministic_mode:
         return "megatron-lm-deterministic"
     return "megatron-local" if host.transformer_impl == "local" else host.framework

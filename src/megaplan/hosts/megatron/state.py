@@ -78,7 +78,7 @@ def adam_bytes(spec: Spec) -> StateBytes:
 def masters_stay(spec: Spec) -> bool:
     """True if masters and gradients' copies are on the device whatever is offloaded: the optimizer on the host steps copies of masters.
 
-    The precision-aware optimizer has none of its own on the device. Source: `HybridDeviceOptimizer` of
+    The precision-aware optimizer has no master on the device. Source: `HybridDeviceOptimizer` of
     `megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py`, which clones what `DistributedOptimizer` gives it to step.
     """
     return not spec.host.precision_aware_optimizer

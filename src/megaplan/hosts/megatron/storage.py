@@ -223,7 +223,7 @@ def gradient_copies_bytes(stage: MegatronStage, found: Parameters) -> int:
 
 
 def unscaled_bytes(stage: MegatronStage, found: Parameters) -> int:
-    """fp32 copies of states that Adam's kernel makes and frees; experts have an optimizer of their own, which steps after the other."""
+    """fp32 copies of states that Adam's kernel makes and frees; experts have their own optimizer, which steps after the other."""
     if uses_muon(stage.spec):
         return 0
     each = adam_bytes(stage.spec).unscaled
@@ -293,7 +293,7 @@ def _arranged(stage: MegatronStage, found: Parameters, ranks: int, *, experts: b
 
 
 def padding_elements(stage: MegatronStage, found: Parameters) -> tuple[int, int]:
-    """Elements of padding in the buffers of Muon's matrices: of dense ones, and of experts' where these have data ranks of their own."""
+    """Elements of padding in the buffers of Muon's matrices: of dense ones, and of experts' where these have their own data ranks."""
     if not stage.spec.host.layer_wise_layout:
         return 0, 0
     layouts = _layouts(stage, found)
@@ -302,7 +302,7 @@ def padding_elements(stage: MegatronStage, found: Parameters) -> tuple[int, int]
 
 
 def _layouts(stage: MegatronStage, found: Parameters) -> dict[bool, list[Layout]]:
-    """Buffers of each model chunk by kind: of dense matrices, and of experts' where these have data ranks of their own.
+    """Buffers of each model chunk by kind: of dense matrices, and of experts' where these have their own data ranks.
 
     Reductions of the first stage's first chunk alone overlap its backward by buckets.
     """

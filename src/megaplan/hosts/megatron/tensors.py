@@ -174,7 +174,7 @@ def _first_layer(inventory: Inventory, family: str, *, shares: bool) -> Block | 
 
 
 def _shares(block: Block) -> bool:
-    """True for attention to the keys that an earlier layer's indexer chose, and for an MLP without a norm of its own."""
+    """True for attention to the keys that an earlier layer's indexer chose, and for an MLP without its own norm."""
     if block.family == "D":
         return block.tensors[0].name != "norm.weight"
     return isinstance(block.variant, AttentionVariant) and block.variant.shares

@@ -64,7 +64,7 @@ def hybrid_ep_bytes(at: Setting, domain: int) -> int:
 def all_to_all_bytes(at: Setting, device: Device) -> int:
     """Bytes that NCCL takes from the driver for the experts' all-to-all over NVLink; 0 under another dispatcher.
 
-    The first all-to-all connects a rank with all peers of its experts, on channels of their own. A connection has a send buffer of 2 MiB,
+    The first all-to-all connects a rank with all peers of its experts, on their own channels. A connection has a send buffer of 2 MiB,
     and a receive buffer of 10 MiB: those of NCCL's three protocols, 4 MiB, 4.7 MiB and 512 KiB, in pages of 2 MiB. Peers that are reached
     over a network share buffers, which are in the device's own item of NCCL.
 

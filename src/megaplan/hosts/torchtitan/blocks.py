@@ -42,5 +42,5 @@ def in_blocks(slot: Slot) -> Slot:
 
 
 def _named(prefix: str, block: Block) -> tuple[ParamTensor, ...]:
-    """A half's tensors; the bank of experts is not the runtime's, whose reduction is a point of its own."""
+    """A half's tensors; the bank of experts is not the runtime's, whose reduction is a separate point."""
     return tuple(tensor._replace(name=prefix + tensor.name.replace("experts.", "routed_experts.")) for tensor in block.tensors)

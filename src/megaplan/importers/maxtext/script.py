@@ -24,7 +24,7 @@ _PROGRAM = re.compile(r"""\bpython3? +(?:-[mu] +)*["']?([\w./-]*(?:[Mm]ax[Tt]ext
 XPK = {SLICE: re.compile(r"--(?:device|tpu)[-_]type[= ]([\w-]+)"), SLICES: re.compile(r"--num[-_]slices[= ](\d+)")}
 """Options of the launcher that say the slice."""
 _RUNNER = re.compile(r"""\bpython3? +(?:-[mu] +)*["']?([\w./-]*benchmark_runner)\b""")
-"""A program of MaxText that starts runs of a list of its own."""
+"""A program of MaxText that starts runs from a list in its code."""
 _OTHER_PROGRAMS = {
     r"decode|inference|maxengine": "inference",
     r"ckpt|chkpt|checkpoint|convert|orbax|to_maxtext|to_huggingface": "the conversion of a checkpoint",

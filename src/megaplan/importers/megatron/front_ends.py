@@ -1,4 +1,4 @@
-"""Other front ends of Megatron: programs with arguments of their own, whose model is in another file."""
+"""Other front ends of Megatron: programs with their own arguments, whose model is in another file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaplan.importers.variables import replaced, variables
 
 
 class _FrontEnd(NamedTuple):
-    """A program that starts Megatron from arguments or a file of its own: its name, its mark in a text, and the source of its model."""
+    """A program that starts Megatron from arguments or its own file: its name, its mark in a text, and the source of its model."""
 
     name: str
     mark: re.Pattern[str]

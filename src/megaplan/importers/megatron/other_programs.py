@@ -43,7 +43,7 @@ _BY_CONFIG = MappingProxyType({"use_bridge": "bridge_hf_model"})
 
 
 def refuse_other_program(launch: Arguments) -> None:
-    """Refuses a launch whose program does not train a decoder of text or has modules of its own; warns of encoders, which are not counted.
+    """Refuses a launch whose program does not train a decoder of text or has its own modules; warns of encoders, which are not counted.
 
     Raises:
         MegaplanError: MP926.

@@ -1,4 +1,4 @@
-"""Launch arguments from YAML of programs with names and defaults of their own that states the model: gpt-neox's, and NeMo 1's.
+"""Launch arguments from YAML that states the model under other names and defaults: gpt-neox's and NeMo 1's.
 
 Sources: `megatron/neox_arguments/neox_args.py`, `megatron/model/transformer.py` of EleutherAI/gpt-neox;
 `megatron_gpt_config.yaml`, `megatron_base_model.py` and `nlp_overrides.py` of NeMo 1.23.

@@ -1,4 +1,4 @@
-"""Launch arguments from YAML that parts them into sections: FlagScale's, and Primus's, which builds on files of its own tree.
+"""Launch arguments from YAML with sections: FlagScale's, and Primus's, which builds on files of its own tree.
 
 Source: `flagscale/runner/utils.py` of FlagOpen/FlagScale.
 """

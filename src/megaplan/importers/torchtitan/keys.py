@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "optimizer.param_groups": (None, "parameter groups with separate optimizers are not priced"),
     "parallelism.full_dtensor": (False, "its additional memory is not priced"),
     "parallelism.enable_fsdp_symm_mem": (False, "symmetric memory is outside torch's allocator and not priced"),
-    "optimizer.optimizers": (None, "groups of parameters with optimizers of their own are not priced"),
+    "optimizer.optimizers": (None, "groups of parameters with their own optimizers are not priced"),
     "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
     "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),
     "parallelism.pipeline_parallel_schedule_csv": ("", "a schedule of one's own is not read"),

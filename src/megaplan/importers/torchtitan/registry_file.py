@@ -224,7 +224,7 @@ def read_registry(text: str, name: str, function: str | None = None) -> dict[str
         raise MegaplanError([diagnostic("MP916", f"no Python: {error}", Location(name))]) from None
     reader = Reader(tree)
     made, chosen = _chosen({each: reader.call(each, [], {}) for each in reader.functions}, name, function)
-    from megaplan.importers.torchtitan.models import REFUSED  # noqa: PLC0415  (a table of its own)
+    from megaplan.importers.torchtitan.models import REFUSED  # noqa: PLC0415  (its own table)
 
     keys = dict(_keys(made, name, chosen))
     unread = {key: value for key, value in keys.items() if isinstance(value, Unread if key == STATED else Unread | Made)}
@@ -326,7 +326,7 @@ def _converter(made: Made) -> str:
 
 def _model_name(name: str, function: str) -> str:
     """The model's name: the folder of torchtitan's own file, or the beginning of the function's name."""
-    from megaplan.importers.torchtitan.models import FLAVORS, REFUSED  # noqa: PLC0415  (a table of its own)
+    from megaplan.importers.torchtitan.models import FLAVORS, REFUSED  # noqa: PLC0415  (its own table)
 
     known = {*FLAVORS, *(each for each in REFUSED if "/" not in each)}
     parts = name.replace("\\", "/").split("/")
@@ -342,7 +342,7 @@ def _field(owner: Any, node: ast.Attribute) -> Any:
 
 
 def _is_config(made: Any) -> bool:
-    return isinstance(made, Made) and "model_spec" in made.given  # a fork's class has a name of its own
+    return isinstance(made, Made) and "model_spec" in made.given  # a fork's class has another name
 
 
 def _fields_alone(loop: ast.For) -> list[str] | None:

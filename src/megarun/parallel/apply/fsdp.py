@@ -3,7 +3,7 @@
 A stage whose parameters one data rank has whole is not wrapped (`megarun.parallel.apply.whole`).
 
 Wrapped bottom up (R-55): a layer's expert bank, then the unit, one layer or `sharding.wrap` consecutive ones, then the stage, with the
-parameters outside the layers; a depth of multi-token prediction is a unit of its own. With `sharding.wrap: stage` only the stage is
+parameters outside the layers; a depth of multi-token prediction is a separate unit. With `sharding.wrap: stage` only the stage is
 wrapped. The stage's group is never resharded after forward, because its backward follows immediately. Dense parameters are sharded over
 dp_shard, an expert bank over efsdp, the ranks that own the same experts; dp_replicate has copies of both. Sharding is along dim 0, a
 bank's rows (`ParamTensor.stored_shape`).

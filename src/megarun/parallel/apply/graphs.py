@@ -1,9 +1,9 @@
 """Forward and backward of a microbatch, and the update, as CUDA graphs: recorded once, replayed without the host.
 
 The first steps are eager: they compile kernels and make what is made lazily. Then two graphs are recorded: of a step's first microbatch,
-whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from tensors of their own.
+whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from their own tensors.
 Gradients stay between steps. With `host.cuda_graphs: step` the update by them is a third graph, recorded in the same step; it reads the
-learning rates and the clip factor from a tensor of its own, which the host writes after it has read loss and norm and judged the step.
+learning rates and the clip factor from its own tensor, which the host writes after it has read loss and norm and judged the step.
 
 The graphs share one memory pool: each reuses what those before it have freed, and a replay finds every tensor where it was recorded. They
 are replayed in the order in which they were recorded; a step that is skipped leaves out the update.
@@ -60,7 +60,7 @@ class CudaRecorder:
         """See `Recorder`. Before it, torch's allocator gives back what eager steps have freed, which the pool takes again."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         try:
-            # the watchdog of a process group queries events in a thread of its own meanwhile
+            # the watchdog of a process group queries events in another thread meanwhile
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         finally:

@@ -2,7 +2,7 @@
 
 What autograd saves in a layer's forward is copied to host memory while the next layer runs forward, and leaves the device with the end of
 that. It comes back while the layer after it runs backward. So besides the layer that runs, the device has what one layer keeps; the last
-layer of a stage waits for its copy. Copies run in a stream of their own. Saved tensors stay the same objects, whose storages have no bytes
+layer of a stage waits for its copy. Copies run in their own stream. Saved tensors stay the same objects, whose storages have no bytes
 in between, so that values, views and the times at which autograd frees them are those without offload.
 
 Not copied: parameters, buffers and further arguments of a layer, which belong to others, and what a stage has received, which stays in its

@@ -1,6 +1,6 @@
 """`precision.recipe.param_gather`: FSDP2 gathers packed weights (`megaplan.spec.local`), made of each rank's shard.
 
-What FSDP2 calls the unsharded parameter has the weight's shape and no elements of its own: products read the packed rows that it carries.
+What FSDP2 calls the unsharded parameter has the weight's shape and no elements: products read the packed rows that it carries.
 torch's extension of the all-gather (`fsdp_pre_all_gather`) would not do: its inputs must have a padded shard's shape where shards are
 uneven, and it knows no parts that are kept between forward and backward.
 

@@ -1,7 +1,7 @@
 """Gradient shards in the memory of the stream that computes.
 
 FSDP2 makes a group's reduced output in its reduce-scatter stream. torch's allocator has a pool for each stream, so the shards of a whole
-stage get memory of their own while that of activations, which the backward frees one layer after another, is not used. Here an
+stage get further memory while that of activations, which the backward frees one layer after another, is not used. Here an
 output that becomes the shards is made in the computing stream instead.
 
 That is safe without `record_stream`. The reduce-scatter stream waits for the computing stream before it writes the output, so whatever used

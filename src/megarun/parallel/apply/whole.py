@@ -46,7 +46,7 @@ class Lent(NamedTuple):
         name: Name of the parameter there.
         stored: The parameter that the optimizer updates.
         used: The parameter that the module computes with.
-        copied: True if `used` has a storage of its own.
+        copied: True if `used` has its own storage.
     """
 
     module: nn.Module

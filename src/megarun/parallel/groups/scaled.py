@@ -1,6 +1,6 @@
 """Linears that multiply in eight bits (`precision.recipe`), alone or with the collectives of a TP group.
 
-A call multiplies one input by several weights. What its backward reads is kept by a node of its own before the products run: the copy of
+A call multiplies one input by several weights. What its backward reads is kept by its own node before the products run: the copy of
 the input that the weight gradients multiply, or the input itself where that is kept anyway. A region that is recomputed stops when the last
 of its kept tensors is there, so the products of a call at its end do not run again. The weights' copies are made for each product.
 

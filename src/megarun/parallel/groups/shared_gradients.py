@@ -54,7 +54,7 @@ class SharedGradients:
                 block = next((before for before in _prefixes(name) if before in self._groups), None)
                 if block is not None and parameter.requires_grad:
                     shared.setdefault((name, block), []).append(local_gradient(parameter, name))
-        for name, block in sorted(shared):  # the same order on all ranks, whose stages list their blocks in orders of their own
+        for name, block in sorted(shared):  # the same order on all ranks, whose stages list their blocks in different orders
             total, *others = shared[name, block]
             for gradient in others:
                 total.add_(gradient)

@@ -33,7 +33,7 @@ class _AbandonedError(Exception):
 
 
 class Turns:
-    """A pair: the first computation runs in the caller's thread, the second in one of its own.
+    """A pair: the first computation runs in the caller's thread, the second in another thread.
 
     Attributes:
         ended: True for each computation that has ended.

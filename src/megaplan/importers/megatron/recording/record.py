@@ -119,7 +119,7 @@ def record(
 def _started(
     command: list[str], folder: str, variables: dict[str, str], prepare: Callable[[], None], errors: BinaryIO
 ) -> subprocess.Popen[bytes]:
-    """Start the script in a session of its own, after `prepare`.
+    """Start the script in its own session, after `prepare`.
 
     Raises:
         OSError: The limits cannot be set.

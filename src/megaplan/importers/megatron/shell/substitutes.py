@@ -1,4 +1,4 @@
-"""Expressions of sed that replace a text by another, with no character that has a meaning of its own."""
+"""Expressions of sed that replace a text by another, with no character that has its own meaning."""
 
 from __future__ import annotations
 
