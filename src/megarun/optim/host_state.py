@@ -2,7 +2,7 @@
 
 Parameters stay on the device, which computes every update. An update goes through its units, the parameters that it changes at once. The
 averages of the next unit are copied to the device while this one is updated, and those of this one are copied back while the next one is.
-Both copies run in one stream of their own: the averages of a unit leave before those of the unit after the next arrive. So the device has
+Both copies run in one separate stream: a unit's averages leave before those of the next unit but one arrive. So the device has
 room for two consecutive units, in one buffer of which they use the two ends in turn. It exists during updates alone.
 
 On the host all averages lie in one tensor, unit after unit. It is page-locked if the device is CUDA: its pages are registered, because

@@ -11,7 +11,7 @@ one launch, or added to them; without a pipeline its copies are then freed, with
 
 Under `sharding.mode: ddp` every data rank has its parameters whole, and the gradients of a group are a bucket: one all-reduce sums them.
 Without a pipeline it starts when the group's backward of the last microbatch is done, during the backward of the groups before it; with
-one, when a stage's last backward is done. In `precision.grads` gradients are summed in place, so a bucket has no bytes of its own. In
+one, when a stage's last backward is done. In `precision.grads` gradients are summed in place, so a bucket takes no further memory. In
 another `precision.reduce` a bucket is a cast, and lives until the next one is made: its sum is then copied back into the gradients.
 
 Source: torch/nn/parallel/distributed.py (`gradient_as_bucket_view`, `no_sync`) and
