@@ -42,8 +42,7 @@ def measured_steps(path: str, seconds: float | None = None, changes: tuple[str, 
         changes: `KEY=VALUE` texts of that spec.
 
     Raises:
-        MegaplanError: MP487, there are no such rows, they are of several hosts, the run has too few steps, or the time of a spec cannot be
-            modelled; what `megaplan.load` raises.
+        MegaplanError: MP487: no such rows, rows of several hosts, too few steps, or a spec whose time cannot be modelled. Also the errors of `megaplan.load`.
     """
     if seconds is not None:
         if not SHORTEST <= seconds <= LONGEST:

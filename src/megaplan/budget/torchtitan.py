@@ -57,8 +57,7 @@ class Pools(NamedTuple):
     """Memory of torch in the streams of FSDP2's collectives, allocated or not.
 
     Attributes:
-        shards: Outputs of all reductions, which are the gradients. In another dtype these are casts, and FSDP2 also has one output, or all
-            of them to sum over replicas.
+        shards: Outputs of all reductions, which are the gradients. In another dtype these are casts, and one reduced output exists too; all outputs if replicas are summed.
         gathers: Outputs of two all-gathers, the current one and the next.
     """
 
@@ -148,9 +147,9 @@ def _pooled(storage: BlockStorage, *, ungathered: bool) -> BlockStorage:
 
 
 def titan_sizes(spec: Spec) -> Sizes:
-    """Sizes of FSDP2's sharding: over dp_shard · cp ranks, and over those left to an expert; with float8 gathers weights have one byte.
+    """Sizes of FSDP2's sharding: over dp_shard · cp ranks, for experts over efsdp ranks; with float8 gathers weights have one byte.
 
-    Whole gradients are in the reduction's dtype, in which a pipeline accumulates them; those of the shards are in the streams' pools.
+    Unsharded gradients are in the reduction's dtype, in which a pipeline accumulates them; gradient shards are in the streams' pools.
     """
     mesh, recipe = spec.mesh, spec.precision.recipe
     low = frozenset({PAIR}) if recipe is not None and recipe.param_gather else frozenset[str]()

@@ -73,7 +73,7 @@ def import_megatron(
 
 
 def _recorded(command: list[str], variables: dict[str, str], gpus: int | None, *, unconfined: bool) -> Recording:
-    """Say what is run and how, then run it.
+    """Print which script is run and how, then run it.
 
     Raises:
         MegaplanError: MP924, this system cannot confine a script, or has no bash.

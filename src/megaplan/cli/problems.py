@@ -25,7 +25,7 @@ _COMMANDS = {
     "convert": "import",
     "gpus": "devices",
 }
-"""Commands by names that other tools give to what they do."""
+"""Commands by the names that other tools use for them."""
 
 
 def bug(error: Exception) -> Diagnostic:

@@ -165,7 +165,7 @@ def _written(found: Search, folder: str | None) -> tuple[str, ...]:
 
 
 def _progress() -> Callable[[Progress], Any]:
-    """A line on stderr, rewritten in place; nothing where no person reads it."""
+    """A line on stderr, rewritten in place; nothing unless stderr is a terminal."""
     import sys  # noqa: PLC0415
 
     if not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""The identity of an operation next to its measured constant: what the kinds of kernels count for reference specs."""
+"""The identity of an operation next to its measured constant: the counts of its kinds of kernels in reference specs."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def export_nemo_rl(source: Source) -> Exported:
 
 
 def _cluster(job: Job) -> tuple[dict[str, int], dict[str, int | None]]:
-    """Nodes and GPUs of the job, and of a rollout with its own pool: a part of one node, or whole nodes."""
+    """Nodes and GPUs of the job, and of a separate rollout pool: a part of one node, or whole nodes."""
     (nodes, per_node), (rollout_nodes, rollout_per_node) = job.pools
     if job.plan.placement != "split":
         return {"gpus_per_node": per_node, "num_nodes": nodes}, {"gpus_per_node": None, "num_nodes": None}

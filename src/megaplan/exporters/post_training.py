@@ -70,7 +70,7 @@ class Job(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, int] | None:
-        """Layers of the first and of the last stage if they are not those of an even split; the stages between them are equal."""
+        """Layers of the first and of the last stage, if not an even split; the stages between them are equal."""
         inner, even = set(self.layers[1:-1]), len(set(self.layers)) == 1
         return None if even or len(inner) > 1 or self.spec.mesh.vpp > 1 else (self.layers[0], self.layers[-1])
 
@@ -101,7 +101,7 @@ def job_of(source: Source) -> Job:
 def losses_of(job: Job) -> Iterator[Loss]:
     """Settings that neither loop expresses."""
     spec, plan = job.spec, job.plan
-    yield Loss("model", "model: the loop loads a checkpoint of Hugging Face; its dimensions must be this plan's", strict=False)
+    yield Loss("model", "model: the loop loads a checkpoint of Hugging Face; its dimensions must equal this plan's", strict=False)
     if spec.optimizer.matrix != "adamw":
         yield Loss("optimizer.matrix", f"optimizer.matrix = {spec.optimizer.matrix}: the loop trains with AdamW", "matrix: adamw")
     count = spec.schedule.microbatches_per_update
@@ -129,7 +129,7 @@ def losses_of(job: Job) -> Iterator[Loss]:
 
 
 def recomputes_all(job: Job) -> bool:
-    """True if every block is recomputed whole."""
+    """True if every block has full recompute."""
     return all(job.spec.recompute.of(letter) == "full" for letter in job.letters)
 
 

@@ -122,7 +122,7 @@ def _all(source: Source, wanted: str) -> bool:
 def _losses(source: Source) -> list[Loss]:
     spec, found = (
         source.spec,
-        [Loss("model", "model: torchtitan builds it from its own registry; its dimensions must be this plan's", strict=False)],
+        [Loss("model", "model: torchtitan builds it from its own registry; its dimensions must equal this plan's", strict=False)],
     )
     if spec.optimizer.matrix == "muon":
         found.append(Loss("optimizer.matrix", "optimizer.matrix = muon: torchtitan's AdamW is written for all parameters", "matrix: adamw"))

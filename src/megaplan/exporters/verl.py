@@ -143,7 +143,7 @@ def _verl_fsdp(job: Job) -> dict[str, Any]:
 
 
 def _engine(plan: PostTraining) -> dict[str, Any]:
-    """Settings of verl's engine that the plan gives; its defaults are the engine's or verl's."""
+    """Settings of verl's engine that the plan gives; the defaults are the engine's or verl's."""
     rollout = plan.rollout
     given = {
         "gpu_memory_utilization": rollout.memory_fraction,

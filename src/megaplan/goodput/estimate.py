@@ -69,7 +69,7 @@ def run_estimate(spec: Spec, inventory: Inventory, layout: Layout, budget: Budge
     """The whole run of a spec.
 
     Raises:
-        MegaplanError: MP471, the step has no time; MP472, interruptions come faster than anything is saved.
+        MegaplanError: MP471, the step has no time; MP472: interruptions are more frequent than finished saves.
     """
     step = step_of_run(spec, time)
     rate = sustained_rate(spec.run or Run())

@@ -76,7 +76,7 @@ def _layers(checked: Checked, encoder: Encoder) -> Iterator[Diagnostic]:
         detail = f"full_layers has {max(encoder.full_layers)}, with num_layers = {encoder.num_layers} and window_patches = {window}"
         yield checked.error("MP226", detail, f"{VISION}.full_layers", "full_layers: []")
     if window is not None and encoder.patches % window:
-        detail = f"patches = {encoder.patches:,} are not whole windows of {window:,}"
+        detail = f"patches = {encoder.patches:,} are not a multiple of the window of {window:,}"
         yield checked.error("MP226", detail, f"{VISION}.patches", f"patches: {-(-encoder.patches // window) * window}")
 
 

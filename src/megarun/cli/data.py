@@ -131,7 +131,7 @@ def _kind(text: str) -> TokenizerKind:
     try:
         return TokenizerKind(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither bpe nor bytes nor a file", param_hint="--tokenizer") from None
+        raise typer.BadParameter(f"{text!r} is not bpe, bytes or a file", param_hint="--tokenizer") from None
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
 
 
 def _gates(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """Checks that a gate exists where something belongs to it, and that a query latent exists where it makes the gate."""
+    """Checks that a gate's options have a gate, and that a gate from the query latent has a query latent."""
     biased = isinstance(attention, GroupedQueryAttention) and attention.gate_bias
     for name, value in {"gate_width": "head" * (attention.gate_width == "head"), "gate_bias": "true" * biased}.items():
         if value and not attention.gate:
@@ -87,7 +87,7 @@ def _rotated(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator
 
 
 def _layer_heads(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
-    """Checks heads of single layers: whole groups, no wider rotation than a head, and each layer once."""
+    """Checks heads of single layers: a whole number of heads per group, rotation at most a head's width, each layer once."""
     key, seen = "model.attention.layer_heads", set[int]()
     for place, given in enumerate(attention.layer_heads):
         own = attention.with_heads(place)
@@ -177,7 +177,7 @@ def _values(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[
 
 
 def _scaling(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """Checks rotary scaling: kept frequencies are not below divided ones.
+    """Checks rotary scaling: unchanged frequencies must be at least as high as divided ones.
 
     Equal ends are a ramp of one step, as in Kimi-K2 (yarn) and Llama-4-Scout (llama3). YaRN finds both by the logarithm of the base.
     """
@@ -225,7 +225,7 @@ def _layers(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAtten
 
 
 def _layer_latents(checked: CheckedSpec, attention: LatentAttention) -> Iterator[Diagnostic]:
-    """Checks heads and latents of single layers: A layers, each once; a query latent only where the section has one."""
+    """Checks heads and latents of single layers: A layers, each once; a query latent only if the section has one."""
     key, seen = "model.attention.layer_latents", set[int]()
     for place, own in enumerate(attention.layer_latents):
         yield from rising(checked, key, own.layers)
