@@ -197,7 +197,10 @@ def any_path(word: str) -> AnyPath:
     given = urlsplit(word)
     if given.password is not None or (given.username is not None and given.scheme != "file"):
         shown = word.replace(f"{given.netloc.rpartition('@')[0]}@", "…@")
-        raise refusal("MP665", f"{shown}: a URL must not contain credentials; they are read from the environment or the profile of the storage's tools")
+        raise refusal(
+            "MP665",
+            f"{shown}: a URL must not contain credentials; they are read from the environment or the profile of the storage's tools",
+        )
     url = RemotePath(word.rstrip("/") if word.rstrip("/").rpartition(_MARK)[2] else word)
     if not urlsplit(url.url).netloc + urlsplit(url.url).path.strip("/"):
         raise refusal("MP665", f"{word}: names no bucket or folder", hints=("s3://BUCKET/RUN",))

@@ -1,7 +1,11 @@
 """Advice for a spec that does not fit: the smallest changes that make it fit, fastest first.
 
 Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Changes whose lower bound
-on memory exceeds the device are left out. Single edits are priced in the order of their bound on the step, until the next bound is above the step of the last shown edit: no faster edit that fits is missed. Edits with several chunks per rank in loop placement come last and may spend the limit of work, because their search for cuts is long if no cuts fit. Larger changes are priced in the order of how likely they fit, within a limit of work. If the command chooses cuts by step time, it searches them only for the changes that are shown; the others are priced with the starting cuts of that search, whose step is no shorter.
+on memory exceeds the device are left out. Single edits are priced in the order of their bound on the step, until the next bound is above
+the step of the last shown edit: no faster edit that fits is missed. Edits with several chunks per rank in loop placement come last and may
+spend the limit of work, because their search for cuts is long if no cuts fit. Larger changes are priced in the order of how likely they
+fit, within a limit of work. If the command chooses cuts by step time, it searches them only for the changes that are shown; the others are
+priced with the starting cuts of that search, whose step is no shorter.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Estimate(Result):
 
     @property
     def verdict(self) -> Verdict:
-        """`fits narrowly` counts as a fit for exit codes and searches; it means that the job would not fit with the reserved memory of measured runs."""
+        """`fits narrowly` counts as a fit for exit codes and searches; with the reserved memory of measured runs the job would not fit."""
         return "does not fit" if not self.fits else "fits" if self.narrow is None else "fits narrowly"
 
     @property

@@ -42,7 +42,8 @@ def measured_steps(path: str, seconds: float | None = None, changes: tuple[str, 
         changes: `KEY=VALUE` texts of that spec.
 
     Raises:
-        MegaplanError: MP487: no such rows, rows of several hosts, too few steps, or a spec whose time cannot be modelled. Also the errors of `megaplan.load`.
+        MegaplanError: MP487: no such rows, rows of several hosts, too few steps, or a spec whose time cannot be modelled. Also the errors
+            of `megaplan.load`.
     """
     if seconds is not None:
         if not SHORTEST <= seconds <= LONGEST:

@@ -120,7 +120,7 @@ def diff(before: PlanSource, after: PlanSource, /) -> Diff:
 
 
 def check(plan: PlanSource, /, *, costs: FilePath | None = None, spec: FilePath | None = None, signer: FilePath | None = None) -> Check:
-    """Plan a plan's inputs again and compare: changed decisions, digest, stale reasons, whether it still fits, and whether its spec still has its values.
+    """Plan a plan's inputs again and compare: changed decisions, digest, stale reasons, whether it fits and whether its spec has changed.
 
     Args:
         plan: A path, a mapping, or a `PlanDocument`.

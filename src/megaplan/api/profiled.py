@@ -31,7 +31,8 @@ def measured_constants(folder: str, results: str, held_out: Sequence[str] = (), 
         changed: Kernels that changed after these runs, with their times before and after: the constants are those of today's kernels.
 
     Raises:
-        MegaplanError: MP487: the results lack facts or a profiled run, or the spec of a run has another host or device. Also the errors of `megaplan.load`.
+        MegaplanError: MP487: the results lack facts or a profiled run, or the spec of a run has another host or device. Also the errors of
+            `megaplan.load`.
     """
     from megaplan.layout.changed import changed_kernels  # noqa: PLC0415
     from megaplan.layout.profile import constants  # noqa: PLC0415

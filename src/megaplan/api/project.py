@@ -124,7 +124,8 @@ def project(
         report: Callback for the progress of a search.
 
     Raises:
-        MegaplanError: MP473, a number is not a multiple of the measured devices; MP487: the measured steps cannot be read. Also the errors of `megaplan.search`.
+        MegaplanError: MP473, a number is not a multiple of the measured devices; MP487: the measured steps cannot be read. Also the errors
+            of `megaplan.search`.
 
     Examples:
         >>> import json, megaplan, pathlib, tempfile

@@ -46,7 +46,8 @@ class Search(Result):
         devices: Devices of every layout.
         objective: Objective by which rows are ordered.
         rows: Layouts, best first; empty if none fits.
-        stopped: Empty if every layout was considered; else the reason to stop early: `time`, `interrupt`, or `gap` (the first row is within 1 % of the bound).
+        stopped: Empty if every layout was considered; else the reason to stop early: `time`, `interrupt`, or `gap` (the first row is within
+            1 % of the bound).
         seconds: Time limit; None for none.
         num_layouts: Legal meshes with a micro-batch; each has the schedules that run on it.
         num_evaluated: Exact evaluations.
@@ -211,7 +212,9 @@ def search(
 
     The global batch, the sequence length and the model stay fixed. The search covers pp, tp, cp, ep, etp, both parts of dp, resharding,
     vocabulary sharding and optimizer sharding, and, as `vary` says, schedule with vpp, micro-batch, recompute by family, gradient
-    precision and kernels. Of the cuts that fit, the ones with the least time of the busiest slot (or rank) are chosen; with pairs in turns, the ones with the shortest step. `pools` keep their devices and their order; the number of pipeline ranks of a layout must divide each pool into whole stages.
+    precision and kernels. Of the cuts that fit, the ones with the least time of the busiest slot (or rank) are chosen; with pairs in turns,
+    the ones with the shortest step. `pools` keep their devices and their order; the number of pipeline ranks of a layout must divide each
+    pool into whole stages.
 
     Args:
         source: A spec: a path, a mapping, or a job that was loaded.
@@ -278,7 +281,9 @@ def _check_limits(job: LoadedJob, devices: int, top: int, seconds: float | None)
     """
     if devices < 1 or top < 1:
         raise refuse("MP489", f"--devices {devices}, --top {top}: both are at least 1", "--devices 8 --top 10")
-    for key, detail, hint in uneven_pools(job.spec, devices, devices):  # with the same number of stages only if no stage is left for `device`
+    for key, detail, hint in uneven_pools(
+        job.spec, devices, devices
+    ):  # with the same number of stages only if no stage is left for `device`
         raise refuse("MP509", detail, hint, "pools: []", key=key)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise refuse("MP489", f"--seconds {seconds:g}: a time limit is above 0", "--seconds 20", "--exhaust")

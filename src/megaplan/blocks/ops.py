@@ -124,7 +124,8 @@ TAKE = "take values"
 class Flow(Enum):
     """Way in which gradients pass an operation.
 
-    It computes new tensors; or cuts one storage into views and joins their gradients; or adds and passes the same gradient on; or passes the gradient on as a reshaped view.
+    It computes new tensors; or cuts one storage into views and joins their gradients; or adds and passes the same gradient on; or passes
+    the gradient on as a reshaped view.
     """
 
     COMPUTE = "compute"
@@ -153,7 +154,8 @@ class Op(NamedTuple):
         late_inside: Scratch of the one product that makes all of those gradients; empty if each has its own product.
         hands_views: True if the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
         call: The first of the linears that the runtime multiplies in one call, if they are separate operations.
-        before: Points of its backward before its parameters' gradients, each with its temporary storages, in place of `fetches`, and whether its input gradients exist.
+        before: Points of its backward before its parameters' gradients, each with its temporary storages, in place of `fetches`, and
+            whether its input gradients exist.
         waits: True if another block's W needs what it keeps.
     """
 
@@ -255,7 +257,8 @@ class Projection(NamedTuple):
 def project(reads: str, gathered: str, *projections: Projection, sharded: bool, holds: tuple[str, ...] = ()) -> tuple[Op, ...]:
     """Column-parallel linears of one input, as `TensorParallel.project` runs them.
 
-    Under TP they are one operation: it gathers the local tokens, multiplies and saves the local ones; backward gathers them again and reduce-scatters the partial gradient of the gathered tokens.
+    Under TP they are one operation: it gathers the local tokens, multiplies and saves the local ones; backward gathers them again and
+    reduce-scatters the partial gradient of the gathered tokens.
 
     Args:
         reads: The rank's own tokens.
@@ -346,7 +349,8 @@ class BlockProgram:
         held: Storages that a local of the block's forward names until it returns.
         reruns: Names of the operations that selective recompute runs again.
         caches: Storages that it keeps until then in any case, so that their operations do not run again.
-        after: Names of operations after the region of selective recompute: the tensors that they save are kept, even if an operation of the region makes them.
+        after: Names of operations after the region of selective recompute: the tensors that they save are kept, even if an operation of the
+            region makes them.
     """
 
     ops: tuple[Op, ...]

@@ -54,9 +54,10 @@ HANDED, ARRIVING = "handed", "arriving"
 
 
 def num_lanes(num_heads: int, cp: int) -> int:
-    """Number of lanes into which a recurrence's heads (or groups of heads) are divided, so that the ranks of a CP group work at the same time.
+    """Number of lanes into which a recurrence's heads (or groups of heads) are divided, so that all ranks of a CP group work at once.
 
-    With n lanes a rank works in 2 · n of the 2 · n + 2 · cp − 2 turns that the walk over the pieces takes; more than twice as many lanes as ranks would gain little and make small kernels.
+    With n lanes a rank works in 2 · n of the 2 · n + 2 · cp − 2 turns that the walk over the pieces takes; more than twice as many lanes as
+    ranks would gain little and make small kernels.
     """
     return max(lanes for lanes in range(1, min(num_heads, 2 * cp) + 1) if num_heads % lanes == 0)
 
@@ -64,7 +65,8 @@ def num_lanes(num_heads: int, cp: int) -> int:
 def handed_storages(dims: Dims, num_heads: int, lanes: int, *widths: int) -> Shapes:
     """Lanes of state held at the peak of a relay, in addition to saved ones: `handed`, and `arriving`, which another rank has sent.
 
-    Each rank holds the initial state and the lane in progress; a rank that sends its result also holds the previous lane, and the rank at which the relay reverses holds all previous lanes until the last.
+    Each rank holds the initial state and the lane in progress; a rank that sends its result also holds the previous lane, and the rank at
+    which the relay reverses holds all previous lanes until the last.
     """
     state, before = dims.batch * num_heads // lanes * prod(widths), lanes - 1 if dims.is_last_cp_rank else 1
     return {

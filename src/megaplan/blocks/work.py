@@ -72,7 +72,8 @@ class Workload(NamedTuple):
 class OpWork(NamedTuple):
     """The work of an operation of a block, as a rank runs it.
 
-    `blocks.ops.Op` is the operation, without sizes. Its storages are in the program's `Shapes`, its work is here; decision 19 says why these are tables next to the program.
+    `blocks.ops.Op` is the operation, without sizes. Its storages are in the program's `Shapes`, its work is here; decision 19 says why
+    these are tables next to the program.
 
     Attributes:
         name: Name of the operation (`blocks.ops.Op.name`) if the program has a separate operation for this work.

@@ -26,7 +26,7 @@ AXES: dict[str, Axis] = {
     "pp": Axis(
         "pipeline parallel",
         "Layers: each rank holds the blocks of its slots, their states and activations.",
-        "One block that is too large. In-flight activations do not shrink either: the first ranks hold pp microbatches of 1 / pp of the layers.",
+        "One block that is too large. Nor in-flight activations: the first ranks hold pp microbatches of 1 / pp of the layers.",
         "Receive buffers that grow with the number of microbatches, whole accumulated gradients, idle time at both ends.",
     ),
     "vpp": Axis(

@@ -36,7 +36,8 @@ class ChunkPolicy(NamedTuple):
         pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
         reshard: Gathered parameters of layers are freed after forward.
         splits_backward: The schedule computes weight gradients in their own action.
-        in_place: True if gradients of the slot's own parameters accumulate in the dtype in which autograd makes them; a layer's flag is in its block.
+        in_place: True if gradients of the slot's own parameters accumulate in the dtype in which autograd makes them; a layer's flag is in
+            its block.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Units that each unit's forward begins by gathering: without a number in the spec the next one with EP, whose host
             waits for counts of rows.
@@ -78,7 +79,9 @@ class Chunk:
         held_values: Values that the stage holds for later layers as each unit's forward begins, and while it runs.
         value_sums: Gradient sums of such values that exist when each unit's backward begins.
         offloaded: True for each unit whose kept tensors are in host memory between its forward and its backward.
-        before: For each unit, bytes that earlier units keep on the device while it runs, inputs included; last, the bytes between passes. The saved tensors of an offloaded unit leave the device while the next unit runs forward, and return while that unit runs backward.
+        before: For each unit, bytes that earlier units keep on the device while it runs, inputs included; last, the bytes between passes.
+            The saved tensors of an offloaded unit leave the device while the next unit runs forward, and return while that unit runs
+            backward.
         on_host: Bytes of each offloaded unit in host memory for a microbatch, with aligned tensors.
     """
 
@@ -173,7 +176,7 @@ class Chunk:
         return {}
 
     def held(self, state: ChunkState, *, weight_grads: bool = True) -> tuple[int, int]:
-        """Gradients and gathered parameters of the chunk while another one runs; `weight_grads` is true if the gradients of linear weights exist."""
+        """Gradients and gathered parameters of the chunk while another one runs; `weight_grads`: True if linear weights have gradients."""
         if state is REDUCED:
             return self.shard_bytes, 0
         gradients = 0
@@ -233,7 +236,8 @@ class Chunk:
     def passed_bytes(self, index: int) -> int:
         """Gradients that a layer's backward passes on: of the stream, and of the norm that it shares with the layer before.
 
-        For a prediction depth they include the waiting gradient that final norm or head made for the depth's input; if layers pass values on, also the gradients that the layer made of earlier values, and the sums of later layers' gradients.
+        For a prediction depth they include the waiting gradient that final norm or head made for the depth's input; if layers pass values
+        on, also the gradients that the layer made of earlier values, and the sums of later layers' gradients.
         """
         if self.names[index].startswith("mtp."):
             return 2 * self.policy.boundary_bytes
@@ -244,7 +248,7 @@ class Chunk:
         return passed + tensors[VIEWED][0] - (self._received_bytes if index > self.received_from else 0)
 
     def first_sums(self, index: int) -> int:
-        """Bytes after a layer that is the first to add to gradients from the next stage: the gradients that it passes on, and the new sums; else 0.
+        """Bytes after the first layer that adds to gradients from the next stage: the gradients that it passes on, and the new sums; else 0.
 
         Autograd frees a Python function's results when all are added.
         """
@@ -265,7 +269,8 @@ class Chunk:
     def lasting(self) -> list[int]:
         """Gradients of the slot's own parameters that stay after each unit; none for a layer, which has its own group.
 
-        With MTP the first depth passes on the gradients of embedding, head and used side embeddings; for a tied embedding the head's part stays until the embedding's is added to it.
+        With MTP the first depth passes on the gradients of embedding, head and used side embeddings; for a tied embedding the head's part
+        stays until the embedding's is added to it.
         """
         return [0 if unit.layer and not unit.shared else self._lasting(index, unit) for index, unit in enumerate(self.units)]
 

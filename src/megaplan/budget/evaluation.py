@@ -107,7 +107,7 @@ class BlockMemo:
     """
 
     MOST = 1000
-    """Largest number of cached specs that differ in more than variants; at this number the cache is emptied, so that a long search does not grow."""
+    """Largest number of cached specs that differ in more than variants; the cache is then emptied, which bounds a long search."""
 
     def __init__(self) -> None:
         self._blocks: dict[Hashable, dict[BlockVariant, Evaluated]] = {}

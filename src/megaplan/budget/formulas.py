@@ -129,7 +129,7 @@ FORMULAS: dict[str, ColumnFormula] = {
         Basis.MODELLED,
     ),
     Column.OVERHEAD: ColumnFormula(
-        "Reserved minus allocated. A stream's pool cannot use memory freed by another stream, and reserved memory never shrinks: a phase has"
+        "Reserved minus allocated. A stream's pool cannot use memory freed by another stream, and reserved memory never falls: a phase has"
         " at least the reserved bytes of earlier phases.",
         "expandable segments: pools of FSDP2's streams at their own peaks, less what they hold at the main one: all-gathers (output + cast"
         " of the shard), and reduced outputs that are added to shards; + 22 MiB and 20 MiB a stream of pages that are not full; + 1.5 % of"

@@ -17,7 +17,7 @@ SENT_AGAIN: Callable[[GroupBytes], int] = attrgetter("sent_again_bytes")
 
 
 def next_ahead(units: Sequence[Unit]) -> list[Ahead]:
-    """The all-gathers that each unit's backward begins in FSDP2's own order: each group begins the gather of the group that ran forward before it.
+    """The all-gathers that each unit's backward begins in FSDP2's order: a group begins the gather of the group that ran forward before it.
 
     In a group of several layers that may be the bank of an earlier layer. A layer with nothing to gather itself begins
     none.

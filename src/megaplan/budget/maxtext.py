@@ -1,8 +1,9 @@
 """The budget of a job that MaxText runs: one program for all devices, so that every device has the same bytes.
 
 XLA plans memory before the program runs. The budget is the largest peak of what the program defines: state, gradients, inputs of
-scanned blocks, what the remat policy saves, logits, and one block that backward runs again. One block's peak is that of megarun's kernels, which fuse the same operations as XLA. Choices of XLA's scheduler are not modelled: copies for layouts, padding to tiles of 8 × 128,
-buffers of collectives that run ahead, and rematerialisation that the compiler adds if a program does not fit.
+scanned blocks, what the remat policy saves, logits, and one block that backward runs again. One block's peak is that of megarun's kernels,
+which fuse the same operations as XLA. Choices of XLA's scheduler are not modelled: copies for layouts, padding to tiles of 8 × 128, buffers
+of collectives that run ahead, and rematerialisation that the compiler adds if a program does not fit.
 
 Source: `get_remat_policy` and `__call__` of src/maxtext/layers/decoders.py, AI-Hypercomputer/maxtext at e591f30c.
 """

@@ -1,7 +1,8 @@
 """The largest point of a pair in turns: a forward and a backward of a rank that alternate at the exchanges of rows.
 
-Either action is a sequence of phases, each from one exchange to the next. The forward begins. At the end of a phase the other action runs its next phase, while the first one's tensors stay allocated and its rows are in transit. When one has ended, the other runs to its end. If both are of
-one chunk, its gradients and gathered parameters are the backward's part.
+Either action is a sequence of phases, each from one exchange to the next. The forward begins. At the end of a phase the other action runs
+its next phase, while the first one's tensors stay allocated and its rows are in transit. When one has ended, the other runs to its end. If
+both are of one chunk, its gradients and gathered parameters are the backward's part.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def spans_of(num_layers: int, stages: int) -> list[tuple[int, int]]:
 def cached_tokens(serving: Serving, window: int | None) -> int:
     """Tokens of one sequence in one layer's cache.
 
-    Contiguous: the context, or the window if that is smaller. Paged: whole blocks; a window that ends inside a block also begins inside one, so it can touch one block more than its length needs.
+    Contiguous: the context, or the window if that is smaller. Paged: whole blocks; a window that ends inside a block also begins inside
+    one, so it can touch one block more than its length needs.
     """
     context = serving.context_length
     if serving.cache == "contiguous":
@@ -96,7 +97,8 @@ def served_by(spec: Spec, block: Block) -> ServingState:
 def _stage(spec: Spec, inventory: Inventory, span: tuple[int, int], degrees: tuple[int, int, int]) -> ServingStage:
     """One rank of a stage.
 
-    Every rank holds latents whole; of key-value heads it holds its own, at least one. A tensor group divides recurrent states. If the tensor group has more ranks than the expert degree, the additional ranks shard each expert's width.
+    Every rank holds latents whole; of key-value heads it holds its own, at least one. A tensor group divides recurrent states. If the
+    tensor group has more ranks than the expert degree, the additional ranks shard each expert's width.
     """
     serving, (first, end), (tp, pp, _) = spec.serving, span, degrees
     assert serving is not None

@@ -1,11 +1,13 @@
 """A chunk whose schedule splits backwards: I, which makes the gradient of the chunk's input, and W, which makes the weight gradients.
 
-Between the two a microbatch keeps the tensors that W needs (`megaplan.hosts.megarun.halves`). A chunk's gradients have two parts: the gradients that I makes, from its first I, and linear layers' gradients, from its first W. On the last rank of a V the two middle stages pass a gradient to
-each other without a receive buffer: it is allocated from the I of the later to the end of the I of the earlier, and longer if W needs it.
-The earlier stage's output has no receive buffer either: if a linear of the later reads it (no norm before the block), W keeps it after that
-I.
+Between the two a microbatch keeps the tensors that W needs (`megaplan.hosts.megarun.halves`). A chunk's gradients have two parts: the
+gradients that I makes, from its first I, and linear layers' gradients, from its first W. On the last rank of a V the two middle stages pass
+a gradient to each other without a receive buffer: it is allocated from the I of the later to the end of the I of the earlier, and longer if
+W needs it. The earlier stage's output has no receive buffer either: if a linear of the later reads it (no norm before the block), W keeps
+it after that I.
 
-A layer that shares its norm adds nothing to the gradient of the stream: its output gradient is the previous layer's, one storage, which is counted once while it waits for the W of either layer.
+A layer that shares its norm adds nothing to the gradient of the stream: its output gradient is the previous layer's, one storage, which is
+counted once while it waits for the W of either layer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """The tape of a chunk's actions: the bytes that each block allocates above its initial level, and the bytes that it leaves.
 
 An action of a chunk (`megaplan.budget.actions`) is a sequence of segments, one or two for each block. A segment depends on its block and on
-a few settings of the action alone, so equal layers share it. Segments compose: the peak of two is the larger of the first one's peak, and the second one's peak plus the bytes that the first has left. Only the largest point of a segment is kept, with its parts by column.
+a few settings of the action alone, so equal layers share it. Segments compose: the peak of two is the larger of the first one's peak, and
+the second one's peak plus the bytes that the first has left. Only the largest point of a segment is kept, with its parts by column.
 
 All-gathers. A layer's forward begins with copies out of its all-gather's output, whose predecessor is freed when they are done. A backward
 gathers the layer before ahead. Several layers may be one group: gathered before the first one's forward and the last one's backward, and
-reduced after the first one's backward, until which gradients stay as autograd makes them. Experts are a separate group, gathered for their operation. In a backward FSDP2 processes their gradients as soon as they exist: without a pipeline it reduces them, else it casts them one by one, unless they accumulate in the dtype in which autograd makes them.
+reduced after the first one's backward, until which gradients stay as autograd makes them. Experts are a separate group, gathered for their
+operation. In a backward FSDP2 processes their gradients as soon as they exist: without a pipeline it reduces them, else it casts them one
+by one, unless they accumulate in the dtype in which autograd makes them.
 
 Reductions. A group's gradients are copied into the reduce-scatter's input and freed; its output becomes the gradient shards, or is added to
 them. With replicas the output is all-reduced and kept until the backward has ended.
@@ -96,7 +99,7 @@ def between(where: str, g: int, c: int, a: int = 0) -> Point:
 
 CAST, VALUE_SUMS = between("cast of {}", 0, 0), between("sums of earlier values' gradients after {}", 0, 0)
 BUCKET = between("bucket of {}", 0, 0)
-"""Points after a block's backward: its first gradients are cast; gradients of earlier values are summed; its gradients are cast to be summed over copies of the parameters."""
+"""Points after a block's backward: cast of its first gradients, sum of earlier values' gradients, cast to sum over parameter copies."""
 GATHERS_AHEAD = between("gathers of later groups before {}", 0, 0)
 """Point before a stage's first block, whose bytes are its level's: the stage has begun the gathers of its first groups."""
 
@@ -152,8 +155,9 @@ def _params(live: LiveSet, accumulates: bool) -> tuple[str, ...]:
 def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[LiveSet, int]]:
     """Points at which a block's backward copies out of all-gathers or casts shards for them, and the buffers in addition to its layer.
 
-    At its start the layer's own, or of the group that it closes, then its experts', each with the output from which parameters are copied and the parts that they replace; after either the gather of the previous layer, with the cast of its shard. The
-    last layer's follows the loss.
+    At its start the layer's own, or of the group that it closes, then its experts', each with the output from which parameters are copied
+    and the parts that they replace; after either the gather of the previous layer, with the cast of its shard. The last layer's follows the
+    loss.
     """
     run = unit.block.part.replay
     points = run.backward
@@ -260,7 +264,7 @@ def after_experts_points(
 
 
 def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bool) -> Segment:
-    """The largest point of a layer's backward during and after the reduction of its experts' gradients; and the bytes that the reduction leaves.
+    """The largest point of a layer's backward during and after the reduction of its experts' gradients, and the bytes that it leaves.
 
     Args:
         unit: A layer with experts.
@@ -314,7 +318,7 @@ def made_bytes(unit: Unit) -> int:
 
 
 def reducing(unit: Unit, *, later: bool, replicated: bool) -> Segment:
-    """The largest point of the reduction of a group's gradients (without experts') after its first layer's backward, and the bytes that it leaves."""
+    """Largest point of reducing a group's gradients (without experts') after its first layer's backward, and the bytes left."""
     dense = unit.opens
     found = [between("reduction of {}", g, buffers) for g, buffers in reduction(dense, dense.made_bytes, dense.last_made_bytes)]
     return new(Segment, (largest(found), reduction_leaves(dense, later=later, replicated=replicated)))

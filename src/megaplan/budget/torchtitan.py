@@ -57,7 +57,8 @@ class Pools(NamedTuple):
     """Memory of torch in the streams of FSDP2's collectives, allocated or not.
 
     Attributes:
-        shards: Outputs of all reductions, which are the gradients. In another dtype these are casts, and one reduced output exists too; all outputs if replicas are summed.
+        shards: Outputs of all reductions, which are the gradients. In another dtype these are casts, and one reduced output exists too; all
+            outputs if replicas are summed.
         gathers: Outputs of two all-gathers, the current one and the next.
     """
 

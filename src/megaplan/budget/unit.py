@@ -2,7 +2,8 @@
 
 A value (`megaplan.blocks.payload`) lives from its own layer, or from the receive buffer of which it is a view, to the last layer of the
 stage that reads it. Where its own layer does not keep it, the stage holds it until the first reader keeps it, or until it is packed for the
-next stage. In backward the gradients of a value are one sum, from its last reader to its own layer. The next stage's part of the sum is a view of a receive buffer, to which autograd adds nothing in place: the last reader's gradient and the new sum exist together.
+next stage. In backward the gradients of a value are one sum, from its last reader to its own layer. The next stage's part of the sum is a
+view of a receive buffer, to which autograd adds nothing in place: the last reader's gradient and the new sum exist together.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Unit(NamedTuple):
         forward_bytes: Allocated bytes at the peak of its forward, its input included; the same for the next two.
         backward_bytes: Allocated bytes at the peak of its backward.
         accumulating_bytes: Allocated bytes at the peak of a backward that adds gradients in place.
-        opens: Group that begins with this layer: gathered before its forward, reduced and freed after its backward; empty for other layers of a group and for units of the slot's group, like the next two.
+        opens: Group that begins with this layer: gathered before its forward, reduced and freed after its backward; empty for other layers
+            of a group and for units of the slot's group, like the next two.
         closes: Group that ends with this layer: freed after its forward, gathered before its backward.
         bank: The group of a layer's experts.
         unsharded_bytes: Whole gradients of a layer; 0 for a unit of the slot's group.

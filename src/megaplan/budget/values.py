@@ -68,7 +68,7 @@ def device_budget(device: Device, num_ranks: int) -> DeviceBudget:
 
 
 def spec_device(spec: Spec, num_ranks: int) -> DeviceBudget:
-    """The device of a spec, or of one of its pools, with the memory that the host's libraries take; `num_ranks` are all ranks of the job."""
+    """The device of a spec, or of one of its pools, with the memory of the host's libraries; `num_ranks` are all ranks of the job."""
     device, items = device_budget(device_of(spec.device), num_ranks), spec.host.kind.reserve
     return device if items is None else device._replace(reserve=(*device.reserve, *items(spec)))
 

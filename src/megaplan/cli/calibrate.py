@@ -40,7 +40,8 @@ def calibrate(
     profile: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Results of profiled steps of megarun: write the rates that each kind of kernels reaches, as a device's constants."
+            metavar="FILE",
+            help="Results of profiled steps of megarun: write the rates that each kind of kernels reaches, as a device's constants.",
         ),
     ] = None,
     held_out: Annotated[

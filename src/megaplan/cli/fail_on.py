@@ -47,7 +47,9 @@ def _untimed(*times: Time | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeCondition:
-    """A condition as the user wrote it; it is met if a figure of the step exceeds `limit`, or `share` of the older plan's figure. One of both is None.
+    """A condition as the user wrote it; it is met if a figure of the step exceeds `limit`, or `share` of the older plan's figure.
+
+    One of both is None.
 
     Attributes:
         text: The condition.

@@ -45,7 +45,9 @@ def run(
     eval_tokens: Annotated[str | None, _key("eval-tokens", "N", "Tokens of an evaluation; by default those of a step.")] = None,
     ramp_tokens: Annotated[str | None, _key("ramp-tokens", "N", "Tokens over which the batch grows to its size.")] = None,
     ramp_from: Annotated[str | None, _key("ramp-from", "N", "Tokens of the first step's batch; by default a microbatch a rank.")] = None,
-    sustained: Annotated[str | None, _key("sustained", "SHARE", "Mean rate of the steps of the run relative to that of the planned step.")] = None,
+    sustained: Annotated[
+        str | None, _key("sustained", "SHARE", "Mean rate of the steps of the run relative to that of the planned step.")
+    ] = None,
     figures: Annotated[bool, typer.Option("--figures", help="Print every figure with its basis and source.")] = False,
     costs: CostsFile = None,
     device_file: DeviceFile = None,

@@ -152,5 +152,6 @@ def _certificate(found: Search) -> str:
     gap, bound = found.gap, format_ns(round(found.bound_seconds * 1e9))
     return (
         f"no layout of this space has a step below {bound}, whatever its policy and cuts: the first row is at most "
-        f"{100 * gap:.1f} % slower than the best. Times: {found.basis}" + (f". Loose bounds: {found.gap_reason}" if found.gap_reason else "")
+        f"{100 * gap:.1f} % slower than the best. Times: {found.basis}"
+        + (f". Loose bounds: {found.gap_reason}" if found.gap_reason else "")
     )

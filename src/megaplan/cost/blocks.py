@@ -55,7 +55,7 @@ def adapter_name(linear: str) -> str:
 
 
 def frozen_work(op: OpWork, *, runs_again: bool = False) -> OpWork:
-    """Work without parameters' gradients; `runs_again`: an adapter saves a tensor after the operation, so recompute runs the operation too."""
+    """Work without parameters' gradients; `runs_again`: an adapter saves a tensor after the operation, so it is recomputed too."""
     return op._replace(work=replace(op.work, weight_grad=0, moved_weight=0), closes=op.closes and not runs_again)
 
 

@@ -1,6 +1,10 @@
 """Times of a step outside its layers, in whole nanoseconds: exchanges of data ranks and the optimizer's pass over its state.
 
-Megarun's FSDP2 gathers parameters and reduces gradients while the layers run. Without a pipeline it does both for every microbatch, and gathers once more for backward if parameters are freed after forward. torch's pipeline schedules keep gathered parameters and reduce once, at the end of the step. Under `sharding.mode: ddp` nothing is gathered, and gradients are all-reduced once a step. Exposed time: without a pipeline the gather before the first unit, the reduction after the last, and the excess of all exchanges over the layers' own time; under a pipeline the reduction, and the excess of gathers over the concurrent forwards.
+Megarun's FSDP2 gathers parameters and reduces gradients while the layers run. Without a pipeline it does both for every microbatch, and
+gathers once more for backward if parameters are freed after forward. torch's pipeline schedules keep gathered parameters and reduce once,
+at the end of the step. Under `sharding.mode: ddp` nothing is gathered, and gradients are all-reduced once a step. Exposed time: without a
+pipeline the gather before the first unit, the reduction after the last, and the excess of all exchanges over the layers' own time; under a
+pipeline the reduction, and the excess of gathers over the concurrent forwards.
 
 Parameters are the mean of the pipeline ranks, so that no figure here depends on the cuts. Each of Muon's matrices is sent to one of the
 ranks that share it, orthogonalised there, and sent back.
@@ -41,7 +45,7 @@ from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 
 GRAPH_OPERATIONS, UPDATE_GRAPH_OPERATIONS = 3, 2
-"""Host launches before the device begins a step of graphs (copies of a batch's inputs, and a graph), and before a recorded update (the copy of its numbers, and a graph)."""
+"""Host launches before a step of graphs (copies of a batch's inputs, a graph) and before a recorded update (copy of its numbers, a graph)."""
 OPTIMIZER_BYTES = 30
 """Read and written of an element: gradient, master, two moments and parameter."""
 
@@ -220,7 +224,9 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
     """Time that the phases of a step wait for the host: launching a phase may take longer than running it.
 
     A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or as good as.
-    AdamW is one launch for many tensors, which the device waits for while the host looks at each. If microbatches are replayed as CUDA graphs, the host launches one graph per microbatch, all except the first while the device runs the previous one; a recorded update of AdamW and Muon is one further graph.
+    AdamW is one launch for many tensors, which the device waits for while the host looks at each. If microbatches are replayed as CUDA
+    graphs, the host launches one graph per microbatch, all except the first while the device runs the previous one; a recorded update of
+    AdamW and Muon is one further graph.
 
     Args:
         spec: A checked spec.

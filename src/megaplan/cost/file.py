@@ -6,7 +6,8 @@
      "boundary_ns": null}
 
 Nothing has a silent default: every layer and both edges must be there, null for an edge that takes no time. `static_bytes` and
-`activation_bytes` may be absent or null, which means the budget's own values. The same holds for `boundary_ns`, whose default is the modelled time.
+`activation_bytes` may be absent or null, which means the budget's own values. The same holds for `boundary_ns`, whose default is the
+modelled time.
 """
 
 from __future__ import annotations

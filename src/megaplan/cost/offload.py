@@ -1,6 +1,8 @@
 """Times of layers whose kept tensors go to host memory and back (`host.activation_offload`), behind the layers that run meanwhile.
 
-A layer's copy leaves while the next layer runs forward, and comes back while that runs backward; the step waits for the rest of a longer copy. Copies of a stage's last layer are timed as if another layer followed, although nothing hides them there: that part does not depend on the cuts.
+A layer's copy leaves while the next layer runs forward, and comes back while that runs backward; the step waits for the rest of a longer
+copy. Copies of a stage's last layer are timed as if another layer followed, although nothing hides them there: that part does not depend on
+the cuts.
 
 Source: `megarun.parallel.apply.offload`.
 """

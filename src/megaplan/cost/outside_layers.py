@@ -2,11 +2,12 @@
 
 FSDP2 casts each parameter's shard to the dtype of forward, copies it into the buffer that is gathered, lays the gradients of a block out
 for their reduction in its dtype, and copies the result; after the first microbatch it adds it to the sum. A rank that has its parameters
-whole runs without FSDP2: it casts parameters and gradients, if their dtypes differ, and adds gradients of later microbatches. Clipping reads
-every gradient for its norm. AdamW reads gradient, parameter and two moments and writes the last three. Muon moves a momentum and writes its
-Nesterov update into the matrices of its iterations in one pass, and decays and updates the parameter in another.
+whole runs without FSDP2: it casts parameters and gradients, if their dtypes differ, and adds gradients of later microbatches. Clipping
+reads every gradient for its norm. AdamW reads gradient, parameter and two moments and writes the last three. Muon moves a momentum and
+writes its Nesterov update into the matrices of its iterations in one pass, and decays and updates the parameter in another.
 
-Products of Newton-Schulz are counted in whole waves of tiles over the multiprocessors: a matrix of few tiles leaves most multiprocessors idle.
+Products of Newton-Schulz are counted in whole waves of tiles over the multiprocessors: a matrix of few tiles leaves most multiprocessors
+idle.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py; `megarun.optim`.
 """

@@ -1,6 +1,7 @@
 """Times of a pipeline whose stages are on several types of devices: each slot by the rates of its device.
 
-The schedule is replayed with the times of the slots. The time of data ranks and the optimizer is taken from the device on which it is longest; the hidden share of exchanges from a mean stage on the first device, which sets the pace.
+The schedule is replayed with the times of the slots. The time of data ranks and the optimizer is taken from the device on which it is
+longest; the hidden share of exchanges from a mean stage on the first device, which sets the pace.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from megaplan.spec.pools import alone_specs, joins_pools, parts_of
 
 
 def pool_rates(spec: Spec) -> list[Rates]:
-    """The rates of each type of device, in the order of `parts_of`: measured rates only if all types are measured, so that they are comparable."""
+    """The rates of each type of device, in the order of `parts_of`: measured rates only if all types have them."""
     alone = alone_specs(spec)
     found = [rates_of(each) for each in alone]
     return found if all(rates.measured for rates in found) else [rates_of(each, modelled=True) for each in alone]

@@ -176,7 +176,8 @@ class ReplayTimer:
     def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, which add up to the step's.
 
-        On a mean pipeline rank: its layers, their additional time as plain torch, recompute, waits for transfers; then idle time, data ranks and the optimizer.
+        On a mean pipeline rank: its layers, their additional time as plain torch, recompute, waits for transfers; then idle time, data
+        ranks and the optimizer.
         """
         count, pp, sums = spec.schedule.microbatches_per_update, spec.mesh.pp, self.sums(spec)
         once = spec.model_copy(update=WITHOUT_RECOMPUTE)

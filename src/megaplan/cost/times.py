@@ -8,8 +8,9 @@ Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent ste
   with a capacity `capacity_factor` times on every rank.
 - dp axes divide nothing: a microbatch is a data rank's.
 
-Operations that megarun runs by kernels of megakernels or as plain torch, and linears and banks in eight bits, take these figures from their facts instead (`megakernels.ops.<operation>.facts`). Kernels of an operation hand intermediates to one another through memory,
-make products again, and are launched one by one:
+Operations that megarun runs by kernels of megakernels or as plain torch, and linears and banks in eight bits, take these figures from their
+facts instead (`megakernels.ops.<operation>.facts`). Kernels of an operation hand intermediates to one another through memory, make products
+again, and are launched one by one:
 
     max(FLOPs / reached peak, bytes / reached bandwidth, dependent steps · step) + launches · launch
 

@@ -11,8 +11,10 @@ another microbatch's work hides):
 
 Not counted: what happens once per step or outside the layers (gathering parameters and reducing gradients of FSDP2, the optimizer).
 
-Collectives over n ranks whose gathered payload is S bytes: latency + (n − 1) / n · S / bandwidth. In a node that is the fabric's; across nodes the slower of the fabric and the group's adapters of one node together, an upper bound. Each step of the ring from rank to rank adds a latency, which grows with n. Sums over several nodes also run in a tree, whose steps
-grow with the logarithm of the nodes. An exchange of rows cannot share adapters: each rank sends through its own.
+Collectives over n ranks whose gathered payload is S bytes: latency + (n − 1) / n · S / bandwidth. In a node that is the fabric's; across
+nodes the slower of the fabric and the group's adapters of one node together, an upper bound. Each step of the ring from rank to rank adds a
+latency, which grows with n. Sums over several nodes also run in a tree, whose steps grow with the logarithm of the nodes. An exchange of
+rows cannot share adapters: each rank sends through its own.
 
 Source: arXiv:2205.05198, section 4.2.2 (tensor groups); NCCL's tuning model (latency and bandwidth terms).
 """

@@ -1,6 +1,9 @@
 """Legs of a layer's passes: what it computes between the exchanges of its rows, where pairs of microbatches take turns at them.
 
-The layer's program says where its exchanges are among its operations; backward runs them in reverse. A layer's other transfers count as computation: ranks with slices of an expert gather and sum rows between the two exchanges; a tensor group exchanges only for the shared expert, which runs after both. Counts of rows are exchanged in no time, but in the same group: a forward does not pass the turn and waits for exchanges in flight there.
+The layer's program says where its exchanges are among its operations; backward runs them in reverse. A layer's other transfers count as
+computation: ranks with slices of an expert gather and sum rows between the two exchanges; a tensor group exchanges only for the shared
+expert, which runs after both. Counts of rows are exchanged in no time, but in the same group: a forward does not pass the turn and waits
+for exchanges in flight there.
 
 Source: `megarun.model.moe.ExpertBlock`, `megarun.parallel.groups.turns`.
 """

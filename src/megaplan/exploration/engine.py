@@ -2,7 +2,9 @@
 
 A search of many layouts begins with the layouts of `exploration.start`: after seconds it has a good row, which limits all others.
 
-A mesh has two bounds: first a cheap one; once it is among the smallest, the least bound of the mesh's schedules and policies that may fit. Meshes are processed in waves of a fixed size, and the limit of a wave is set before it begins. So the outcomes do not depend on the number of processes or the order in which they finish.
+A mesh has two bounds: first a cheap one; once it is among the smallest, the least bound of the mesh's schedules and policies that may fit.
+Meshes are processed in waves of a fixed size, and the limit of a wave is set before it begins. So the outcomes do not depend on the number
+of processes or the order in which they finish.
 """
 
 from __future__ import annotations
@@ -278,7 +280,8 @@ def _tries_plain(found: Explored, run: Callable[..., list[Any]], stops: Callable
 def _seeds(bounds: Sequence[tuple[int, LayoutChoice]], own: Evaluator) -> Iterator[LayoutChoice]:
     """The layouts that give the first limit.
 
-    For each number of tensor and pipeline ranks the layout with the smallest bound and few sequences per microbatch; of the meshes without a pipeline, whose bounds are close to their steps, those with the smallest bounds that may fit.
+    For each number of tensor and pipeline ranks the layout with the smallest bound and few sequences per microbatch; of the meshes without
+    a pipeline, whose bounds are close to their steps, those with the smallest bounds that may fit.
     """
     seen: set[tuple[int, int]] = set()
     plain = [mesh for _, mesh in bounds if mesh.pp == 1]

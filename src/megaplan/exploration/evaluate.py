@@ -309,7 +309,7 @@ class Evaluator:
             if self.is_late:
                 bound = min([bound, *[least for least, _ in left]])
                 break
-            # A policy that fits excludes slower ones, and one that is far from fitting excludes policies that save more tensors: the middle one is tried first.
+            # a policy that fits excludes slower ones, one far from fitting excludes policies that save more: the middle first
             least, policy = left.pop(len(left) // 2)
             evaluated += 1
             found = self.exact(layout, policy, limit)

@@ -1,7 +1,9 @@
 """Lower bounds on the largest peak of a layout over all cuts, from sums over the whole model.
 
-At one of its forwards, rank r of a pipeline holds its parameters and moments S_r; at least a_r microbatches on each of its chunks, a_r K_r; and, if its chunks have all run backward (forward), their unsharded gradients G_r and gathered parameters P_r:
-S_r + a_r K_r + g_r G_r + t_r P_r ≤ C. The parts of all ranks add up to the whole model's, so any weights w_r give a bound of C; two are tried, w_r = 1 and w_r = 1 / a_r. When the update begins, all ranks hold parameters, optimizer state and gradient shards.
+At one of its forwards, rank r of a pipeline holds its parameters and moments S_r; at least a_r microbatches on each of its chunks, a_r K_r;
+and, if its chunks have all run backward (forward), their unsharded gradients G_r and gathered parameters P_r: S_r + a_r K_r + g_r G_r + t_r
+P_r ≤ C. The parts of all ranks add up to the whole model's, so any weights w_r give a bound of C; two are tried, w_r = 1 and w_r = 1 / a_r.
+When the update begins, all ranks hold parameters, optimizer state and gradient shards.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class PooledClock:
         self._costs: dict[tuple[object, ...], StackCosts] = {}
 
     def bound_ns(self, spec: Spec) -> int:
-        """For every microbatch the busiest rank runs at least its share of the layers by the speed of its device, and at least one layer."""
+        """Per microbatch the busiest rank runs at least its share of the layers by the speed of its device, and at least one layer."""
         key = self._work(spec), spec.mesh.pp
         found = self._busiest.get(key)
         if found is None:

@@ -94,7 +94,8 @@ class Space:
     def usual_meshes(self) -> list[LayoutChoice]:
         """Meshes that most runs have, from which a first answer is taken.
 
-        Tensor ranks are within a node, sequences and single experts are not sharded, and state has replicas only with more data ranks than `FEW_SHARDS`. A fixed value is kept.
+        Tensor ranks are within a node, sequences and single experts are not sharded, and state has replicas only with more data ranks than
+        `FEW_SHARDS`. A fixed value is kept.
         """
         before = dict(self.illegal)  # counts are of all meshes
         found, self.illegal = sorted(self._meshes(usual=True)), before
@@ -221,7 +222,7 @@ class Space:
                         yield LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
 
     def _takes(self, pp: int) -> bool:
-        """True if the host runs this number of pipeline ranks, pairs can take turns on them if required, and each pool holds whole stages."""
+        """True if the host runs this number of pipeline ranks, pairs can take turns if required, and each pool holds whole stages."""
         alone = pp == 1 and self.base.interleaves_pairs
         if alone or not self._allows(pp=pp) or not self._host_runs(pp > 1, ONE_RANK._replace(pp=2, num_microbatches=2)):
             return False

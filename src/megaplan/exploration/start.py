@@ -1,6 +1,7 @@
 """First answer of a search: the usual degrees, each with its simplest schedule, in the order of their bounds.
 
-The rows that it finds limit the search of all layouts. A class of layouts (one number of pipeline and tensor ranks) moves back in the order for each of its layouts that did not fit.
+The rows that it finds limit the search of all layouts. A class of layouts (one number of pipeline and tensor ranks) moves back in the order
+for each of its layouts that did not fit.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ class Fitting:
         over_bytes: Excess of the worst rank over the memory less the requested headroom; 0 or less if they fit.
         proven: True if it is proven that no cuts fit; then `over_bytes` is the excess of storage and kept tensors alone.
         beyond: True if it is proven that the step of any fitting cuts is longer than the limit.
-        by_sums: True if the proof also holds for every policy that keeps more. It does for sums of live bytes, not for reserved memory, which may be less with more live bytes.
+        by_sums: True if the proof also holds for every policy that keeps more. It does for sums of live bytes, not for reserved memory,
+            which may be less with more live bytes.
     """
 
     spans: Spans

@@ -113,11 +113,13 @@ def losses_of(job: Job) -> Iterator[Loss]:
     if spec.mesh.tp > 1 and not spec.mesh.vocab_parallel and not job.is_megatrons:
         yield Loss("mesh.vocab_parallel", "mesh.vocab_parallel = false: the loop divides the vocabulary by tp", "vocab_parallel: true")
     if job.on_megatron and spec.precision.reduce is not spec.precision.grads:
-        detail = f"precision.reduce = {spec.precision.reduce}: Megatron-Core reduces gradients in the dtype in which they accumulate, {spec.precision.grads}"
+        detail = f"precision.reduce = {spec.precision.reduce}: Megatron-Core reduces gradients in their dtype, {spec.precision.grads}"
         yield Loss("precision.reduce", detail, f"reduce: {spec.precision.grads}")
     if job.on_megatron and job.ends is None and len(set(job.layers)) > 1:
         counts = ", ".join(map(str, job.layers))
-        yield Loss("split", f"stages of {counts} layers: only the first and the last stage may differ from the others", "split: {mode: equal}")
+        yield Loss(
+            "split", f"stages of {counts} layers: only the first and the last stage may differ from the others", "split: {mode: equal}"
+        )
     for name in ("hidden_dropout", "attention_dropout") if job.is_megatrons else ():
         if share := getattr(spec.host, name):
             yield Loss(f"host.{name}", f"host.{name} = {share:g}: the loop takes the checkpoint's, which is usually 0", f"{name}: 0.0")

@@ -87,7 +87,10 @@ def depth_tensors(hidden_size: int) -> tuple[ParamTensor, ...]:
 
 
 def attend_op(reads: DepthReads) -> Op:
-    """The operation that makes the input of a block, or of the last norm. It saves the input; earlier values are storages of other blocks."""
+    """The operation that makes the input of a block, or of the last norm.
+
+    It saves the input; earlier values are storages of other blocks.
+    """
     values = (INPUT, EARLIER) if reads.earlier else (INPUT,)
     kept = INPUT, SCORES, RSTD
     return Op(ATTEND, values, (ATTENDED, SCORES, RSTD, SUMS), keeps=kept, params=(QUERY, SCALE), fetches=(GRADIENT_SUMS,))

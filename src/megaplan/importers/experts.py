@@ -208,9 +208,7 @@ def llama4(reader: ConfigReader) -> dict[str, Any]:
     derived = [CHUNKED if turns and chunk is not None else FULL for turns in rotates[:layers]]
     kinds = [SLIDING if kind == CHUNKED else kind for kind in layer_kinds(reader, derived)]
     if SLIDING in kinds:
-        reader.warn(
-            "attention_chunk_size", chunk, "a token attends within its chunk only; it is counted as a window of the chunk's length"
-        )
+        reader.warn("attention_chunk_size", chunk, "a token attends within its chunk only; it is counted as a window of the chunk's length")
     straight = [2 * layer for layer, turns in enumerate(rotates[:layers]) if not turns]
     if reader.flag("use_qk_norm"):
         reader.warn("use_qk_norm", True, "queries and keys are normed without a weight; tensors saved for it are not counted")
@@ -276,9 +274,7 @@ def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
 def ernie4_5_moe(reader: ConfigReader) -> dict[str, Any]:
     """ernie4_5_moe: experts from one layer to another at an interval; the router's correction is a parameter."""
     if reader.flag("use_bias"):
-        reader.cannot(
-            "use_bias", True, "a spec has no bias of a head that can be tied, and none of experts", False
-        )
+        reader.cannot("use_bias", True, "a spec has no bias of a head that can be tied, and none of experts", False)
     moe = experts(reader, count="moe_num_experts", width="moe_intermediate_size", top_k="moe_k", normalize=True)
     moe |= {"shared_ffn_hidden_size": reader.whole("moe_num_shared_experts", least=0) * moe["ffn_hidden_size"]}
     moe |= {"score_correction": True}

@@ -165,9 +165,7 @@ def _adapter(config: Mapping[str, Any], name: str) -> MegaplanError:
     base, rank = config.get("base_model_name_or_path"), config.get("r")
     ranked = f" --set lora.rank={rank} --set lora.alpha={config.get('lora_alpha') or rank}" if isinstance(rank, int) else ""
     where = base if isinstance(base, str) and re.fullmatch(r"[\w./-]+", base) else "config.json"
-    detail = (
-        f"{name} is an adapter's config (peft_type = {config['peft_type']}), and the config of {base or 'the model under them'} describes the model"
-    )
+    detail = f"{name} is an adapter's config (peft_type = {config['peft_type']}); the model is in the config of {base or 'its base model'}"
     return _refusal("MP801", detail, Location(name), f"megaplan import hf {where}{ranked}")
 
 

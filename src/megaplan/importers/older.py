@@ -212,7 +212,11 @@ def mpt(reader: ConfigReader) -> dict[str, Any]:
         reader.cannot("attn_config", {"qk_ln": True}, "it norms queries and keys outside transformers' class", None)
     shared = {"multiquery_attention": 1, "grouped_query_attention": inside.get("kv_n_heads")}.get(inside.get("attn_type", ""))
     if shared is not None:
-        reader.warn("attn_config", {"attn_type": inside["attn_type"]}, "a class that is published with the weights; the class of transformers shares no keys")
+        reader.warn(
+            "attn_config",
+            {"attn_type": inside["attn_type"]},
+            "a class that is published with the weights; the class of transformers shares no keys",
+        )
     if inside.get("clip_qkv") is not None:
         reader.warn("attn_config", {"clip_qkv": inside["clip_qkv"]}, "queries, keys and values are clamped; shapes are the same")
     reader.only("no_bias", (True, None), "transformers' class has no bias")

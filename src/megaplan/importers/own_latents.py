@@ -110,5 +110,9 @@ def _bases(reader: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
     other = float((outer if isinstance(outer, dict) else inner).get("rope_theta") or reader.value("swa_rope_theta") or 50_000.0)
     reader.skip("rope_theta", "swa_rope_theta", "rope_scaling")
     if SLIDING in kinds and other != base:
-        reader.warn("rope_parameters", dict(given), f"layers with a window have the rotary base {other:g}, but a spec has one base; shapes are the same")
+        reader.warn(
+            "rope_parameters",
+            dict(given),
+            f"layers with a window have the rotary base {other:g}, but a spec has one base; shapes are the same",
+        )
     return {"rope_theta": base}

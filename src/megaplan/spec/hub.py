@@ -73,7 +73,11 @@ def fetch_config(name: str) -> Path:
         with urlopen(asked, timeout=TIMEOUT_SECONDS) as answer:
             text, commit = answer.read(MAX_CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""
     except HTTPError as error:
-        why = {401: "the model is gated or does not exist", 403: "the model is gated", 404: "there is no such model, or it has no config.json"}
+        why = {
+            401: "the model is gated or does not exist",
+            403: "the model is gated",
+            404: "there is no such model, or it has no config.json",
+        }
         detail = f"{address}: status {error.code}{', ' + why[error.code] if error.code in why else ''}"
         raise refuse("MP825", detail, f"hf download {name} {CONFIG}") from None
     except (OSError, ValueError) as error:

@@ -263,7 +263,9 @@ def _multipliers(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP715", detail, "model.mlp.gate_multiplier", "activation: swiglu")
     attention = model.attention
     if attention is not None and attention.output_multiplier != 1 and model.features.mtp is not None:
-        detail = f"attention.output_multiplier = {attention.output_multiplier:g}, but features.mtp is given, whose blocks have no multiplier"
+        detail = (
+            f"attention.output_multiplier = {attention.output_multiplier:g}, but features.mtp is given, whose blocks have no multiplier"
+        )
         yield checked.error("MP715", detail, "model.features.mtp", "remove features.mtp, or attention.output_multiplier")
 
 

@@ -45,7 +45,9 @@ def _lengths(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
         names = " and ".join(points)
         yield checked.error("MP850", f"mean is given with {names}, and with a mean one percentile gives the spread", here)
     if values != sorted(values):
-        yield checked.error("MP850", f"percentiles must not decrease: {', '.join(f'{name} {value:g}' for name, value in points.items())}", here)
+        yield checked.error(
+            "MP850", f"percentiles must not decrease: {', '.join(f'{name} {value:g}' for name, value in points.items())}", here
+        )
     for name, value in ({"mean": given.mean} if given.mean is not None else {}).items() | points.items():
         if value > limit:
             yield checked.error(

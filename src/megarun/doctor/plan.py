@@ -64,7 +64,11 @@ def _devices(job: Job, budget: Budget) -> Iterator[Finding]:
         )
     elif free < needs:
         yield problem(
-            PLAN, spec.name, f"{text}; {format_bytes(free)} are free here", "end other programs on the GPU, or split for less memory", **values
+            PLAN,
+            spec.name,
+            f"{text}; {format_bytes(free)} are free here",
+            "end other programs on the GPU, or split for less memory",
+            **values,
         )
     elif capability not in wanted:
         yield warning(

@@ -139,7 +139,9 @@ def test_what_a_script_requires_is_read_as_if_it_were_given() -> None:
     first = 'if [[ -z "$DATA" || -z "${MODEL:-}" ]]; then exit 1; fi\nR=${RANK:?needed}\n[ -n "$PROFILE" ] && B=8\n'
     variables = f"{first}{RUN} ${{B:-4}} --node-rank $R"
     assert taken(variables) == 4, "a variable that is asked for and not required stays empty"
-    assert "the script ends without DATA, RANK; the reading assumes that they are given" in notes(variables.replace(' || -z "${MODEL:-}"', ""))
+    assert "the script ends without DATA, RANK; the reading assumes that they are given" in notes(
+        variables.replace(' || -z "${MODEL:-}"', "")
+    )
     (found,) = refused(f'[ -n "$TP" ] || exit 1\n{RUN} 4 --tensor-model-parallel-size $TP')
     assert (found.code, found.hints[0]) == ("MP918", "--env TP=…")
 

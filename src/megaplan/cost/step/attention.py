@@ -26,7 +26,11 @@ DRAWN = 9.8e9, 4.1e9
 """Random numbers that a multiprocessor draws in a second in forward and backward of FlashAttention: the time that dropout adds on an A100
 with sequences of 4,096 to 65,536 (arXiv:2205.14135, tables 15, 16, 18 and 19; 9.6 to 10.1 and 3.9 to 4.3)."""
 DRAWN_LATER = 2.0
-"""Ratio to those rates since FlashAttention-2, and in cuDNN: a random number has 8 of the 128 bits of a Philox call (p_dropout_in_uint8_t) instead of 16 (apply_dropout_16bits). NVIDIA/TransformerEngine issues 3312 and 3313 measured 0.020 to 0.045 ms more with dropout on H200, GB200 and B300; this gives 0.036 to 0.044."""
+"""Ratio to those rates since FlashAttention-2, and in cuDNN: 8 of a Philox call's 128 bits per random number instead of 16.
+
+NVIDIA/TransformerEngine issues 3312 and 3313 measured 0.020 to 0.045 ms more with dropout on H200, GB200 and B300; this gives 0.036 to
+0.044.
+"""
 
 
 def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: Any, spread: Any) -> Any:

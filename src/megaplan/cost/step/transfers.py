@@ -103,7 +103,8 @@ def neighbouring_copies(ranks: float, top_k: int, num_experts: int) -> float:
 def exchange(ledger: Ledger, work: TimedStep, exchanges: Exchanges, again: float) -> None:
     """Add dispatch and combine of forward and backward; recomputed experts repeat the forward's.
 
-    NCCL's all-to-all sends a row to each expert; DeepEP and HybridEP send it once to each rank, and once to each other domain. Ranks that share an expert gather each other's received rows, and reduce-scatter their results.
+    NCCL's all-to-all sends a row to each expert; DeepEP and HybridEP send it once to each rank, and once to each other domain. Ranks that
+    share an expert gather each other's received rows, and reduce-scatter their results.
 
     Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py, dispatch_postprocess and combine_preprocess.
     """

@@ -259,7 +259,8 @@ def _block_indexer(load: Workload, indexer: BlockIndexer, hidden_size: int) -> W
 def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, core: AttentionSizes, rotated: int) -> Works:
     """The indexer is replicated under TP: a rank projects its own tokens, and computes the scores of all tokens from gathered ones.
 
-    Norm and scores are a part of the operation that attends, and run again with it. The index has its own loss: the inputs of its projections get no gradient.
+    Norm and scores are a part of the operation that attends, and run again with it. The index has its own loss: the inputs of its
+    projections get no gradient.
     """
     heads, dim = indexer.num_heads, indexer.head_dim
     sizes = IndexedSizes(core, heads, dim, rotated=rotated)

@@ -13,8 +13,9 @@ from megaplan.blocks.ops import UpProjection
 
 @cache
 def head_groups(num_heads: int, cp: int) -> int:
-    """Number of groups into which a rank's heads are divided; keys and values of one group are made at once. It is the smallest divisor of the heads that is at least cp.
+    """Number of groups into which a rank's heads are divided; keys and values of one group are made at once.
 
+    It is the smallest divisor of the heads that is at least cp.
     One group's keys and values of the whole sequence then take at most the bytes of all heads' for the rank's own tokens.
     """
     return next((groups for groups in range(min(num_heads, cp), num_heads + 1) if num_heads % groups == 0), 1)
@@ -39,7 +40,9 @@ def group_bytes(
 ) -> GroupBytes:
     """Bytes that a rank holds at the peak of a group of heads, in addition to gathered latents and the operation's results.
 
-    Forward first expands the latents, then attends. Backward expands, makes the gradients of keys and values, and multiplies them by the up-projection or, in eight bits, sums them over the context group. Not counted here: sums of the latents' gradients, an adapter's narrow rows, and the tensors of all heads that eight bits need.
+    Forward first expands the latents, then attends. Backward expands, makes the gradients of keys and values, and multiplies them by the
+    up-projection or, in eight bits, sums them over the context group. Not counted here: sums of the latents' gradients, an adapter's narrow
+    rows, and the tensors of all heads that eight bits need.
 
     Args:
         core: Sizes of the core of the group.

@@ -1,7 +1,8 @@
 """Lightning attention: a state per head that decays by a constant, without a delta rule (arXiv:2401.04658).
 
-One product of the block's input makes queries, keys and values, interleaved by head, with silu after it; the scan's output has a norm over all heads and a gate of the same width. It is Mamba-2's scan with steps of one: values are x, keys B, queries C, and a head's
-constant is its rate of decay; `megakernels.ssd` runs it, and keeps the state before every chunk.
+One product of the block's input makes queries, keys and values, interleaved by head, with silu after it; the scan's output has a norm over
+all heads and a gate of the same width. It is Mamba-2's scan with steps of one: values are x, keys B, queries C, and a head's constant is
+its rate of decay; `megakernels.ssd` runs it, and keeps the state before every chunk.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ SLOWEST = 1e-5
 def log_decays(num_heads: int, letters: Sequence[str], layer: int) -> tuple[float, float]:
     """The logarithm of a head's decay a position is a line in its number: (first, step), head 0 has `first`.
 
-    Head i of n decays by exp(−2^(−8 (i + 1) / n) · (1 − share)), where share is the layer's position among the mixers, from 0 to 1; a later layer has the last one's.
+    Head i of n decays by exp(−2^(−8 (i + 1) / n) · (1 − share)), where share is the layer's position among the mixers, from 0 to 1; a later
+    layer has the last one's.
 
     Source: arXiv:2501.08313, section 2.2.2, and its published code.
     """

@@ -138,9 +138,7 @@ def _families(spec: Spec, letters: str) -> Iterator[Limit]:
 def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
     moe = spec.model.moe
     if moe is not None and "E" in letters and moe.num_experts // spec.mesh.ep > MOST_EXPERTS:
-        detail = (
-            f"{moe.num_experts // spec.mesh.ep:,} experts on a rank: each has its own tensors, and at most {MOST_EXPERTS:,} are priced"
-        )
+        detail = f"{moe.num_experts // spec.mesh.ep:,} experts on a rank: each has its own tensors, and at most {MOST_EXPERTS:,} are priced"
         yield Limit("model.moe.num_experts", detail, "a larger mesh.ep")
     model = spec.model
     if isinstance(model.mamba, Mamba2):
@@ -186,7 +184,9 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
         yield Limit(next(iter(biases)), f"{said}: either all or none of Megatron's linears have a bias", "give them one value")
     grouped = model.attention if isinstance(model.attention, GroupedQueryAttention) else None
     if grouped is not None and grouped.output_bias and not grouped.bias:
-        detail = "model.attention.output_bias = true, model.attention.bias = false: Megatron's --add-qkv-bias adds none to the output projection"
+        detail = (
+            "model.attention.output_bias = true, model.attention.bias = false: Megatron's --add-qkv-bias adds none to the output projection"
+        )
         yield Limit("model.attention.bias", detail, "bias: true")
     rotated = grouped is not None and len(grouped.nope_layers) < letters.count("A")
     if model.learned_positions is not None and rotated:
@@ -216,7 +216,8 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
         yield from sparse_limits(spec, letters)
         if attention.window_size is not None:
             yield Limit(
-                "model.attention.window_size", f"model.attention.window_size = {attention.window_size}, but Megatron's latent attention has no window"
+                "model.attention.window_size",
+                f"model.attention.window_size = {attention.window_size}, but Megatron's latent attention has no window",
             )
     elif isinstance(attention, GroupedQueryAttention) and attention.window_size is not None and attention_kernel(spec) == "unfused":
         yield Limit("model.attention.window_size", "unfused attention takes no window", "host: {attention_backend: flash}")
@@ -262,7 +263,9 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
         )
     group = spec.host.microbatch_group_size or mesh.pp
     if schedule.kind == "interleaved_1f1b" and schedule.num_microbatches % group:
-        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, but Megatron interleaves groups of {group}, so it must be a multiple"
+        detail = (
+            f"schedule.num_microbatches = {schedule.num_microbatches}, but Megatron interleaves groups of {group}, so it must be a multiple"
+        )
         yield Limit("schedule.num_microbatches", detail, f"use a multiple of {group}")
     if schedule.steps_per_update > 1:
         detail = f"schedule.steps_per_update = {schedule.steps_per_update}, but Megatron runs every microbatch of an update in one schedule"
@@ -361,7 +364,9 @@ def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:
         if policy == "none" or (letter == "A" and policy == "selective"):
             continue
         key = f"recompute.blocks.{letter}" if letter in spec.recompute.blocks else "recompute.default"
-        detail = f"{key} = {policy}: the only module of Megatron that a policy of megaplan recomputes is core_attn (recompute of A: selective)"
+        detail = (
+            f"{key} = {policy}: the only module of Megatron that a policy of megaplan recomputes is core_attn (recompute of A: selective)"
+        )
         yield Limit(key, detail, "recompute: {default: none}, and host.recompute_modules or host.recompute_num_layers")
     modules = spec.host.recompute_modules or spec.recompute.of("A") == "selective"
     if spec.host.recompute_num_layers is not None and modules:

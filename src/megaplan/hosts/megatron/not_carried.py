@@ -21,7 +21,9 @@ NOT_CARRIED = (
     *reported("hierarchical_context_parallel_sizes", "contexts exchange keys and values in two levels; buffers are taken as of one"),
     *reported("export_qk_l2_norm export_moe_apply_probs_on_input", "of an exported checkpoint; its tensors are taken as without"),
     *reported("moe_pad_expert_input_to_capacity", "rows of an expert are padded to its capacity; they are taken as unpadded"),
-    *reported("glu_linear_offset activation_func_clamp_value", "the activation has an offset or a bound; its tensors are counted as without them"),
+    *reported(
+        "glu_linear_offset activation_func_clamp_value", "the activation has an offset or a bound; its tensors are counted as without them"
+    ),
     *reported("moe_router_padding_for_fp8 moe_router_padding_for_quantization", "rows of an expert are padded to a multiple of 16 or 32"),
     *reported("moe_apply_probs_on_input", "probabilities weigh the experts' input in the place of their output"),
     *reported("moe_permute_fusion_into_hybridep", "HybridEP sorts rows to experts; its buffers are taken as without"),

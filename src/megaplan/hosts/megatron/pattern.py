@@ -98,16 +98,16 @@ class HybridPattern(NamedTuple):
         if self.has_pipes:
             if first is not None or last is not None:
                 raise _unfit(
-                    "the pattern has '|', which decides the layers of every stage, but counts for the first or last stage are given too", at, "remove the counts"
+                    "the pattern has '|', which decides the layers of every stage, but counts for the first or last stage are given too",
+                    at,
+                    "remove the counts",
                 )
             if len(self.segments) % pp:
                 detail = f"{len(self.segments)} segments, pp = {pp}, and {len(self.segments)} % {pp} = {len(self.segments) % pp}"
                 raise _unfit(detail, at, f"write a multiple of {pp} segments")
             return self.segments
         if vpp > 1:
-            raise _unfit(
-                f"{vpp} virtual stages per rank, but the pattern has no '|' that separates them", at, "write '|' between stages"
-            )
+            raise _unfit(f"{vpp} virtual stages per rank, but the pattern has no '|' that separates them", at, "write '|' between stages")
         given = (first or 0) + (last or 0)
         between = pp - (first is not None) - (last is not None)
         free = len(self.main) - given

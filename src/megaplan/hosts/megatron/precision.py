@@ -27,9 +27,7 @@ def state_limits(spec: Spec) -> Iterator[Limit]:
         yield Limit("precision.params", "precision.params = fp16, optimizer.matrix = muon: Megatron's Muon runs in bf16", "params: bf16")
     separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # Megatron-FSDP alone has its own dtype for it
     if precision.reduce is not precision.grads and not separate:
-        detail = (
-            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces gradients in the dtype of its buffer"
-        )
+        detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces in its buffer's dtype"
         yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")
     for key, detail, fix in adam_problems(spec):
         yield Limit(key, detail, fix)

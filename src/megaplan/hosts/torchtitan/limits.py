@@ -100,7 +100,11 @@ def _unsharded(spec: Spec, letters: str) -> Iterator[Limit]:
     if spec.mesh.etp > 1:
         yield Limit("mesh.etp", f"mesh.etp = {spec.mesh.etp}: torchtitan does not shard the width of an expert", OTHER_HOST)
     if spec.mesh.tp > 1:
-        yield Limit("mesh.tp", f"mesh.tp = {spec.mesh.tp} with {what}: the tensors that they save under tensor parallelism are not priced", OTHER_HOST)
+        yield Limit(
+            "mesh.tp",
+            f"mesh.tp = {spec.mesh.tp} with {what}: the tensors that they save under tensor parallelism are not priced",
+            OTHER_HOST,
+        )
     if spec.mesh.cp > 1 and isinstance(spec.model.attention, LatentAttention):
         yield Limit("mesh.cp", f"mesh.cp = {spec.mesh.cp} with latent attention: its ring of keys and values is not priced", OTHER_HOST)
     if spec.precision.recipe is not None:

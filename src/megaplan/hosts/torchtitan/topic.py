@@ -10,7 +10,8 @@ TOPIC = (
     "Gathered parameters: 2 bytes each, 1 with float8 gathers: of one transformer block while it runs, of norm and head throughout; "
     "of all blocks without sharding.reshard_after_forward, as in pipelines by default. host.fsdp_ends: root keeps the embedding too, "
     "and the last block while head and loss run.",
-    "Pools: FSDP2 allocates the outputs of reductions and of all-gathers on their own streams, and torch's allocator never " "gives memory of one stream to another. So gradient shards, which zero_grad frees, and two gathers' outputs count all through a step.",
+    "Pools: FSDP2 allocates the outputs of reductions and of all-gathers on their own streams, and torch's allocator never "
+    "gives memory of one stream to another. So gradient shards, which zero_grad frees, and two gathers' outputs count all through a step.",
     "A pipeline accumulates unsharded gradients in the reduction's dtype until its last microbatch: in fp32 4 bytes per parameter.",
     "Blocks keep, of each microbatch: recompute full, the input; selective, also attention and the first, third, fifth and seventh "
     "product, eager even those that backward never reads; none, all that autograd saves; compiled code recomputes cheap tensors instead.",

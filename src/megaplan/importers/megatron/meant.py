@@ -130,7 +130,7 @@ NOT_PLANNED = MappingProxyType(
         "loss_compute_mode=chunk": "the loss reads logits in chunks there, but they are counted in full",
         **dict.fromkeys(
             ("moe_fb_overlap", "combined_1f1b"),
-            "experts of one microbatch exchange rows behind the products of another there, but the saved tensors of one microbatch are counted",
+            "experts exchange rows while another microbatch computes there, but saved tensors of one microbatch are counted",
         ),
         "ai_framework=mindspore": "MindSpore runs it, with other kernels and another allocator than torch",
     }

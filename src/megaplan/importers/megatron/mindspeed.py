@@ -100,7 +100,12 @@ def _experts(values: dict[str, Any]) -> list[Translated]:
         del values["n_shared_experts"]
         if shared and values.get("moe_shared_expert_intermediate_size") is None:
             values["moe_shared_expert_intermediate_size"] = shared * width
-            found.append(Translated("moe_shared_expert_intermediate_size", f"--n-shared-experts {shared} is read as one shared expert {shared} times as wide"))
+            found.append(
+                Translated(
+                    "moe_shared_expert_intermediate_size",
+                    f"--n-shared-experts {shared} is read as one shared expert {shared} times as wide",
+                )
+            )
     return found
 
 
@@ -114,7 +119,9 @@ def _whole_experts(values: dict[str, Any]) -> list[Translated]:
         return []
     values |= {"expert_model_parallel_size": ep * tp, "expert_tensor_parallel_size": 1}
     return [
-        Translated("expert_model_parallel_size", f"--moe-tp-extend-ep of MindSpeed spreads unsharded experts over ep · tp = {ep * tp} ranks")
+        Translated(
+            "expert_model_parallel_size", f"--moe-tp-extend-ep of MindSpeed spreads unsharded experts over ep · tp = {ep * tp} ranks"
+        )
     ]
 
 

@@ -119,7 +119,10 @@ def _ahead(launch: Arguments, key: str, pattern: HybridPattern) -> str:
     ahead = "".join(OURS.get(one, "A") for one in module)
     beyond = [symbol for symbol in module if OURS.get(symbol, "A") not in ("D", *map(OURS.get, pattern.main))]
     if pattern.module is not None and beyond:
-        launch.cannot(key, f"module {module!r}: '{beyond[0]}' is in no layer, but a prediction module of a spec has the dimensions of the model's layers")
+        launch.cannot(
+            key,
+            f"module {module!r}: '{beyond[0]}' is in no layer, but a prediction module of a spec has the dimensions of the model's layers",
+        )
     if ahead.count("E") > 1:
         launch.cannot(key, f"module {module!r}: a spec's prediction module has one E at most")
     return ahead
