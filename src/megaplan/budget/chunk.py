@@ -248,7 +248,7 @@ class Chunk:
         return passed + tensors[VIEWED][0] - (self._received_bytes if index > self.received_from else 0)
 
     def first_sums(self, index: int) -> int:
-        """Bytes after the first layer that adds to gradients from the next stage: the gradients that it passes on, and the new sums; else 0.
+        """Bytes after the first layer that adds to gradients from the next stage: gradients passed on, and new sums; else 0.
 
         Autograd frees a Python function's results when all are added.
         """

@@ -136,7 +136,7 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
 
 
 def _last_requests(chunk: Chunk, *, separate: bool, later: bool) -> tuple[tuple[int, ...], int]:
-    """Allocator requests of the reduction of a slot's own parameters at the end of a backward, and live bytes before it; not of pipelines."""
+    """Allocator requests of the reduction of a slot's own parameters at the end of a backward, and live bytes before; not of pipelines."""
     if chunk.policy.pipelined:
         return (), 0
     root = chunk.root

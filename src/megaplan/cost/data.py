@@ -45,7 +45,7 @@ from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 
 GRAPH_OPERATIONS, UPDATE_GRAPH_OPERATIONS = 3, 2
-"""Host launches before a step of graphs (copies of a batch's inputs, a graph) and before a recorded update (copy of its numbers, a graph)."""
+"""Host launches before a step of graphs (copies of a batch's inputs, a graph) and before a recorded update (copy of numbers, a graph)."""
 OPTIMIZER_BYTES = 30
 """Read and written of an element: gradient, master, two moments and parameter."""
 

@@ -47,7 +47,7 @@ def changed_kinds(device: str) -> frozenset[str]:
 
 
 def changed(constants: Measured) -> frozenset[str]:
-    """Kinds of these constants whose counts have changed, or whose kernels have, without a measurement of the new ones."""
+    """Kinds of these constants whose counts or kernels have changed without a new measurement."""
     now = kind_counts(constants.references)
     faster = frozenset(kind for kind, change in constants.changes.items() if not change.is_measured)
     return faster | frozenset(kind for kind, counts in constants.counts.items() if now.get(kind, Counts(0, 0, 0)) != counts)

@@ -200,7 +200,7 @@ def granite_moe_swa(reader: ConfigReader) -> dict[str, Any]:
 
 
 def llama4(reader: ConfigReader) -> dict[str, Any]:
-    """llama4_text: attention in chunks except in layers without rotation; experts, each as wide as the shared one, in every n-th layer."""
+    """llama4_text: attention in chunks except in layers without rotation; experts of the shared one's width in every n-th layer."""
     layers = reader.layers(2)
     listed, interval = reader.items("no_rope_layers"), reader.whole("no_rope_layer_interval")
     rotates = listed or tuple(int((layer + 1) % interval != 0) for layer in range(layers))

@@ -143,7 +143,7 @@ def granite_hybrid(reader: ConfigReader) -> dict[str, Any]:
     if count:
         moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
         sections["E"] = ("moe", moe | {"shared_ffn_hidden_size": shared})
-    else:  # the shared expert is the whole MLP
+    else:  # the shared expert is the only MLP
         reader.skip("intermediate_size", "num_experts_per_tok")
         sections["D"] = ("mlp", mlp(reader, "shared_intermediate_size"))
     return model_of(reader, letters, model, sections)
@@ -195,7 +195,7 @@ def _attention_factors(reader: ConfigReader, attention: dict[str, Any]) -> dict[
 
 
 def _mixer_factors(reader: ConfigReader, *, biased: bool) -> dict[str, Any]:
-    """Factor of the mixer's input and of the parts of its input projection, expressed as factors of those parts."""
+    """Factors of the parts of the mixer's input projection, including the factor of its input."""
     parts, read = _factors(reader, "ssm_multipliers", 5), reader.factor("ssm_in_multiplier") or 1.0
     if read != 1 and biased:
         reader.warn("ssm_in_multiplier", read, "the input projection has a bias, which it does not multiply")
@@ -305,7 +305,7 @@ def _nemotron_moe(reader: ConfigReader, *, bias: bool, used: bool) -> dict[str, 
         return {}
     if bias:
         reader.cannot("mlp_bias", True, "the shared expert and the latent's projections have biases, the routed experts none", False)
-    reader.skip("n_shared_experts")  # the shared expert is one, moe_shared_expert_intermediate_size wide, whatever this says
+    reader.skip("n_shared_experts")  # there is one shared expert, of width moe_shared_expert_intermediate_size, whatever this field says
     moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size", act="mlp_hidden_act", gated=False)
     moe |= {"shared_ffn_hidden_size": reader.whole("moe_shared_expert_intermediate_size", least=0)}
     moe |= sigmoid_choice(reader)

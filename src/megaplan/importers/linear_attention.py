@@ -39,7 +39,7 @@ _QWEN_ROTATED = 0.25
 
 
 def qwen3_next(reader: ConfigReader) -> dict[str, Any]:
-    """qwen3_next: gated delta nets and gated attention, experts with a gated shared one; dense MLPs as in qwen3_moe."""
+    """qwen3_next: gated delta nets and gated attention, experts with a gated shared expert; dense MLPs as in qwen3_moe."""
     dense, layers = qwen_dense(reader), reader.layers(2)
     feeds = "".join("D" if layer in dense else "E" for layer in range(layers))
     return _qwen(reader, feeds, {"E": ("moe", _qwen_moe(reader)), "D": ("mlp", mlp(reader))})

@@ -142,7 +142,7 @@ def codeshell(reader: ConfigReader) -> dict[str, Any]:
 
 
 def phi3_small(reader: ConfigReader) -> dict[str, Any]:
-    """phi3small: LayerNorm, biases, a gated MLP; embeddings, scores and logits have a factor each; blocks of keys are left out."""
+    """phi3small: LayerNorm, biases, a gated MLP; a factor each for embeddings, scores and logits; block-sparse keys are not expressed."""
     reader.only("ff_dim_multiplier", (None,), "the MLP's width is a separate field")
     every = reader.value("dense_attention_every_n_layers")
     reader.warn("dense_attention_every_n_layers", every, "other layers attend to some blocks of keys in the original; every key is counted")

@@ -1,4 +1,4 @@
-"""dots3_note: latent attention whose layers with a window have other heads and latents than those that choose their keys."""
+"""dots3_note: latent attention whose layers with a window have other heads and latents than layers that choose their keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WIDTHS = {"num_attention_heads": "num_heads"} | {
 
 
 def dots3_note(reader: ConfigReader) -> dict[str, Any]:
-    """dots3_note_text: a gate of one value a head, a norm of the rotary key, an indexer where a layer has no window."""
+    """dots3_note_text: a gate of one value per head, a norm of the rotary key, an indexer where a layer has no window."""
     layers = reader.layers(2)
     kinds = _kinds(reader, layers)
     attention = latent_widths(reader) | {"gate": True, "gate_width": "head", "rotary_norm": True, **_bases(reader, kinds)}
@@ -78,7 +78,7 @@ def _dense(reader: ConfigReader, layers: int) -> set[int]:
 
 
 def _own(reader: ConfigReader, kinds: Sequence[str], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """`layer_latents`: of each layer in `per_layer_config`, or of those with a window by the fields that begin with swa."""
+    """`layer_latents`: from each layer in `per_layer_config`, or for layers with a window from the fields that begin with swa."""
     given = reader.mapping("per_layer_config")
     found: dict[tuple[tuple[str, int], ...], list[int]] = {}
     common_own = None if reader.has("per_layer_config") else _windowed(reader)

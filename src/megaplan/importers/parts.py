@@ -49,7 +49,7 @@ def side_by_side(layers: int) -> dict[str, Any]:
 
 
 def minicpm_factors(reader: ConfigReader, hidden_size: int, layers: int) -> tuple[dict[str, float], dict[str, float]]:
-    """MiniCPM's factors: keys of `model` for the embeddings and for what the head reads, and of a block for what it adds."""
+    """MiniCPM's factors: keys of `model` for the embeddings and the head's input, and of a block for its output."""
     depth, base = reader.factor("scale_depth"), reader.factor("dim_model_base")
     model = {"embedding_multiplier": reader.number("scale_emb")} | ({} if base is None else {"logits_multiplier": base / hidden_size})
     return model, {} if depth is None else {"output_multiplier": depth / layers**0.5}
@@ -63,7 +63,7 @@ def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = True, known: Mapping[str, str] | None = None) -> str:
-    """The MLP's activation, one of `known`, or of those of experts: with three matrices if it is gated, else with two."""
+    """The activation of the MLP or experts, one of `known`: three matrices if gated, else two."""
     known = (GATED_ACTIVATIONS if gated else PLAIN_ACTIVATIONS) if known is None else known
     value = reader.text(key)
     if value not in known and (reader.has(key) or value):

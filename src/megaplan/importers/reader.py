@@ -23,8 +23,7 @@ _MAX_SHOWN = 80
 class ConfigReader:
     """A config while it is read.
 
-    A getter returns the field's value; if the field is missing or wrong it records that and returns a value of the requested type. That
-    value is never used, because `finish_reading` raises before anything is derived from it.
+    A getter returns the field's value; if the field is missing or wrong it records that and returns a value of the requested type. The dummy is never used, because `finish_reading` raises before anything is derived from it.
 
     Args:
         config: The config's fields.
@@ -197,7 +196,7 @@ class ConfigReader:
         self.stop_if_wrong()
 
     def finish_counting(self) -> None:
-        """Refuses fields that name a tensor and that neither the structure nor the class reads, then stops if anything is wrong.
+        """Refuses fields that name a tensor but are read by neither the structure nor the class, then stops if there are errors.
 
         Raises:
             MegaplanError: Everything found so far.
@@ -286,7 +285,7 @@ class ConfigReader:
         self._errors.append(diagnostic("MP806", detail, self._source.locate(name), (hint,)))
 
     def _decides(self, key: str, value: Any) -> bool:
-        """True if an unknown field decides the number or size of tensors by its name, and differs from what the class builds."""
+        """True if an unknown field's name says that it decides the number or size of tensors, and its value differs from the class's."""
         heads, hidden = self.value("num_attention_heads"), self.value("hidden_size")
         if isinstance(value, bool) or not isinstance(value, int) or value < 2:
             return False

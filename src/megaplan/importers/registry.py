@@ -1,4 +1,4 @@
-"""The architectures that can be imported, by `model_type`. A new one is an entry here, and a function next to similar ones."""
+"""The architectures that can be imported, by `model_type`. A new model type needs an entry here, and a function next to similar ones."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "telechat3": decoders.llama,
     "transformer": repository_linear.transformer,
 }
-"""Imports of model types whose class comes with the published weights."""
+"""Imports of model types whose class is published with the weights."""
 
 IMPORTS = ARCHITECTURES | OF_REPOSITORIES
 """All of them."""
@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "jetmoe": ("kv_channels", "projections of queries and of attention's output are experts that tokens choose"),
     "kimi_k3": ("attention_residuals", "layers attend to the outputs of earlier ones (attention residuals)"),
     "ouro": ("total_ut_steps", "layers run several times, with an exit after each pass"),
-    "phi4flash": ("mb_per_layer", "half of the layers share one layer's keys, values and states, and attention is a difference of two softmaxes"),
+    "phi4flash": ("mb_per_layer", "half of the layers share one layer's keys, values and states, and attention has two softmaxes"),
     "plamo2": ("mamba_num_heads", "Mamba layers project step, B and C from inner values and norm each of the three"),
     "qwen4_exp": ("text_config", "hyper-connections keep several streams, and each layer has an embedding"),
     "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have their own embeddings"),

@@ -1,4 +1,4 @@
-"""Defaults of classes that come with published weights and that transformers does not have.
+"""Defaults of classes that are published with weights and not in transformers.
 
 Sources: `configuration_bailing_moe.py` of inclusionAI/Ling, `configuration_bailing_moe_v2.py` of inclusionAI/Ling-V2, and
 `configuration_decilm.py` of the Llama-Nemotron models, which extends Llama's class; `configuration_*.py` next to the weights of
@@ -24,7 +24,7 @@ class RepositoryClass(NamedTuple):
         name: Class with a head over the vocabulary.
         fields: Fields with their defaults.
         extends: Model type whose fields it has, too; empty for none.
-        renamed: Fields of that type under its own names.
+        renamed: Fields of that type that have other names here.
     """
 
     name: str

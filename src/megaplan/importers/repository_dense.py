@@ -1,4 +1,4 @@
-"""Dense decoders whose class comes with the published weights: internlm, internlm2, baichuan, llada, minicpm, orion, qwen, chatglm."""
+"""Dense decoders whose class is published with the weights: internlm, internlm2, baichuan, llada, minicpm, orion, qwen, chatglm."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _LLADA_OTHER = (
 
 
 def minicpm(reader: ConfigReader) -> dict[str, Any]:
-    """minicpm: llama whose embeddings, what a block adds, and what the head reads have a factor each; experts in every layer, or none."""
+    """minicpm: llama with a factor each for embeddings, a block's output and the head's input; experts in every layer, or none."""
     if reader.value("sparse_config"):
         reader.warn("sparse_config", "given", "blocks of keys are chosen in the original; every key is counted")
     reader.skip("sparse_config", "mup_denominator")

@@ -62,7 +62,7 @@ def window_base(reader: ConfigReader) -> float:
 
 
 def rope_by_kind(reader: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
-    """`nope_layers` of kinds of layers whose rotary parameters are null, and the base of layers with a window, if it is another one."""
+    """`nope_layers` of the layer types whose rotary parameters are null, and the base of layers with a window, if it differs."""
     given = reader.mapping("rope_parameters")
     straight = [2 * layer for layer, kind in enumerate(kinds) if kind in given and given[kind] is None]
     inner, outer = (given[kind].get("rope_theta") if isinstance(given.get(kind), dict) else None for kind in (FULL, SLIDING))
@@ -139,7 +139,7 @@ def rotary_width(head_dim: int, share: Any) -> int:
 
 
 def _rope_mapping(reader: ConfigReader, *, by_window: bool = False) -> Mapping[str, Any]:
-    """The rotary parameters; those of layers without a window if there are several, `by_window` if a spec has the others too."""
+    """The rotary parameters; if there are several, those of layers without a window; with `by_window` also the others."""
     found: dict[str, Any] = {}
     for key in ("rope_parameters", "rope_scaling"):
         if not reader.has(key):

@@ -81,7 +81,7 @@ def _decoder(reader: ConfigReader, derived: Sequence[str], feeds: str, sections:
 
 
 def _adjusted(reader: ConfigReader) -> int:
-    """The MLP's width: as given, or two thirds of it times a factor, rounded up to a multiple."""
+    """The MLP's width: as given, or two thirds of the given width times a factor, rounded up to a multiple."""
     key = "block_ff_dim" if reader.has("block_ff_dim") else "intermediate_size"
     reader.skip("intermediate_size")
     width, multiple = reader.whole(key), reader.whole("block_multiple_of")

@@ -96,7 +96,7 @@ class TurnTimes(NamedTuple):
     """Exchanges of experts' rows at which the microbatches of a pair take turns, in a step of a mean pipeline rank.
 
     Attributes:
-        seconds: Seconds of all of them.
+        seconds: Seconds of all these exchanges.
         hidden: Seconds in which the other microbatch of a pair computes.
     """
 
@@ -141,7 +141,7 @@ class PlannedTime(NamedTuple):
 
     @property
     def counts_launches(self) -> bool:
-        """True if the time has launches and copies as they were measured on the device."""
+        """True if the time includes launches and copies measured on the device."""
         return self.basis is Basis.MEASURED or self.unmeasured is not None
 
     @property
@@ -168,7 +168,7 @@ class PlannedTime(NamedTuple):
 
 
 def time_text(time: PlannedTime | str) -> str:
-    """The time in a line, or that there is none."""
+    """The time in a line, or the statement that there is none."""
     return "step not timed" if isinstance(time, str) else time.text
 
 

@@ -81,7 +81,7 @@ def _legal(cuts: list[int], num_positions: int) -> Iterator[tuple[int, ...]]:
 
 
 Used = tuple[int, int]
-"""Use so far: cuts moved against the baseline, and parts above the second-largest limit: none or one."""
+"""Use so far: cuts moved against the baseline, and parts above the second-largest limit: 0 or 1."""
 Table = dict[Used, Pairs]
 """Pairs before a part, by the use from there inward, both cuts of the pair included."""
 Stops = dict[Used, int]

@@ -1,6 +1,6 @@
 """The encoder of images and the projection of its features, which the first stage runs before the embedding.
 
-Images are the rows of the encoder's batch. A part that is frozen, with nothing trained before it, runs without a graph.
+Images are the rows of the encoder's batch. A frozen part with no trained part before it runs without a graph.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from megaplan.spec.models import GroupedQueryAttention, Spec
 
 MIXERS, MLPS = "AG", "DE"
 SIZE = 2
-"""Letters of a decoder layer of MaxText: a mixer, and the MLP or experts after it."""
+"""Letters of a decoder layer of MaxText: a mixer followed by an MLP or experts."""
 DELTA = "gated_delta"
-"""The only linear attention of MaxText, that of Qwen3-Next and Qwen3.5."""
+"""The only linear attention of MaxText: Qwen3-Next's and Qwen3.5's."""
 SCHEDULES = ("gpipe", "interleaved_1f1b")
 ROLES = ("params", "master", "grads", "moments")
 

@@ -1,8 +1,7 @@
 """Host megarun: memory of its modules, FSDP2 wrappers, pipeline stages and optimizers.
 
 `ledger.py` is the entry for activations: it replays the operations that a family (`megaplan/families`) or a part outside the layers states
-(`embedding.py`, `features.py`). Saved sets and working sets are replayed from those (`program.py`), never estimated. `storage.py`,
-`optimizer.py` and `buffers.py` hold what lives outside the blocks.
+(`embedding.py`, `features.py`). Saved sets and working sets are replayed from the operations (`program.py`), never estimated. `storage.py`, `optimizer.py` and `buffers.py` have the memory outside the blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from megaplan.columns import Column
 from megaplan.hosts.kind import HostKind, Later
 
 MORE_RESERVED = 0.06
-"""Most that measured runs have reserved above the modelled peak, as a share of it: docs/reference/measured.md."""
+"""Largest excess of measured reserved memory over the modelled peak, as a share of it: docs/reference/measured.md."""
 
 OWN_KEYS = frozenset({
     "kernels", "libraries", "expandable_segments", "cuda_graphs", "moe_dispatcher", "moe_overlap", "optimizer_offload",

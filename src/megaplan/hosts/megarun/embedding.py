@@ -105,7 +105,7 @@ def token_bytes(spec: Spec) -> int:
 
 
 def input_bytes(spec: Spec) -> int:
-    """Inputs of the first slot, in the same way: ids, for n-grams those before, a byte for a class or platform, patches."""
+    """Inputs of the first slot, allocated in the same way: ids, for n-grams the preceding ids, a byte per class or platform, patches."""
     return token_bytes(spec) + _side_bytes(spec) + spec.schedule.microbatches_per_update * tower_input_bytes(spec)
 
 
@@ -146,7 +146,7 @@ def _rows(spec: Spec) -> int:
 
 
 def graph_bytes(spec: Spec) -> int:
-    """Tensors that CUDA graphs have in addition to those of eager steps: a microbatch's inputs, and the sum of the losses, fp64.
+    """Tensors that CUDA graphs have in addition to eager steps: a microbatch's inputs, and the sum of the losses, fp64.
 
     With packed rows also the number by which the loss is divided, fp32; the numbers of a recorded update. 0 where steps are eager.
     """
@@ -254,7 +254,7 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool, repeated: bo
 
 
 def final_norm_part(dims: Dims, model: Model) -> BlockReplay:
-    """The norm before the head, a layer between both, and the factor of logits if they have one, because the head is linear."""
+    """The norm before the head, a layer between the two, and the factor of logits, if any (the head is linear)."""
     residuals = model.attention_residuals
     reads = None if residuals is None else residuals.reads(model.num_layers)
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("out", "normed", "layer_in", "layer_made", "layer_active"), dims.residual)

@@ -1,4 +1,4 @@
-"""Megatron-Core: what its last pipeline rank allocates, tensor by tensor."""
+"""Megatron-Core: the allocations of its pipeline ranks, tensor by tensor."""
 
 from __future__ import annotations
 

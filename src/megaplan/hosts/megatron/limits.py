@@ -1,4 +1,4 @@
-"""Rules of host megatron: what Megatron-Core cannot run as it is written, or runs otherwise without another tensor.
+"""Rules of host megatron: settings that Megatron-Core cannot run, or runs differently with the same tensors.
 
 Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py`, `megatron/core/transformer/transformer_config.py` and
 `megatron/training/arguments.py` at d98e8a64.
@@ -99,7 +99,7 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Limits of GPTModel in addition: its layers are an A and the D or E after it."""
+    """Further limits of GPTModel: each of its layers is an A followed by a D or E."""
     pairs = [letters[index : index + 2] for index in range(0, len(letters), 2)]
     odd = next((index for index, pair in enumerate(pairs) if pair not in ("AD", "AE", "GD", "GE")), None)
     if odd is not None:
@@ -292,7 +292,7 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
         if moe is not None and host.moe_grouped_gemm:
             detail = "host.transformer_impl = local, host.moe_grouped_gemm = true: tensors of grouped experts outside Transformer Engine"
             yield Limit("host.moe_grouped_gemm", detail, "moe_grouped_gemm: false")
-        if (kernel := attention_kernel(spec)) != "unfused":  # releases of 2023 had FlashAttention in it, which today's have not
+        if (kernel := attention_kernel(spec)) != "unfused":  # releases of 2023 had FlashAttention in it, later ones do not
             detail = f"host.transformer_impl = local, host.attention_backend = {host.attention_backend}: its attention is not fused"
             yield Limit("host.attention_backend", detail, "attention_backend: unfused", tensors=kernel != "flash")
         if spec.precision.recipe is not None:
@@ -306,7 +306,7 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
 
 
 def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Settings that Megatron's own modules, and those of its forks, have alone."""
+    """Settings that only Megatron's own modules and its forks' modules have."""
     host, engine = spec.host, spec.host.transformer_impl != "local"
     if engine and host.framework == "gpt-neox":
         detail = "host.framework = gpt-neox, host.transformer_impl = transformer_engine: its modules are its own"
@@ -332,7 +332,7 @@ def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _fsdp(spec: Spec) -> Iterator[Limit]:
-    """Megatron-FSDP is what frees gathered parameters; its buffers are known for models on one stage, stepped by Adam."""
+    """Only Megatron-FSDP frees gathered parameters; its buffers are known for models on one stage, stepped by Adam."""
     host = spec.host
     beyond = {
         "host.moe_overlap = true": host.moe_overlap and spec.model.moe is not None,
@@ -350,7 +350,7 @@ def _fsdp(spec: Spec) -> Iterator[Limit]:
 
 
 def _fsdp_recipe(spec: Spec) -> dict[str, bool]:
-    """A recipe whose gathered weights are not its one-byte row-wise copies, which are what a shard is of."""
+    """A recipe whose gathered weights are not the one-byte row-wise copies that the shards consist of."""
     recipe = spec.precision.recipe
     if recipe is None:
         return {}

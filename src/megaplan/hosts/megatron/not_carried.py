@@ -50,7 +50,7 @@ NOT_CARRIED = (
     *reported("rampup_batch_size", "the batch grows; the spec's is the last one"),
     *reported("use_transformer_engine_op_fuser", "operators are fused; their saved tensors are taken as the unfused ones'"),
 )
-"""Arguments that change values alone, or too little to be modelled, and what they do."""
+"""Arguments with no effect on memory and time, or one too small to be modelled, with that effect."""
 
 IGNORED_PREFIXES = (
     "log_", "tensorboard_", "wandb_", "one_logger_", "timing_", "save", "load", "ckpt_", "eval_", "data_", "dataloader_", "tokenizer_",

@@ -21,21 +21,20 @@ SYMBOLS = {
     "E": "experts",
 }
 OURS = {"*": "A", "+": "A", "M": "M", "G": "G", "-": "D", "E": "E"}
-"""Our letter of each symbol that has one."""
+"""Letter of megaplan for each symbol that has one."""
 LETTERS = {ours: symbol for symbol, ours in reversed(OURS.items())}
-"""The symbol of each of our letters; of A, that of attention which is not latent."""
+"""The symbol of each letter of megaplan; for A, the symbol of attention that is not latent."""
 MODULE, SEGMENT = "/", "|"
 _OTHER_ATTENTION = "D+"
 EMBEDDING, LOSS, MTP = "e", "l", "m"
-"""Letters of embedding, loss and one prediction module among those of a rank's operators."""
+"""Letters of embedding, loss and one prediction module in a rank's list of operators."""
 SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
 """Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
 """Letters that are not operators."""
 VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
-"""First code point of the letters of experts with their own routing skew, of attention to another layer's choice, and of an MLP that
-reads the norm of the attention parallel to it."""
+"""First code points of letters: experts with their own routing skew; attention with another layer's choice of keys; an MLP that reads the norm of the parallel attention."""
 
 
 def operators(letters: str) -> str:
@@ -82,13 +81,13 @@ class HybridPattern(NamedTuple):
     def stages(
         self, pp: int, first: int | None = None, last: int | None = None, vpp: int = 1, where: Location | None = None
     ) -> tuple[str, ...]:
-        """Symbols of each virtual stage: that of virtual stage v on rank r is at v · pp + r.
+        """Symbols of each virtual stage: virtual stage v of rank r is at index v · pp + r.
 
         Args:
             pp: Pipeline ranks.
-            first: Layers of the first rank, where the pattern has no `|`.
-            last: Layers of the last rank, where the pattern has no `|`.
-            vpp: Virtual stages a rank that were asked for, where the pattern has no `|`.
+            first: Layers of the first rank, if the pattern has no `|`.
+            last: Layers of the last rank, if the pattern has no `|`.
+            vpp: Requested virtual stages per rank, if the pattern has no `|`.
             where: Location of the text, for diagnostics.
 
         Raises:
@@ -195,7 +194,7 @@ def spread_pattern(layers: int, attention: float, mlp: float) -> str:
     free = layers
     for symbol, number in (("*", round(layers * attention)), ("-", round(layers * mlp))):
         free -= number
-        run = free / (number + 1) if symbol == "*" else free / max(number, 1)  # attention neither begins nor ends
+        run = free / (number + 1) if symbol == "*" else free / max(number, 1)  # a stage that does not begin or end with attention
         left = run
         for place in range(layers if number else 0):
             if found[place] != "M":

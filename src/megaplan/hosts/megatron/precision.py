@@ -25,7 +25,7 @@ def state_limits(spec: Spec) -> Iterator[Limit]:
         yield Limit("precision.grads", detail, "grads: fp32")
     if precision.params is DType.FP16 and spec.optimizer.matrix == "muon":
         yield Limit("precision.params", "precision.params = fp16, optimizer.matrix = muon: Megatron's Muon runs in bf16", "params: bf16")
-    separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # Megatron-FSDP alone has its own dtype for it
+    separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # only Megatron-FSDP has a separate dtype for it
     if precision.reduce is not precision.grads and not separate:
         detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces in its buffer's dtype"
         yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")
@@ -56,7 +56,7 @@ def _single(spec: Spec) -> Iterator[Limit]:
 
 
 def low_precision_limits(spec: Spec) -> Iterator[Limit]:
-    """Recipes, and keys of one, that Megatron-Core has no counterpart of."""
+    """Recipes, and keys of recipes, without a counterpart in Megatron-Core."""
     recipe = spec.precision.recipe
     if recipe is None:
         return

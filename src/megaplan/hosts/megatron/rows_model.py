@@ -1,4 +1,4 @@
-"""Rows of the table that say what the model is.
+"""Rows of the table that describe the model.
 
 Source: `megatron/training/arguments.py` and the config classes that its parser is made from, at d98e8a64.
 """

@@ -91,7 +91,7 @@ class Parameters:
             self.counts[tensor] += 1
 
     def join(self, other: Parameters) -> None:
-        """Add all of another operator's."""
+        """Add all tensors of another operator."""
         self.tensors += other.tensors
         for tensor, number in other.counts.items():
             self.counts[tensor] += number
@@ -169,7 +169,7 @@ def _module_of(name: str) -> tuple[str, bool]:
 
 
 def _first_layer(inventory: Inventory, family: str, *, shares: bool) -> Block | None:
-    """The first layer of a family; `shares`: of those that read an earlier layer's choice of keys or norm, or of everything else."""
+    """The first layer of a family; `shares`: operators that read an earlier layer's choice of keys or norm, or all others."""
     return next((block for block in inventory.layers if block.family == family and _shares(block) is shares), None)
 
 

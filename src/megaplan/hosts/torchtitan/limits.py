@@ -21,7 +21,7 @@ from megaplan.spec.settings import VALUES_ALONE, given_options
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's name of each recipe that is priced."""
 OTHER_HOST = "host: {name: megarun}"
-"""Fix of a degree or recipe that megarun has for the same model, so that the job stays what it is."""
+"""Fix for a degree or recipe that only megarun has: the host, so that the job does not change."""
 NAMES = {"params": "mixed_precision_param", "reduce": "mixed_precision_reduce", "master": "dtype"}
 """torchtitan's keys of the dtypes that a job states."""
 

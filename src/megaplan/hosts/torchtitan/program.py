@@ -35,7 +35,7 @@ MIDDLE = "h"
 
 
 LAST = "mlp.residual"
-"""The last operation: its result is the next block's input, so that no compiled code runs it again."""
+"""The last operation, whose result is the next block's input: compiled code does not recompute it."""
 BETWEEN = frozenset({"attention.norm", "attention.residual", "mlp.norm", LAST})
 """Operations outside the checkpoints of the halves."""
 
@@ -72,7 +72,7 @@ class BlockKey(NamedTuple):
 
 @cache
 def block_replay(key: BlockKey, policy: RecomputePolicy) -> Replay:
-    """The replay of a block under a checkpoint policy; selective is torchtitan's per-operation one."""
+    """The replay of a block under a checkpoint policy; selective is torchtitan's per-operation policy."""
     ops = _operations(key)
     if policy == "full":
         return replay(ops, region=frozenset(op.name for op in ops))

@@ -1,6 +1,6 @@
 """`MaxTextConfig`: files and arguments of a MaxText run while they are read.
 
-A later file or argument replaces the values of earlier ones, and all of them replace those of the file of the model, as in `pyconfig.py`.
+Later files and arguments override earlier ones, and all override the model's own file, as in `pyconfig.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BASE = "base.yml"
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
 _MOST_SCALE = 2**20
 WHOLE = 300
-"""Keys from which on a file is base.yml as a whole, so that most of its keys are none of this import's."""
+"""Number of keys from which a file counts as a complete base.yml, so that unknown keys are expected."""
 
 
 class MaxTextConfig(ProgramConfig):
@@ -55,7 +55,7 @@ class MaxTextConfig(ProgramConfig):
             policy: Policy for keys that the importer does not know.
 
         Raises:
-            MegaplanError: MP916, a file is none of MaxText's; errors of reading a file.
+            MegaplanError: MP916: a file is not MaxText's. Also errors of reading a file.
         """
         super().__init__("arguments", policy)
         self.settings: list[str] = []
@@ -129,7 +129,7 @@ class MaxTextConfig(ProgramConfig):
         return dict(found)
 
     def _scale_sizes(self) -> None:
-        """Multiplies the model's sizes by powers of two, in turn heads and inner width, the stream's width, and the number of layers.
+        """Multiplies the model's sizes by powers of two, alternately heads and inner width, the stream's width, and the number of layers.
 
         Source: `get_individual_scales` of `src/maxtext/configs/types.py`, AI-Hypercomputer/maxtext.
         """
@@ -147,7 +147,7 @@ class MaxTextConfig(ProgramConfig):
                 self.values[key] = size << power
 
     def _of_own_file(self, name: str) -> dict[str, Any]:
-        """Keys of the model's own file in MaxText's folder of models next to a file that is read; empty if there is none."""
+        """Keys of the model's own file, in MaxText's folder of models near the read file; empty if there is none."""
         path = next((folder / f"{name}.yml" for folder in self._folders if (folder / f"{name}.yml").is_file()), None)
         held = yaml.safe_load(read_text(str(path))) if path is not None and "/" not in name else {}
         if not isinstance(held, dict):
@@ -212,7 +212,7 @@ class MaxTextConfig(ProgramConfig):
         return super().whole(key, least)
 
     def choice(self, key: str, choices: Mapping[str, Any]) -> Any:
-        """The value that one of some words means; a truth value or a number is the word of it."""
+        """The value for one of some words; a truth value or a number is first converted to its word."""
         found = str(self.value(key))
         if found not in choices:
             self.wrong(key, " or ".join(each or '""' for each in choices))
@@ -250,7 +250,7 @@ def _of_type(value: Any, default: Any) -> bool:
 
 
 def _keys_of(text: str, name: str) -> dict[str, Any]:
-    """Keys of YAML, and of a job of Primus those of its files, too; none of a script."""
+    """Keys of YAML, for a job of Primus also of its files; empty for a script."""
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -46,7 +46,7 @@ def words(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def number_of(value: Any) -> Any:
-    """A text such as 1e-6 or 1_000, which YAML 1.1 or 1.2 takes for no number, as the number."""
+    """The number of a text such as 1e-6 or 1_000, which YAML 1.1 or 1.2 does not read as a number."""
     if not isinstance(value, str) or not re.fullmatch(r"\d+(\.\d+)?[eE][-+]?\d+|\d{1,3}(_\d{3}){1,5}", value):
         return value
     return int(value) if "_" in value else float(value)
@@ -55,8 +55,7 @@ def number_of(value: Any) -> Any:
 def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
     """The arguments of a script, whether they are a command's, and a sentence about which of its commands is read.
 
-    Of several commands that train it is one whose variables are set, with most arguments, the last of those; without any all arguments of
-    the text count, unless its programs do something else.
+    Of several training commands, one whose variables are set and with the most arguments is taken, of equal ones the last. Without any, all arguments of the text count, unless its programs do something else.
 
     Raises:
         MegaplanError: MP926, no command trains one model.

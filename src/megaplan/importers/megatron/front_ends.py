@@ -27,9 +27,9 @@ _OWN_COMMANDS = {
     "MaxText": "megaplan import maxtext {}",
     "transformers": "megaplan import hf {}",
 }
-"""Commands that read the files of a front end as they are."""
+"""Commands that read the files of a front end directly."""
 _ARGUMENTS = "its arguments"
-"""Source of a model that Megatron's own arguments state, which are read where a text has them."""
+"""Source text for a model that Megatron's own arguments state, which are read if present."""
 _SOURCES = "the model's script of Megatron arguments"
 """Source of a model in a file of Megatron's arguments that the launch sources."""
 _FRONT_ENDS = (
@@ -122,7 +122,7 @@ _OURS = {
 _TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter", "tuner_backend")
 """Arguments by which front ends choose between all parameters and low-rank adapters."""
 _OF_ROLLOUTS = ("max_prompt_length", "max_response_length")
-"""Lengths of verl whose sum is that of a sequence."""
+"""Lengths of verl that sum to a sequence's length."""
 _PROCESSES = ("NPROC_PER_NODE", "nproc_per_node", "n_gpus_per_node", "gpus_per_node", "GPUS_PER_NODE", "devices")
 _SIZES = {
     "train_global_batch_size": "--global-batch",
@@ -149,7 +149,7 @@ _STARTS_MEGATRON = re.compile(r"^[^#\n]*\bpretrain_(?:gpt|mamba|hybrid)\.py\b", 
 
 
 def refuse_file(text: str, name: str) -> None:
-    """Refuses a file of another program where a spec, a plan or a config is read.
+    """Refuses a file of another program that is given as a spec, a plan or a config.
 
     Args:
         text: The text of the file.
@@ -243,7 +243,7 @@ def _is_python(text: str, name: str) -> bool:
 
 
 def _stated(text: str) -> dict[str, str]:
-    """Values by name of a launch or configuration, with its variables replaced; of several commands those of the first."""
+    """Values by name of a launch or configuration, with variables replaced; of several commands, the first."""
     plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     plain = replaced(plain, variables(plain))
     found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?((?!--)[\w./-]+)", plain)

@@ -67,7 +67,7 @@ def read_model(launch: Arguments, stack: LaunchLayers, tp: int) -> dict[str, Any
 
 
 def _norm_embeddings(launch: Arguments, hidden: int, *, copied: bool) -> None:
-    """Warns of BLOOM's norm of embeddings, which host megatron has not; a pipeline's copy of a tied table has one, too."""
+    """Warns of BLOOM's norm of embeddings, which host megatron lacks; a pipeline's copy of a tied table has one too."""
     where = " on the first stage and on the last" if copied else ""
     launch.pass_over("embed_layernorm")
     if launch.values.get("embed_layernorm"):
@@ -88,7 +88,7 @@ def _module(stack: LaunchLayers, width: int, activation: str, *, bias: bool) -> 
 
 
 def _quick(launch: Arguments) -> bool:
-    """True if the activation is gated by another function, and saves what swiglu saves."""
+    """True if the activation has another gate function and saves the same tensors as swiglu."""
     if not launch.given("quick_geglu"):
         return False
     launch.warn("quick_geglu", "the gate has another function; its tensors are counted as swiglu's")

@@ -116,9 +116,9 @@ _OTHER_RUNS = MappingProxyType(
         "enable_hetero": "groups of devices, each with its own mesh",
     }
 )
-"""Switches of forks under which stages run otherwise than under Megatron-LM's schedules, and what they do."""
+"""Switches of forks that change how stages run compared with Megatron-LM's schedules, with their effects."""
 _OF_PRIMUS = MappingProxyType({"pp_algorithm": "patch_primus_pipeline", "enable_zero_bubble": "patch_zero_bubble"})
-"""Arguments of Primus's modules, which have an effect under another one."""
+"""Arguments of Primus's modules, with the argument that must be on for an effect."""
 
 
 def _refuse_schedules(launch: Arguments) -> None:
@@ -153,7 +153,7 @@ _PARTS = MappingProxyType(
 
 
 def _refuse_parts(launch: Arguments) -> None:
-    """Refuses launches of forks by the switches of what has no price."""
+    """Refuses launches of forks with switches for features that are not priced."""
     for key, why in _PARTS.items():
         if launch.values.get(key):
             launch.pass_over(key)

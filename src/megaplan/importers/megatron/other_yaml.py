@@ -131,7 +131,7 @@ def _biases(given: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _of_neox(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
-    """Notes on what gpt-neox has otherwise than it is planned."""
+    """Notes on differences between gpt-neox and the plan."""
     yield "gpt-neox trains with DeepSpeed, whose buffers host megatron does not have; host.framework=gpt-neox has the time of its modules"
     attention, mlp = _biases(given)
     if attention != mlp:
@@ -149,7 +149,7 @@ def _of_neox(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[st
 
 
 def _width(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Width and gate of gpt-neox's MLP: two thirds for a gated one, half of that for each half, rounded up to a multiple."""
+    """Width and gate of gpt-neox's MLP; a gated one has two thirds of the width, divided into two halves, rounded up to a multiple."""
     gated, hidden, factor = str(given.get("activation", "gelu")) in _GATED, given.get("hidden_size"), given.get("expansion_factor", 4)
     width, multiple = given.get("intermediate_size"), given.get("mlp_multiple_of", 1)
     if width is None and isinstance(hidden, int) and isinstance(factor, int | float):
@@ -234,7 +234,7 @@ def _of_run(model: Mapping[str, Any], trainer: Mapping[str, Any], optim: Mapping
 
 
 def _resolved(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The section with its interpolations of own keys, and NeMo's products and quotients of them."""
+    """The section with its interpolations (`${…}`) of keys, and NeMo's products and quotients of them, evaluated."""
 
     def found(match: re.Match[str]) -> str:
         if match[1]:
@@ -267,6 +267,6 @@ def _part(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _given(values: dict[str, Any], lines: Mapping[str, int | None], notes: list[str]) -> Given:
-    """Arguments of a program whose other names are passed over, except for those that decide a tensor."""
+    """Arguments of a program whose unknown names are ignored unless they decide a tensor."""
     places = {key: line for key, line in lines.items() if line is not None}
     return Given(values, places, left_out=tuple((0, each) for each in notes), parsed=True, program="pretrain_gpt.py", forked=True)

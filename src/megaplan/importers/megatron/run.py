@@ -34,7 +34,7 @@ def world_size(launch: Arguments, given: int | None, least: int) -> tuple[int, b
         given: Number that the caller knows.
         least: Number that the degrees need.
     """
-    if given is not None:  # replaces what the launch leaves open or states differently
+    if given is not None:  # replaces settings that the launch does not state, or states differently
         launch.pass_over("nnodes", "nproc_per_node", "world_size")
         nodes, processes, stated = (launch.values.get(key) for key in ("nnodes", "nproc_per_node", "world_size"))
         found = stated if isinstance(stated, int) else nodes * processes if isinstance(nodes, int) and isinstance(processes, int) else given
@@ -103,7 +103,7 @@ def read_batch(launch: Arguments, mesh: dict[str, Any]) -> dict[str, dict[str, A
 
 
 def _of_a_fork(launch: Arguments) -> None:
-    """Take a fork's optimizer that is named after Muon or Adam as that one, with a warning."""
+    """Read a fork's optimizer named after Muon or Adam as Muon or Adam, with a warning."""
     word = launch.values.get("optimizer")
     if not isinstance(word, str) or word in ARGUMENTS["optimizer"].words:
         return

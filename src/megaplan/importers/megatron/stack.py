@@ -227,7 +227,7 @@ def _mixers(launch: Arguments, layers: int) -> str:
 
 
 def _whole_sizes(launch: Arguments, sizes: list[int], layers: int, pp: int, given: dict[str, int]) -> None:
-    """Refuses counts of layers that do not add up, with the argument that leaves layers over and what would fit."""
+    """Refuses counts of layers that do not add up, names the argument at fault and gives values that would fit."""
     if sum(sizes) == layers and min(sizes) >= 0:
         return
     ends = {key: given[key] for key in _ENDS if key in given}
@@ -273,7 +273,7 @@ def _fitting_layers(layers: int, pp: int, stages: int, counted: list[str], *, al
 
 
 def _fitting_end(layers: int, pp: int, ends: Mapping[str, int]) -> int | None:
-    """Layers of the last of the given end stages, nearest to what is given, with which the stages between are whole; None if none fit."""
+    """Layers of the last of the given end stages, nearest to the given number, for which the remaining layers divide evenly; None if none fit."""
     *rest, (_, given) = ends.items()
     between, left = pp - len(ends), layers - sum(size for _, size in rest)
     found = [size for size in range(1, left + 1) if (left - size) % between == 0] if between else [left] if left > 0 else []

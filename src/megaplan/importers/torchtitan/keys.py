@@ -101,7 +101,7 @@ ONE_RANK = {
     Age.TOML_2025: "without FSDP2 products are in fp32, on one GPU in the dtype of autocast",
     Age.CURRENT: "without FSDP2 products are fp32, or those of autocast on one GPU",
 }
-"""Products of versions that read TOML where `dp_shard · cp` is 1. Later ones, of Python or JSON, shard over one rank: 16-bit copies.
+"""Products of versions that read TOML where `dp_shard · cp` is 1. Later configurations, in Python or JSON, shard over one rank: 16-bit copies.
 
 Source: `parallelize_llama` of torchtitan at 95677cb9 and 9810191b^, `maybe_enable_amp` (0b44d4c4), which 00b7f569 removed.
 """
@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "memory_estimation.enable": (False, "it trains nothing"),
     "memory_estimation.enabled": (False, "it trains nothing"),
 }
-"""Keys that stop an import at any other value than this one, and the reason."""
+"""Keys with the only value at which an import continues, and the reason."""
 IGNORED = frozenset({
     "training.disable_cuda_graphs", "model.moe_comm_backend", "model.non_blocking_capacity_factor",
     "model.use_flex_attn", "model.attn_mask_type", "model.tp_gemm_backend",

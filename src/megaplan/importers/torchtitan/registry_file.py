@@ -1,8 +1,7 @@
 """Configurations in Python, which torchtitan has since 2026 (`config_registry.py`), read from the syntax tree: nothing in the file runs.
 
 A configuration is a function that returns `Trainer.Config(...)`. Constants, arithmetic with integers, calls of other functions of the
-file, assignments to names and to fields of a configuration are followed. Everything else is a value that is not known; it is an error
-where a key that matters has it.
+file, assignments to names and to fields of a configuration are followed. Everything else is an unknown value, which is an error in a key that matters.
 
 Source: torchtitan/models/llama3/config_registry.py and qwen3/config_registry.py of pytorch/torchtitan, 2026.
 """
@@ -74,7 +73,7 @@ class Reader:
     """Follows the functions of one file."""
 
     def __init__(self, tree: ast.Module, *, builds_layers: bool = False) -> None:
-        """`builds_layers`: calls of functions that loop are values, with what they are given."""
+        """`builds_layers`: calls of functions that loop are values, with their arguments."""
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         self.functions = {node.name: node for node in functions if not (builds_layers and _loops(node))}
         self._depth = 0
@@ -115,7 +114,7 @@ class Reader:
             self._forget(node, scope)
 
     def _forget(self, node: ast.stmt, scope: dict[str, Any]) -> None:
-        """Forget what a branch, a loop or a call may change: fields that it assigns, and all that a loop or a call names."""
+        """Forget values that a branch, a loop or a call may change: fields that it assigns, and all names in a loop or call."""
         if isinstance(node, ast.For) and self._changes_fields(node, scope):
             return
         named: list[ast.AST] = []
@@ -134,7 +133,7 @@ class Reader:
                 scope[each.id] = Unread(node.lineno)
 
     def _changes_fields(self, loop: ast.For, scope: Mapping[str, Any]) -> bool:
-        """True if a loop only assigns fields of what it goes through, which are not known from then on."""
+        """True if a loop only assigns fields of the items that it iterates over, which are unknown afterwards."""
         changed, made = _fields_alone(loop), self.value(loop.iter, scope)
         owners = [each for each in (made if isinstance(made, list) else [made]) if isinstance(each, Made)]
         for owner in owners if changed is not None else ():
@@ -256,7 +255,7 @@ IGNORED = frozenset(
     {"hf_assets_path", "metrics", "profiling", "profiler", "dataloader", "validator", "checkpoint", "lr_scheduler", "debug", "comm", "job"}
     | {"tokenizer", "loss", "dump_folder", "print_config", "fault_tolerance"}
 )
-"""Fields of a configuration that change no tensor of a step, or, of the loss, only where its logits are cut into chunks."""
+"""Fields of a configuration that change no tensor of a step; of the loss, only the chunking of logits."""
 
 
 def _keys(config: Made, name: str, function: str) -> Iterator[tuple[str, Any]]:

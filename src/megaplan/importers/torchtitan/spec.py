@@ -58,7 +58,7 @@ LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
 PUBLISHED = re.compile(r"/[A-Za-z][\w.]*-[\w.-]*\d")
 """Part of a name on a hub that no flavor has: letters, a dash and a size or version."""
 EXAMPLE = "llama3/8B"
-"""Model whose sizes show how those of a model unlike any in the registry are written."""
+"""Model whose sizes are the example for a model that resembles none in the registry."""
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
 
@@ -156,7 +156,7 @@ def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, 
 
 
 def _clip(config: JobConfig) -> float | None:
-    """The norm to which gradients are clipped; None for one that no gradient reaches, and for −1, by which forks turn it off."""
+    """The norm to which gradients are clipped; None for a norm that no gradient reaches, and for −1, by which forks disable it."""
     norm = -1.0 if config.values.get("training.max_norm") == -1 else config.number("training.max_norm")
     return norm if 0 < norm < NO_CLIP else None
 
@@ -226,7 +226,7 @@ def _tokenizer(config: JobConfig) -> str | None:
 
 
 def _plain(flavor: str) -> str:
-    """A flavor without what changes its kernels alone."""
+    """A flavor without suffixes that change only its kernels."""
     while (end := next((each for each in SUFFIXES if flavor.endswith(each)), None)) is not None:
         flavor = flavor.removesuffix(end)
     return flavor
@@ -261,7 +261,7 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
 
 
 def _launched(config: JobConfig, mesh: dict[str, Any], ep: int, others: int) -> int:
-    """Data ranks of a job whose GPUs no one states: the launcher's, fewer for its batch, but as many as experts and replicas need."""
+    """Data ranks of a job without a stated number of GPUs: the launcher's, fewer if the batch requires it, at least the number for experts and replicas."""
     replicated, cp = mesh["dp_replicate"] > 1 and mesh["cp"] == 1, int(mesh["cp"])
     least = max(2 if replicated else 1, -(-ep // cp))
     found = max(least, LAUNCHED // others)
