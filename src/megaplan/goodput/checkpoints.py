@@ -80,7 +80,8 @@ class CheckpointSizes(NamedTuple):
 
     Attributes:
         stages: Bytes that each pipeline rank writes.
-        rank_host_bytes: Bytes that a save copies to host memory on each rank: its state, replicas on every rank; Megatron-Core copies only the tensors that the rank writes.
+        rank_host_bytes: Bytes that a save copies to host memory on each rank: its state, replicas on every rank; Megatron-Core copies only
+            the tensors that the rank writes.
         per_node: Ranks of a node.
     """
 

@@ -1,8 +1,9 @@
 """Goodput of a job that saves every `interval` seconds and is interrupted at random: exact for exponential times between interruptions.
 
-A save begins every interval; it stops training for `stall` seconds and is complete `write` seconds after it began, while training continues.
-An interruption loses the progress since the beginning of the newest complete save, and `recovery` seconds; an interruption during recovery restarts it.
-With rate l, cycle c (interval and stall, or the write if longer), write w and recovery r, the expected number of completed saves between two interruptions is exp(-l w) / (exp(l c) - 1), and the expected time is exp(l r) / l.
+A save begins every interval; it stops training for `stall` seconds and is complete `write` seconds after it began, while training
+continues. An interruption loses the progress since the beginning of the newest complete save, and `recovery` seconds; an interruption
+during recovery restarts it. With rate l, cycle c (interval and stall, or the write if longer), write w and recovery r, the expected number
+of completed saves between two interruptions is exp(-l w) / (exp(l c) - 1), and the expected time is exp(l r) / l.
 
 Sources: J. W. Young, CACM 17(9), 1974, for the interval sqrt(2 stall / l); J. T. Daly, Future Generation Computer Systems 22, 2006, for the
 form of the exponential model, whose restart time is here w + r.
@@ -63,7 +64,8 @@ class Interruptions(NamedTuple):
     def best_interval(self, step: float, num_steps: int) -> int:
         """Steps between two saves with the largest goodput; `step` is in seconds.
 
-        Goodput has one maximum over all intervals: at the solution of l t = 1 - exp(-l (t + stall)), or, if later, where a save completes just as the next one begins.
+        Goodput has one maximum over all intervals: at the solution of l t = 1 - exp(-l (t + stall)), or, if later, where a save completes
+        just as the next one begins.
         """
         if not self.rate:
             return num_steps

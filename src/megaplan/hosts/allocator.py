@@ -3,8 +3,8 @@
 Blocks are multiples of 512 B. A stream has its own pools, one for blocks up to 1 MiB and one for larger: memory that a stream has freed
 cannot serve another. If no free block of a pool fits, the pool grows:
 
-- by default by a segment: of 2 MiB for small blocks, of 20 MiB for blocks below 10 MiB, else of the block's size in multiples of 2 MiB. Free
-  neighbours merge within a segment, never across two; a larger block's remainder is a separate block if it is above 1 MiB;
+- by default by a segment: of 2 MiB for small blocks, of 20 MiB for blocks below 10 MiB, else of the block's size in multiples of 2 MiB.
+  Free neighbours merge within a segment, never across two; a larger block's remainder is a separate block if it is above 1 MiB;
 - with expandable segments at the end of the pool's one segment, in pages of 2 MiB for small blocks and 20 MiB for large ones.
 
 Memory returns to the device only if an allocation fails, so reserved memory never falls.

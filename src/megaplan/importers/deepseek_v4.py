@@ -15,7 +15,7 @@ RATES = {0: SLIDING, 4: SPARSE, 128: HEAVY}
 
 
 def deepseek_v4(reader: ConfigReader) -> dict[str, Any]:
-    """deepseek_v4: latent queries, output projections by groups of heads, experts in every layer; in the first layers a table chooses them."""
+    """deepseek_v4: latent queries, outputs by groups of heads, experts in every layer, chosen by a table in the first ones."""
     layers, width = reader.layers(2), reader.whole("head_dim")
     kinds, rates = _kinds(reader, layers), dict(reader.mapping("compress_rates"))
     older = {SPARSE: reader.value("compress_rate_csa"), HEAVY: reader.value("compress_rate_hca")}

@@ -43,7 +43,7 @@ _ACTIVATION = "hidden_activation"
 
 
 def shared_keys(reader: ConfigReader, kinds: list[str]) -> tuple[dict[str, Any], list[int]]:
-    """`shared_keys` of the last layers, which read the keys of the last preceding layer of their kind; and the layers of twice the width."""
+    """`shared_keys` of the last layers, which read keys of the last preceding layer of their kind; and the layers of twice the width."""
     count = reader.whole("num_kv_shared_layers", least=0)
     doubled, first = reader.value("use_double_wide_mlp"), max(0, len(kinds) - count)
     reader.skip("use_double_wide_mlp")

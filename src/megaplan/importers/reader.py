@@ -23,7 +23,8 @@ _MAX_SHOWN = 80
 class ConfigReader:
     """A config while it is read.
 
-    A getter returns the field's value; if the field is missing or wrong it records that and returns a value of the requested type. The dummy is never used, because `finish_reading` raises before anything is derived from it.
+    A getter returns the field's value; if the field is missing or wrong it records that and returns a value of the requested type. The
+    dummy is never used, because `finish_reading` raises before anything is derived from it.
 
     Args:
         config: The config's fields.

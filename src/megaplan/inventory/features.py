@@ -22,7 +22,8 @@ class SideEmbedding(NamedTuple):
     """Owner and source of a side-channel embedding (R-18).
 
     Attributes:
-        home: Stage that holds its parameters and adds it to the residual stream; `Inventory.ahead` names the blocks that the last stage holds too.
+        home: Stage that holds its parameters and adds it to the residual stream; `Inventory.ahead` names the blocks that the last stage
+            holds too.
         maker: Source of the ids that it looks up.
         checkpoint: Contents in a checkpoint.
     """

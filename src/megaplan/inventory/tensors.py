@@ -261,13 +261,14 @@ class Inventory:
 
 
 ROUND_ELEMENTS = 2**25
-"""Elements of the matrices of a round on a rank: fewer launches for small matrices, with little more scratch than one large matrix needs."""
+"""Elements of the matrices of a round on a rank: fewer launches for small matrices, with little more scratch than one large matrix."""
 
 
 class MatrixRound(NamedTuple):
     """Tensors that Muon updates together: equal in shape, and shared by the same ranks.
 
-    Each of the `degree` ranks has a shard of the rows of every tensor, and orthogonalises some of the full matrices. If shards consist of full matrices, nothing is exchanged: `degree` is 1, and `num_matrices` counts a shard's.
+    Each of the `degree` ranks has a shard of the rows of every tensor, and orthogonalises some of the full matrices. If shards consist of
+    full matrices, nothing is exchanged: `degree` is 1, and `num_matrices` counts a shard's.
 
     Attributes:
         num_matrices: Matrices of a tensor, on all ranks that share it.

@@ -1,6 +1,7 @@
 """Parameters of a multimodal model's encoder, of its projection into the stream of text, and of parts that are counted.
 
-A layer of the encoder is two blocks, of the attention and the dense family. They are replicated on every rank, unless `mesh.towers` splits them.
+A layer of the encoder is two blocks, of the attention and the dense family. They are replicated on every rank, unless `mesh.towers` splits
+them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Shares of a device's peaks that products reach, from the user's own measured steps: one per dtype, with the model's share as prior.
 
-If the device's products are known but no fitted row has the combination of framework and launch, a factor of the whole step is fitted too, with a prior as wide as the interval of such steps.
+If the device's products are known but no fitted row has the combination of framework and launch, a factor of the whole step is fitted too,
+with a prior as wide as the interval of such steps.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Kernels of a profile are assigned to families by name, and the kinds of kernels in a family are counted for the run's
 spec. A kind's share is its counted floor over its measured time without launches. Over several runs it is the mean of the logarithms,
-weighted by the family's share of its step; if a family holds several kinds, the shares with the least squares. The host's two constants minimise the difference between modelled waits and the steps' time beyond the device's busy time.
+weighted by the family's share of its step; if a family holds several kinds, the shares with the least squares. The host's two constants
+minimise the difference between modelled waits and the steps' time beyond the device's busy time.
 
 A run that was not profiled, or is of results that are held out, is in no constant. The step of each other run is also modelled without it;
 constants that no other run has stay. The interval follows from the errors of all these steps.

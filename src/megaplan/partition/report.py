@@ -1,4 +1,4 @@
-"""Sentences that explain why ranks hold what they hold, and which layers weighted cuts moved."""
+"""Sentences that explain the ranks' contents, and the layers that weighted cuts moved."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def in_flight_lines(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
 
 
 def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Sequence[int]) -> Iterator[str]:
-    """Sentences about the layers that weighted cuts moved against equal ones, and the reason.
+    """Sentences about the layers that weighted cuts moved compared with equal cuts, and the reason.
 
     Args:
         spec: A checked spec.

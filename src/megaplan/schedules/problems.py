@@ -49,7 +49,7 @@ def few_microbatches(num_microbatches: int, pp: int) -> Problem:
 
 
 def fewer_than_slots(num_microbatches: int, pp: int, other: str = "zbv") -> Problem:
-    """The schedule needs a microbatch for every slot of a V; the `other` does not."""
+    """The schedule needs a microbatch for every slot of a V; the schedule `other` does not."""
     slots = 2 * pp
     detail = f"schedule.num_microbatches = {num_microbatches}, 2 · mesh.pp = {slots}, and {num_microbatches} < {slots}"
     return Problem("MP311", MICROBATCHES, detail, ((MICROBATCHES, (slots,)), (KIND, (other,))))

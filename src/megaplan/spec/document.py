@@ -206,7 +206,7 @@ class _Reader:
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> Diagnostic:
         mark = error.problem_mark or error.context_mark
         if mark is not None and mark.line >= self._num_lines and error.context_mark is not None:
-            mark = error.context_mark  # what is not closed at the end of the text is found where it begins
+            mark = error.context_mark  # a bracket that is not closed is reported at its beginning
         problem = error.problem or "the text is not complete"
         context = f" {error.context}" if error.context else ""
         if error.context and error.context_mark is not None and mark is not None and error.context_mark.line != mark.line:

@@ -24,13 +24,13 @@ def is_model_name(path: str) -> bool:
 
 
 def cached_config(name: str) -> Path | None:
-    """The config of a model in the local cache: that of the branch main if the cache has it, else of the latest snapshot.
+    """The config of a model in the local cache: from the branch main if cached, else from the latest snapshot.
 
     Args:
         name: `org/model`.
 
     Returns:
-        The file; None if the text is not a model name, or the cache has no config of it.
+        The file; None if the text is not a model name, or the cache lacks the model's config.
     """
     if not is_model_name(name):
         return None

@@ -73,7 +73,7 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _towers(checked: Checked) -> Iterator[Diagnostic]:
-    """Rules of encoders, and the one note that says what a count of them leaves out."""
+    """Rules of encoders, and the note on parts that a count of parameters excludes."""
     towers = checked.spec.model.towers
     if towers is None:
         yield from unused_images(checked)
@@ -115,7 +115,7 @@ def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:
 
 
 PLACED = ("post_norm_layers", "added_norm_layers", "unnormed_layers")
-"""Lists of layers whose norms are at other places than the model's."""
+"""Lists of layers whose norms are placed differently from the model's."""
 
 
 def _post_norms(checked: Checked) -> Iterator[Diagnostic]:

@@ -1,4 +1,4 @@
-"""`--set KEY=VALUE`: a value of a spec replaced on the command line, with its own position in diagnostics."""
+"""`--set KEY=VALUE`: a value of a spec replaced on the command line, with a position for diagnostics."""
 
 from __future__ import annotations
 
@@ -191,12 +191,12 @@ def settings_named(name: str, text: str) -> tuple[str, ...]:
 
 
 def _arguments(settings: Sequence[tuple[KeyPath, Any]], text: str, value: Any) -> list[str]:
-    """Arguments for settings; those that keep the value have it as it was written."""
+    """Arguments for settings; unchanged values keep their original text."""
     return [f"--set {quote(f'{dotted(key)}={text if given is value else as_argument(given)}')}" for key, given in settings]
 
 
 def _plain(text: str) -> Any:
-    """The value of a text of `--set`; the text itself if it is none."""
+    """The value of a text of `--set`; the text itself if it is not a YAML value."""
     try:
         return parse_document(text, None).value
     except MegaplanError:

@@ -19,7 +19,7 @@ class Part(NamedTuple):
     """Stages on one type of device.
 
     Attributes:
-        spec: The spec as if all stages were on that device.
+        spec: The spec with all stages on this device.
         ranks: Pipeline ranks of these stages.
     """
 
@@ -46,12 +46,12 @@ def device_counts(spec: Spec, world: int) -> list[tuple[int, DeviceRef]]:
 
 
 def alone_specs(spec: Spec) -> list[Spec]:
-    """The spec as if all stages were on each of its types of devices, whatever its mesh."""
+    """The spec with all stages on each of its types of devices in turn, whatever its mesh."""
     return [spec.model_copy(update={"device": device, "pools": ()}) for _, device in device_counts(spec, 0)]
 
 
 def spec_on(spec: Spec, pp_rank: int) -> Spec:
-    """The spec as if all stages were on the device of one pipeline rank."""
+    """The spec with all stages on the device of one pipeline rank."""
     return next(part.spec for part in parts_of(spec) if pp_rank in part.ranks)
 
 

@@ -96,7 +96,7 @@ def _named(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
 
 
 def _cut_blocks(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
-    """Columns that TP gives a rank must be whole blocks, so that a weight's values are the same under every layout."""
+    """A TP rank's columns must consist of whole blocks, so that a weight's values are the same under every layout."""
     tp, block = checked.spec.mesh.tp, lora.base_block
     if lora.base is None or tp == 1:
         return
@@ -172,7 +172,7 @@ def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _recompute(checked: Checked) -> Iterator[Diagnostic]:
-    if checked.spec.host.kind.block_layers > 1:  # its checkpoints are of whole blocks, and run a dispatch again
+    if checked.spec.host.kind.block_layers > 1:  # its checkpoints contain full blocks, so a dispatch would run again
         return
     for letter, family in FAMILIES.items():
         policy = checked.spec.recompute.of(letter)
@@ -215,7 +215,7 @@ def _device(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _other_devices(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields what the rules of a device find about those of the pools."""
+    """Yields the findings of a device's rules for the pools' devices."""
     groups = (_device, low_precision_rules, _libraries)
     known = [(found.code, found.detail) for rules in groups if checked.spec.pools for found in rules(checked)]
     for part in parts_of(checked.spec)[1:] if not any(pool_rules(checked)) else ():

@@ -31,7 +31,7 @@ VALUES_ALONE = (
     | ROUTING
     | SCALES
 )
-"""Options that affect neither parameters nor time, nor the memory of a host other than megarun."""
+"""Options without effect on parameters, time, and memory of hosts other than megarun."""
 
 
 class Option(NamedTuple):
@@ -96,7 +96,7 @@ OWN, PROJECT = "megaplan.toml", "pyproject.toml"
 
 
 class Settings(NamedTuple):
-    """Defaults of a project; None where the file does not have them.
+    """Defaults of a project; None if the file lacks them.
 
     Attributes:
         device: Name of the device.
@@ -131,7 +131,7 @@ def find_settings(folder: Path | None = None) -> Settings:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    """The table of a file; None for a project without one."""
+    """The table of a file; None for a project without settings."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.name == PROJECT and "tool.megaplan" not in text:

@@ -18,9 +18,9 @@ class Inseparable(NamedTuple):
     """Layers that no cut may separate, because the host's stages pass on the stream alone.
 
     Attributes:
-        start: Layer that makes what the others read.
+        start: Layer that makes the values.
         stop: Layer after the last reader.
-        what: Names of the values that they read.
+        what: Names of the values that the others read.
     """
 
     start: int

@@ -109,7 +109,7 @@ def _size(name: str, key: KeyPath, value: Any) -> int | None:
 
 
 def _meant_keys(path: KeyPath, document: Any) -> list[KeyPath]:
-    """Keys that an unknown key may have meant: those that other tools call so, else similar ones in its section, else any section's.
+    """Keys that an unknown key may mean: by other tools' names, else similar ones in its section, else similar ones anywhere.
 
     Empty for a key of the section's other kinds.
     """
@@ -131,7 +131,7 @@ def _meant_keys(path: KeyPath, document: Any) -> list[KeyPath]:
 def _elsewhere(plain: str, wanted: set[str]) -> list[KeyPath]:
     """Keys of any section by their last names; by a similar one if there is none."""
     elsewhere = [key for key in all_keys() if key[-1] in wanted]
-    if elsewhere:  # without keys that are much deeper than another one, such as an encoder's
+    if elsewhere:  # without keys that are nested much deeper than another one, such as an encoder's
         shallow = min(map(len, elsewhere)) + 1
         return sorted((key for key in elsewhere if len(key) <= shallow), key=dotted)[:4]
     by_name = {str(key[-1]): key for key in all_keys()}
@@ -153,7 +153,7 @@ def describe(fault: Fault, source: SourceMap) -> Diagnostic:
         return diagnostic("MP134", f"{fault.key} = {show(fault.value)}", source.locate(fault.key), ("megaplan schema spec",))
     code, detail, hints = maker(fault)
     key = f"{fault.key}.kind" if fault.type == "union_tag_invalid" else fault.key
-    if key in source.overrides:  # a hint for the command line is another argument of it
+    if key in source.overrides:  # a hint for the command line is a further argument
         name = f"{key.rpartition('.')[2]}: "
         hints = [f"--set {quote(f'{key}={hint.removeprefix(name)}')}" if hint.startswith(name) else hint for hint in hints]
     return diagnostic(code, detail, source.locate(key), hints)

@@ -105,7 +105,7 @@ def checkpoints_at(word: str) -> list[AnyPath]:
     """The folder itself if it is a checkpoint, else the finished checkpoints of the run, newest first.
 
     Raises:
-        MegaplanError: MP649 if there is none.
+        MegaplanError: MP649 if there is no checkpoint.
     """
     folder = any_path(word)
     found = [folder] if (folder / MANIFEST).is_file() else list_checkpoints(folder)

@@ -1,6 +1,6 @@
 """`megarun`: train a plan, trace its memory, compile its kernels, look at a machine, prepare data, manage checkpoints, write job scripts.
 
-Only this module turns an exception into an exit status.
+This module alone turns an exception into an exit status.
 
 Exit status: 0 done, 1 a trace exceeds its tolerance, a kernel does not compile, or the doctor finds a problem, 2 an error, 130
 interrupted. Under torchrun only the rank that failed first prints its error.
@@ -92,9 +92,9 @@ def train(
 
     SIGTERM, SIGINT, SIGUSR1 and SIGHUP save and stop all ranks after the same step (exit 128 + number: 143, 130, 138, 129); the same
     command resumes, with this plan or another plan of the same model. With --plans and torchrun's --nnodes MIN:MAX --max-restarts N a job
-    that loses a node continues with the plan for those that are left.
+    that loses a node continues with the plan for the remaining ones.
     """
-    # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
+    # Torch takes seconds to load: errors in the arguments, the plan or the data are reported before.
     from megarun.api import Evaluation, prepare_run  # noqa: PLC0415
     from megarun.job.run import Checkpoints, Viewers  # noqa: PLC0415
     from megarun.launch.failure import exit_on_peer_failure, report_failure  # noqa: PLC0415
@@ -200,7 +200,7 @@ def sample(
 ) -> int:
     """Continue TEXT with the newest checkpoint of RUN, of any layout, in one process.
 
-    Keys, values and states of earlier tokens are kept, so that a token costs one forward of one position.
+    Keys, values and states of earlier tokens are kept, so that a token costs a forward of one position.
     """
     from megarun.cli.sample import Wanted, write_sample  # noqa: PLC0415  (help needs no model)
 
@@ -231,7 +231,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Also print Python's traceback of an error.")] = False,
 ) -> int:
-    """Say what this machine has and lacks for training: versions, devices, memory, known hazards, and for PLAN its compiled kernels.
+    """Report what this machine has and lacks for training: versions, devices, memory, known hazards, and for PLAN its compiled kernels.
 
     Exits 1 if something would keep a run from starting or make it wrong.
     """

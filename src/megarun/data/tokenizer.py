@@ -49,7 +49,7 @@ class TrainedTokenizer:
         kind: BPE or bytes.
         tokenizer: The library's object.
         end_of_document_id: Id that ends every document; no text encodes to it.
-        sample_documents: Number of documents it was trained on, some of them partly.
+        sample_documents: Number of documents on which it was trained; some are used partly.
         sample_bytes: UTF-8 bytes that it was trained on.
         content: JSON of the file that it was read from; empty if it was made here.
     """

@@ -27,7 +27,7 @@ PLAN = "plan"
 
 
 def plan_findings(plan: str) -> Iterator[Finding]:
-    """Findings on what is there and what is missing for a plan.
+    """Findings about a plan's requirements that this machine meets or lacks.
 
     Raises:
         MegaplanError: The plan cannot be read.
@@ -117,7 +117,7 @@ def _libraries(job: Job) -> Iterator[Finding]:
 
 
 def _visible() -> tuple[int, int, tuple[int, int]] | None:
-    """GPUs of this machine, least free bytes of one, capability of the first; None without any."""
+    """Number of GPUs of this machine, smallest free bytes, capability of the first; None without any."""
     if installed("torch") is None:
         return None
     import torch  # noqa: PLC0415  (it may not be there)

@@ -55,7 +55,7 @@ class Chooser(NamedTuple):
 class Decoder:
     """A model that reads a text once and then one token at a time.
 
-    Models whose layers look at other positions in another way (an indexer, experts with a capacity, experts that choose tokens) read the
+    Models whose layers depend on other positions in further ways (an indexer, experts with a capacity, experts that choose tokens) read the
     whole text again for each token.
     """
 

@@ -1,7 +1,8 @@
 """Operations of M blocks, the saved tensors of Mamba-2 and Mamba-3, and their work; Mamba-1 is in `mamba1_program`.
 
 in_proj makes one storage; its parts are views of it, kept once (docs/decisions/0002). Mamba-3's scan keeps its inputs (views of in_proj's
-output, the angles, normed B and C), and state and phase at each segment's start; it gates and projects its output itself, and recomputes the inputs of each rank in backward.
+output, the angles, normed B and C), and state and phase at each segment's start; it gates and projects its output itself, and recomputes
+the inputs of each rank in backward.
 
 Source: arXiv:2405.21060, section 7.1 (Mamba-2); arXiv:2603.15569, section 3 (Mamba-3).
 """

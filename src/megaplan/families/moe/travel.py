@@ -127,7 +127,7 @@ def _sorted(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
 
 
 def _gathering(gated: bool, gathers: bool, bias: bool, way: Travel, *, limited: bool) -> tuple[Op, ...]:
-    """Tokens of all ranks, from which each rank copies the rows of its experts; `limited`: from the places in buffers that each rank has planned.
+    """Tokens of all ranks, from which each copies its experts' rows; `limited`: from the places in buffers that each rank has planned.
 
     Tokens are gathered over EP and then over ETP, whose ranks have slices of the same experts; sums are scattered in reverse.
     """

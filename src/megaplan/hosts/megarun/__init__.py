@@ -1,7 +1,8 @@
 """Host megarun: memory of its modules, FSDP2 wrappers, pipeline stages and optimizers.
 
 `ledger.py` is the entry for activations: it replays the operations that a family (`megaplan/families`) or a part outside the layers states
-(`embedding.py`, `features.py`). Saved sets and working sets are replayed from the operations (`program.py`), never estimated. `storage.py`, `optimizer.py` and `buffers.py` have the memory outside the blocks.
+(`embedding.py`, `features.py`). Saved sets and working sets are replayed from the operations (`program.py`), never estimated. `storage.py`,
+`optimizer.py` and `buffers.py` have the memory outside the blocks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A block's program under `lora`: its own parameters have no gradients; A and B of adapted linears have.
 
-A frozen linear saves no activation, because only its weight gradient would need its input; torch's product saves its weight, so a recomputed region that ends with a frozen linear runs again when that linear's backward begins. An adapted one saves its input, and the product with A, […, rank].
-Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products are added.
-Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. Every other operation saves the same
-tensors, and makes no parameter gradient.
+A frozen linear saves no activation, because only its weight gradient would need its input; torch's product saves its weight, so a
+recomputed region that ends with a frozen linear runs again when that linear's backward begins. An adapted one saves its input, and the
+product with A, […, rank]. Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products
+are added. Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. Every other operation saves
+the same tensors, and makes no parameter gradient.
 
 Source: `megarun.parallel.groups.adapters`.
 """

@@ -23,7 +23,8 @@ class Halves(NamedTuple):
         inputs: The program with I instead of its backward.
         late: Parameters whose gradients are left to W, in W's order.
         weights: Live sets of W: of each product with the pending storages and the gradients that it makes; W's fetch of an input adds one
-            without a gradient. Fused products have one point with their temporary tensors, then one for each gradient (`new_params`) when it is taken.
+            without a gradient. Fused products have one point with their temporary tensors, then one for each gradient (`new_params`) when
+            it is taken.
         fetched: Storages that W itself makes.
         for_others: Storages that only other blocks' W needs.
     """

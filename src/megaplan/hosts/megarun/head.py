@@ -138,7 +138,8 @@ def head_storages(
 def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
     """Scratch of head and loss: a slice of logits; in backward the sum for the rows' gradient, and one slice's contribution.
 
-    The contribution is a product of the sum's size, made before the gradient in its own dtype exists: the scratch is its excess over the gradient. If the dtype is the sum's, the sum is the gradient, and products are added to it directly.
+    The contribution is a product of the sum's size, made before the gradient in its own dtype exists: the scratch is its excess over the
+    gradient. If the dtype is the sum's, the sum is the gradient, and products are added to it directly.
     """
     words, wide = slice_columns(rows, vocab), dims.stat_dtype
     product = wide.bytes - dims.dtype.bytes
@@ -180,7 +181,8 @@ def mtp_part(
 ) -> BlockReplay:
     """An MTP depth; `out` is the input of the next depth.
 
-    The head and the token embedding are the model's. Autograd sums their gradients before it passes them on: the sum over the head and later depths waits while a depth runs backward, and becomes the parameter's gradient at the first depth, whose backward is the last.
+    The head and the token embedding are the model's. Autograd sums their gradients before it passes them on: the sum over the head and
+    later depths waits while a depth runs backward, and becomes the parameter's gradient at the first depth, whose backward is the last.
 
     Args:
         dims: Local sizes.

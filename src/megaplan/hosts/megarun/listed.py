@@ -60,7 +60,8 @@ def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
 def casting_bytes(sizes: Sizes, *blocks: Block) -> tuple[int, int]:
     """Bytes in addition to the gathered tensors of a group, dense and of banks, while each is filled from a cast on a one-rank mesh.
 
-    A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage. Without FSDP2 there is no gather: copies are cast in place.
+    A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage. Without FSDP2 there
+    is no gather: copies are cast in place.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """

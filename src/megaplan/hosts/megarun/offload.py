@@ -1,7 +1,8 @@
 """Tensors in host memory: which moments of an optimizer are there, with the buffer on the device of an update, and kept activations.
 
-An update processes units, which are sets of parameters updated at once: each AdamW parameter separately, then each round of Muon, in the order of updates. The first units are on the host. The device has room for two consecutive units while it updates (`megarun.optim`).
-The runtime and the estimate share these functions.
+An update processes units, which are sets of parameters updated at once: each AdamW parameter separately, then each round of Muon, in the
+order of updates. The first units are on the host. The device has room for two consecutive units while it updates (`megarun.optim`). The
+runtime and the estimate share these functions.
 """
 
 from __future__ import annotations

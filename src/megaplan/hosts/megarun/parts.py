@@ -55,8 +55,8 @@ class BlockBytes(NamedTuple):
         forward_bytes: Allocated bytes at that peak.
         backward: The backward peak, with every parameter gradient made so far.
         backward_bytes: Allocated bytes at that peak.
-        accumulating: The backward peak when gradients are added in place to existing ones, so that only those of the running operation are new;
-            `backward` if they are not.
+        accumulating: The backward peak when gradients are added in place to existing ones, so that only those of the running operation are
+            new; `backward` if they are not.
         accumulating_bytes: Allocated bytes at that peak.
         in_place: True if later microbatches add gradients in place.
     """

@@ -15,7 +15,8 @@ Rules of the replay, all of them autograd's:
 - Recompute: storages made inside the region are not kept; what the region reads is, until the region's backward has ended. The region
   runs again when backward first needs it, up to the last thing it saves: a product that ends it does not run again, unless its linear can
   be split, which saves its input after the product. Outputs that a selective checkpoint caches are kept until then too.
-- A split backward omits a linear's weight gradient, and keeps its input and its output's gradient until W has computed it. Linears that can be split make their input gradient without a view, whether the backward is split or whole.
+- A split backward omits a linear's weight gradient, and keeps its input and its output's gradient until W has computed it. Linears that can
+  be split make their input gradient without a view, whether the backward is split or whole.
 
 Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp (`can_accumulate_inplace`: a view shares its storage with its base);
 FSDP2's `FSDPParamGroup.post_backward`.
@@ -111,9 +112,12 @@ def replay(
         arrives: The storage whose gradient reaches the block first.
         starts: Backward starts here: autograd's caller holds that gradient to the end.
         pinned: A kept storage that the block's caller holds until the block's backward has ended.
-        waiting: Gradients that exist before the block's backward begins, by the name of their tensor: of storages that other blocks read too, and of shared parameters.
-        counts_input: True if the input, which the block does not save, is freed after its last reader; else it is counted outside the block for the whole forward.
-        away: Storages that are absent between forward and backward (in host memory, or recomputed one by one): each returns when backward reaches the last operation that saves it.
+        waiting: Gradients that exist before the block's backward begins, by the name of their tensor: of storages that other blocks read
+            too, and of shared parameters.
+        counts_input: True if the input, which the block does not save, is freed after its last reader; else it is counted outside the block
+            for the whole forward.
+        away: Storages that are absent between forward and backward (in host memory, or recomputed one by one): each returns when backward
+            reaches the last operation that saves it.
         parts: Operations of each checkpoint, in order, if the region has several; none reads a tensor that another drops.
         passed: Storages that other blocks keep, until the backward of an operation after the region that keeps them.
     """

@@ -1,8 +1,9 @@
 """A block's program whose linears multiply in eight bits, as megarun runs them (`megarun.parallel.groups.scaled`).
 
-Linears of one call share the copies of their input. A call saves its input's copy for the weight gradients, with scales, before the products: a recomputed region that ends in a call does not repeat its products. If another operation saves the
-input in 16 bits anyway, or another call reads it too, the input itself is saved and quantised again in backward. Under TP a column-parallel
-call saves the copy of the rank's own tokens, scaled like all tokens, and gathers it in backward: one byte per element instead of two.
+Linears of one call share the copies of their input. A call saves its input's copy for the weight gradients, with scales, before the
+products: a recomputed region that ends in a call does not repeat its products. If another operation saves the input in 16 bits anyway, or
+another call reads it too, the input itself is saved and quantised again in backward. Under TP a column-parallel call saves the copy of the
+rank's own tokens, scaled like all tokens, and gathers it in backward: one byte per element instead of two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A bank of experts that multiplies in eight bits, as megarun runs it (`megakernels.fp8_experts`): saved tensors and scratch.
 
-Experts read tokens, or rows that arrived, in place with all kernels. On one rank they save the 16-bit tokens, which the router saves too, and quantise them again in backward. Rows that arrived from other ranks are saved as the transposed copy that the weight gradients
-multiply, each expert's rows padded to a multiple of 16, with a scale for each expert's columns; where blocks have scales, in 16 bits.
+Experts read tokens, or rows that arrived, in place with all kernels. On one rank they save the 16-bit tokens, which the router saves too,
+and quantise them again in backward. Rows that arrived from other ranks are saved as the transposed copy that the weight gradients multiply,
+each expert's rows padded to a multiple of 16, with a scale for each expert's columns; where blocks have scales, in 16 bits.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ class Uneven(NamedTuple):
 class MatrixScratch(NamedTuple):
     """Muon's scratch for tensors of one kind.
 
-    A round begins with updates in the iteration's dtype: the share that a rank sends, or the matrices themselves. A rank receives its matrices, or their TP parts, which TP gathers. The iteration has two buffers of its matrices, and two of x xᵀ (or xᵀ x: r × r, r
-    the shorter side); plain torch needs a third of these at times. Everything afterwards is less.
+    A round begins with updates in the iteration's dtype: the share that a rank sends, or the matrices themselves. A rank receives its
+    matrices, or their TP parts, which TP gathers. The iteration has two buffers of its matrices, and two of x xᵀ (or xᵀ x: r × r, r the
+    shorter side); plain torch needs a third of these at times. Everything afterwards is less.
 
     Attributes:
         round: Rounds of these tensors.

@@ -1,8 +1,8 @@
 """FSDP2's memory for a block's parameters: resident shards, gathered copies, gradients, reduce buffers.
 
 Every tensor is sharded along dim 0 of its stored shape in n chunks of ceil(d0 / n) rows; an expert bank is stored as the rows of all its
-experts (`ParamTensor.stored_shape`). Each rank stores a full chunk, zero-padded; views of it have the rows without padding. Gathered copies and
-reduce inputs hold n padded chunks; unsharded gradients have the tensor's own shape; the gradient shards of a group lie in one padded
+experts (`ParamTensor.stored_shape`). Each rank stores a full chunk, zero-padded; views of it have the rows without padding. Gathered copies
+and reduce inputs hold n padded chunks; unsharded gradients have the tensor's own shape; the gradient shards of a group lie in one padded
 buffer. Optimizer state has no padding, so trailing ranks hold less of it.
 
 Dense tensors shard over dp_shard, expert banks over efsdp = dp_shard · cp · tp / (ep · etp). A layer or a prediction depth is a group, its
@@ -75,7 +75,8 @@ class BlockStorage(NamedTuple):
         shards: If there are such tensors, every tensor in the order in which it is made and padded.
         matrix_scratch: Muon's scratch, by kind of tensor, with the number of tensors.
         casts: Casts of AdamW's gradients in the order of updates; empty if gradients are not cast.
-        adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors, else 0; without FSDP2, shards of all tensors that are not Muon's.
+        adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors, else 0; without FSDP2, shards of all tensors
+            that are not Muon's.
         resident_slack_bytes: Bytes that the allocator's rounding adds to the shards.
         state_slack_bytes: Bytes that it adds to the moments.
         parameters: Elements after TP and EP, before state sharding.

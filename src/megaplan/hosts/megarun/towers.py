@@ -1,7 +1,8 @@
 """A stated encoder and its projection on the first stage: sizes, and the operations of each block.
 
-Images are the rows of the encoder's batch, so that attention inside an image needs no mask. A frozen part with no trained part before it runs without a graph: it saves nothing, and has no backward. The stage puts the projection's rows in the place of the embedded
-placeholders of the stream of text; that belongs to the embedding's operations.
+Images are the rows of the encoder's batch, so that attention inside an image needs no mask. A frozen part with no trained part before it
+runs without a graph: it saves nothing, and has no backward. The stage puts the projection's rows in the place of the embedded placeholders
+of the stream of text; that belongs to the embedding's operations.
 
 Source: `megarun.model.vision`.
 """
@@ -95,7 +96,7 @@ def tower_rotary_bytes(spec: Spec) -> tuple[int, int]:
 
 
 def stream_bytes(spec: Spec, dims: Dims, name: str) -> int:
-    """Bytes of a block's input: the encoder's stream; at the embedding the projection's rows; all streams of text; at the head one stream."""
+    """Bytes of a block's input: the encoder's stream; for the embedding the projection's rows; all streams of text; for the head one stream."""
     sizes = tower_sizes(spec)
     if sizes is not None and name == "embedding":
         return sizes.rows * dims.hidden * dims.dtype.bytes

@@ -126,7 +126,8 @@ def _deduplicated_bytes(at: Setting, moe: MixtureOfExperts) -> int:
 def _named_bytes(at: Setting, moe: MixtureOfExperts) -> int:
     """The rows that the layer's own frame still names while its last ones are made.
 
-    Under all-to-all these are the permuted rows, the received ones, the experts' output and its copy in the order of arrival; then the last two, or the rows that the second all-to-all returns.
+    Under all-to-all these are the permuted rows, the received ones, the experts' output and its copy in the order of arrival; then the last
+    two, or the rows that the second all-to-all returns.
     """
     dims, rows, kind, added = at.dims, _rows(at, moe), dispatcher(at.spec), keeps_combined(at.spec)
     sorts, travels = moe.num_experts // dims.ep > 1, dims.ep * dims.etp > 1
@@ -186,7 +187,8 @@ def _shared_shapes(at: Setting, moe: MixtureOfExperts) -> Shapes:
 def _moving_shapes(at: Setting, moe: MixtureOfExperts, kept: Shapes, *, gated: bool) -> Shapes:
     """Rows on their way, and the gradients of each product.
 
-    Under full recompute of the layer, the input of the experts is named like the other rows. Otherwise the activation's output is dropped once the experts' output exists.
+    Under full recompute of the layer, the input of the experts is named like the other rows. Otherwise the activation's output is dropped
+    once the experts' output exists.
     """
     rows, outer = _rows(at, moe), moe.row_width(at.dims.hidden)
     number, width = rows.routed // (at.element_bytes * outer), moe.ffn_hidden_size // at.dims.etp

@@ -45,8 +45,8 @@ def bucket_elements(ranks: int) -> int:
 def layout_of(matrices: Sequence[Matrix], ranks: int, bucket: int | None) -> Layout:
     """The layout of one model chunk's buffer.
 
-    Tensors of a bucket are assigned in descending order of work to the rank with the least work so far that has room. Every rank's shard of a bucket
-    is as large as the fullest.
+    Tensors of a bucket are assigned in descending order of work to the rank with the least work so far that has room. Every rank's shard of
+    a bucket is as large as the fullest.
 
     Args:
         matrices: In model order.

@@ -34,7 +34,7 @@ IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
 """Letters that are not operators."""
 VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
-"""First code points of letters: experts with their own routing skew; attention with another layer's choice of keys; an MLP that reads the norm of the parallel attention."""
+"""First code points of letters: experts with a skew, attention with another layer's keys, an MLP with parallel attention's norm."""
 
 
 def operators(letters: str) -> str:

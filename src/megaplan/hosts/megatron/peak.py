@@ -37,14 +37,17 @@ BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
 class GraphPools(NamedTuple):
     """Bytes that graphs keep reserved in addition to allocated bytes.
 
-    A graph's tensors are in its own pool, which nothing else uses between replays: all tensors of a full step, or the saved tensors of graphed layers. Steps before the capture had their tensors in the default pool; segments that are not expandable keep at most those bytes reserved, since the optimizer's first step puts its states into segments that activations left.
+    A graph's tensors are in its own pool, which nothing else uses between replays: all tensors of a full step, or the saved tensors of
+    graphed layers. Steps before the capture had their tensors in the default pool; segments that are not expandable keep at most those
+    bytes reserved, since the optimizer's first step puts its states into segments that activations left.
 
     Source: `megatron/core/full_cuda_graph.py`, `megatron/core/transformer/cuda_graphs.py`; NVIDIA-NeMo/Megatron-Bridge, issue 4587.
 
     Attributes:
         inside: During forward and backward, an upper bound: bytes of the steps before the capture of a full step.
         outside: During the optimizer's step: that, and the pools of the graphs.
-        twice: During forward and backward: saved tensors of graphed layers that the default pool also keeps from the steps before the capture. As an upper bound, the default pool includes the percentage by which reserved exceeds allocated memory.
+        twice: During forward and backward: saved tensors of graphed layers that the default pool also keeps from the steps before the
+            capture. As an upper bound, the default pool includes the percentage by which reserved exceeds allocated memory.
     """
 
     inside: int

@@ -117,7 +117,7 @@ def is_latent(spec: Spec) -> bool:
 
 
 def attention_kernel(spec: Spec) -> Literal["flash", "fused", "unfused"]:
-    """The kernel of attention; `auto` is FlashAttention 2 before Hopper, cuDNN (if it supports the case) from Hopper on, and unfused in fp32.
+    """The kernel of attention; `auto` is FlashAttention 2 before Hopper, from Hopper on cuDNN if it supports the case, unfused in fp32.
 
     Source: `get_attention_backend` of `dot_product_attention/utils.py` and `nvte_get_fused_attn_backend`: in training cuDNN has heads of up
     to 128, of 192 with values of 128, and on Hopper of up to 256; on Blackwell it drops no probabilities in deterministic mode.

@@ -24,7 +24,8 @@ def step_of(spec: Spec) -> tuple[Software, Recomputed]:
 def _software(spec: Spec) -> Software:
     """Megatron-Core and Transformer Engine by the keys of `host`.
 
-    Megatron-Core with Transformer Engine, as `host.framework` and `host.release` run it, with the overlap that the host's keys turn on; the constants of Megatron-LM are from MooreThreads/SimuMax's runs.
+    Megatron-Core with Transformer Engine, as `host.framework` and `host.release` run it, with the overlap that the host's keys turn on; the
+    constants of Megatron-LM are from MooreThreads/SimuMax's runs.
     """
     host = spec.host
     flex, unfused = host.dispatcher == "flex", spec.model.attention is not None and attention_kernel(spec) == "unfused"

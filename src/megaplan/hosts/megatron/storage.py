@@ -139,8 +139,10 @@ class Gathered(NamedTuple):
 def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
     """Bytes that Megatron-FSDP has unsharded: parameters at the loss; parameters and gradients when backward reaches the first layer.
 
-    A layer is a unit; parameters outside layers stay gathered. The final norm's gather also fetches the first layers, up to 500 million elements, which forward had released; only their own backward releases them again. Unsharded gradients wait for their reduction until they have 1,000 million elements, or two layers of the mean size, in the dtype in which they are reduced. Double
-    buffers, of parameters and of gradients, are never released.
+    A layer is a unit; parameters outside layers stay gathered. The final norm's gather also fetches the first layers, up to 500 million
+    elements, which forward had released; only their own backward releases them again. Unsharded gradients wait for their reduction until
+    they have 1,000 million elements, or two layers of the mean size, in the dtype in which they are reduced. Double buffers, of parameters
+    and of gradients, are never released.
 
     Source: `suggested_communication_unit_size` in `megatron_fsdp.py`, `all_gather_params`,
     `wait_for_previous_grad_reduce` and `FixedPoolAllocator` of `param_and_grad_buffer.py`.
@@ -188,7 +190,8 @@ def _units(stage: MegatronStage) -> list[_Unit]:
 def _double_buffered(host: Host, units: list[_Unit], root: int, gradient_bytes: int) -> tuple[int, int]:
     """Bytes of buffers that stay, and of those that exist only during the first layer's backward; `root` elements are outside layers.
 
-    Two buffers are of the most numerous layers of one size, or of the largest layer and serve all. Layers that they do not serve have separate memory while they run, or also buffers that stay.
+    Two buffers are of the most numerous layers of one size, or of the largest layer and serve all. Layers that they do not serve have
+    separate memory while they run, or also buffers that stay.
 
     Source: `FixedPoolAllocator` and `MaxPoolAllocator` of `param_and_grad_buffer.py`.
     """
@@ -242,7 +245,8 @@ def offloaded_state_bytes(stage: MegatronStage, found: Parameters) -> HostBytes:
 def optimizer_state(stage: MegatronStage, found: Parameters) -> State:
     """Under Muon a master and one momentum of each of its matrices, under Adam a master and two moments.
 
-    Adam's distributed optimizer shards evenly. Muon assigns unsharded tensors to data ranks: by its buffer's layout, or sorted by size in alternating order.
+    Adam's distributed optimizer shards evenly. Muon assigns unsharded tensors to data ranks: by its buffer's layout, or sorted by size in
+    alternating order.
     """
     adam, kinds = adam_bytes(stage.spec), _kinds(stage)
     if not uses_muon(stage.spec):

@@ -68,7 +68,8 @@ def all_to_all_bytes(at: Setting, device: Device) -> int:
     and a receive buffer of 10 MiB: for NCCL's three protocols 4 MiB, 4.7 MiB and 512 KiB, in pages of 2 MiB. Peers that are reached
     over a network share buffers, which are in the device's own item of NCCL.
 
-    Channels to a peer are two for each of a device's links, at most 32. If experts span several NVLink domains, it is the number that a network adapter needs, halved until all peers' channels of a round are at most 32.
+    Channels to a peer are two for each of a device's links, at most 32. If experts span several NVLink domains, it is the number that a
+    network adapter needs, halved until all peers' channels of a round are at most 32.
 
     Source: `p2pSendSetup` and `p2pRecvSetup` of `src/transport/p2p.cc`, `ncclTopoGetNchannels` and `ncclTopoComputeP2pChannels` of
     `src/graph/paths.cc`, NCCL 2.30. Published: 23.6 GiB with 64 ranks in one domain (Megatron-LM, issue 6392), allocations of 10 and of

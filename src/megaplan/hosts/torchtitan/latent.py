@@ -1,6 +1,7 @@
 """Latent attention of a transformer block, as torchtitan's DeepSeek-V3 runs it.
 
-Queries and keys are concatenations of a part without position and a rotated part, each a copy. Values are a view of the up-projection's output, so attention saves all of it.
+Queries and keys are concatenations of a part without position and a rotated part, each a copy. Values are a view of the up-projection's
+output, so attention saves all of it.
 
 Source: torchtitan/models/deepseek_v3/model.py at b5bcd76c.
 """

@@ -55,7 +55,8 @@ def number_of(value: Any) -> Any:
 def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
     """The arguments of a script, whether they are a command's, and a sentence about which of its commands is read.
 
-    Of several training commands, one whose variables are set and with the most arguments is taken, of equal ones the last. Without any, all arguments of the text count, unless its programs do something else.
+    Of several training commands, one whose variables are set and with the most arguments is taken, of equal ones the last. Without any, all
+    arguments of the text count, unless its programs do something else.
 
     Raises:
         MegaplanError: MP926, no command trains one model.

@@ -20,7 +20,7 @@ from megaplan.spec.read import folders_above, read_text
 
 CONFIG = "deepspeed_config"
 OWN_MODULES = "own_modules"
-"""Key of a launch's values for the behaviour of modules of a fork or of Megatron-LM before Megatron-Core, as keys of `host`; no argument has this name."""
+"""Key of a launch's values, no argument, for the keys of `host` of a fork's modules or Megatron-LM's before Megatron-Core."""
 _HOST_DEVICES = ("cpu", "nvme")
 _OFFLOADS = ("cpu_optimizer", "cpu_torch_adam")
 _SHARDS = "whose buffers are not DeepSpeed's"

@@ -135,7 +135,7 @@ NOT_PLANNED = MappingProxyType(
         "ai_framework=mindspore": "MindSpore runs it, with other kernels and another allocator than torch",
     }
 )
-"""Switches of forks, and words of their arguments, that change memory without a counterpart, with the text that says what is counted instead."""
+"""Switches of forks, and words of their arguments, that change memory without a counterpart, and what is counted instead."""
 
 HEADS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {"multihead": {}, "multiquery": {"group_query_attention": True, "num_query_groups": 1}}

@@ -149,7 +149,7 @@ def _of_neox(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[st
 
 
 def _width(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Width and gate of gpt-neox's MLP; a gated one has two thirds of the width, divided into two halves, rounded up to a multiple."""
+    """Width and gate of gpt-neox's MLP; gate and up of a gated one have a third of the width each, rounded up to a multiple."""
     gated, hidden, factor = str(given.get("activation", "gelu")) in _GATED, given.get("hidden_size"), given.get("expansion_factor", 4)
     width, multiple = given.get("intermediate_size"), given.get("mlp_multiple_of", 1)
     if width is None and isinstance(hidden, int) and isinstance(factor, int | float):

@@ -31,7 +31,8 @@ def in_sections(document: Mapping[str, Any]) -> bool:
 def read_sections(document: Document, environment: Mapping[str, str], name: str = "") -> Given:
     """The arguments in all sections; `${name}` of another file is a variable that is set nowhere.
 
-    A name is the argument's or, as in a `--yaml-cfg` file, the parser attribute's. The program is taken from FlagScale's experiments in the parent folder that train with this file.
+    A name is the argument's or, as in a `--yaml-cfg` file, the parser attribute's. The program is taken from FlagScale's experiments in the
+    parent folder that train with this file.
     """
     leaves = {name_of(key): (filled(value, environment), path) for key, value, path in _leaves(document.value)}
     values, origin = from_attributes({key: value for key, (value, _) in leaves.items()})

@@ -273,7 +273,7 @@ def _fitting_layers(layers: int, pp: int, stages: int, counted: list[str], *, al
 
 
 def _fitting_end(layers: int, pp: int, ends: Mapping[str, int]) -> int | None:
-    """Layers of the last of the given end stages, nearest to the given number, for which the remaining layers divide evenly; None if none fit."""
+    """Layers of the last given end stage, nearest to its number, for which the remaining layers divide evenly; None if none fit."""
     *rest, (_, given) = ends.items()
     between, left = pp - len(ends), layers - sum(size for _, size in rest)
     found = [size for size in range(1, left + 1) if (left - size) % between == 0] if between else [left] if left > 0 else []

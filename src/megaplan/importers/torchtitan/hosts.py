@@ -24,7 +24,8 @@ def check_for_hosts(document: Document, config: JobConfig, policy: Policy) -> tu
         policy: Policy of the import; a strict one takes no other host.
 
     Raises:
-        MegaplanError: The errors of host megarun, with the warning, if torchtitan's estimate lacks something; else those of host torchtitan.
+        MegaplanError: The errors of host megarun, with the warning, if torchtitan's estimate lacks something; else those of host
+            torchtitan.
     """
     if _is_of_other(document):
         document = _without_second_dispatch(document)

@@ -101,8 +101,9 @@ ONE_RANK = {
     Age.TOML_2025: "without FSDP2 products are in fp32, on one GPU in the dtype of autocast",
     Age.CURRENT: "without FSDP2 products are fp32, or those of autocast on one GPU",
 }
-"""Products of versions that read TOML where `dp_shard · cp` is 1. Later configurations, in Python or JSON, shard over one rank: 16-bit copies.
+"""Products of versions that read TOML where `dp_shard · cp` is 1.
 
+Later configurations, in Python or JSON, shard over one rank: 16-bit copies.
 Source: `parallelize_llama` of torchtitan at 95677cb9 and 9810191b^, `maybe_enable_amp` (0b44d4c4), which 00b7f569 removed.
 """
 

@@ -1,7 +1,8 @@
 """Configurations in Python, which torchtitan has since 2026 (`config_registry.py`), read from the syntax tree: nothing in the file runs.
 
 A configuration is a function that returns `Trainer.Config(...)`. Constants, arithmetic with integers, calls of other functions of the
-file, assignments to names and to fields of a configuration are followed. Everything else is an unknown value, which is an error in a key that matters.
+file, assignments to names and to fields of a configuration are followed. Everything else is an unknown value, which is an error in a key
+that matters.
 
 Source: torchtitan/models/llama3/config_registry.py and qwen3/config_registry.py of pytorch/torchtitan, 2026.
 """

@@ -1,6 +1,7 @@
 """Sizes of a decoder from a flavor in Python.
 
-A flavor is made of arguments of the model (2024 and 2025), of its configuration with those of a layer inside (March 2026), or by a function that passes the sizes to another one, which builds all layers (July 2026).
+A flavor is made of arguments of the model (2024 and 2025), of its configuration with those of a layer inside (March 2026), or by a function
+that passes the sizes to another one, which builds all layers (July 2026).
 """
 
 from __future__ import annotations

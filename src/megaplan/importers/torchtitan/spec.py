@@ -261,7 +261,7 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
 
 
 def _launched(config: JobConfig, mesh: dict[str, Any], ep: int, others: int) -> int:
-    """Data ranks of a job without a stated number of GPUs: the launcher's, fewer if the batch requires it, at least the number for experts and replicas."""
+    """Data ranks of a job without a number of GPUs: the launcher's, or fewer for the batch; at least those of experts and replicas."""
     replicated, cp = mesh["dp_replicate"] > 1 and mesh["cp"] == 1, int(mesh["cp"])
     least = max(2 if replicated else 1, -(-ep // cp))
     found = max(least, LAUNCHED // others)

@@ -1,6 +1,6 @@
 """Gradients of parameters that several ranks replicate.
 
-- Every block, where each of two ranks has a copy of its stages (`schedule.kind: dualpipe`).
+- Every block, if two ranks each have a copy of its stages (`schedule.kind: dualpipe`).
 - A block on several stages (R-62): on the first and the last stage of the model the embedding of a tied head, and embeddings of the depths
   of multi-token prediction; on every stage that attends the relation bias.
 - A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
@@ -71,7 +71,7 @@ def _prefixes(name: str) -> Iterable[str]:
 
 
 def _group_over(holders: tuple[int, ...], mesh: RankMesh) -> dist.ProcessGroup | None:
-    """This rank's group over pipeline ranks; None if there is one, or this rank is none of them."""
+    """This rank's group over pipeline ranks; None if there is one rank, or this rank is not among them."""
     found: dist.ProcessGroup | None = None
     if len(holders) < 2:
         return found

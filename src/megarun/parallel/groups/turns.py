@@ -1,4 +1,4 @@
-"""Two computations of one rank that take turns: while rows of one are on their way, the other computes.
+"""Two computations of one rank that take turns: while rows of one are in transit, the other computes.
 
 Exactly one of the two runs at any time, and the turn passes only where one waits for an exchange (`hand_over`) or ends. So the order of all
 operations, of collectives and of allocations follows from the two computations alone, never from the timing of threads.
