@@ -310,7 +310,7 @@ class Spec(OptionsSection):
         return "none" if layer == self.model.num_layers - 1 else self.recompute.of(letter)
 
     def offloads(self, layer: int, letter: str) -> bool:
-        """True if the saved tensors of layer `layer` (global index, with this letter) are in host memory until its backward; not the last."""
+        """True if the saved tensors of layer `layer` (global index, with this letter) are in host memory until its backward."""
         return letter in self.host.activation_offload and layer != self.model.num_layers - 1
 
     def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:

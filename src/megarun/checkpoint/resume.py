@@ -137,7 +137,7 @@ def _candidates(run: AnyPath, line: Line | None, damaged: set[AnyPath], group: d
 
 
 def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: bool, group: dist.ProcessGroup) -> tuple[int, DataProgress]:
-    """Load a checkpoint into a trainer; returns steps and data progress (a new run's with `weights_only`). Collective.
+    """Load a checkpoint into a trainer; returns steps and data progress (new with `weights_only`). Collective.
 
     Raises:
         MegaplanError: MP641 if it belongs to another model, MP642 if optimizer state is missing, MP648 if its batches differ, MP653 if

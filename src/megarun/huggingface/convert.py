@@ -179,7 +179,7 @@ def _require_shapes(rules: Iterable[Rule], saved: Mapping[str, SavedTensor], che
 
 
 def _write_words(out: Path, config_path: Path | None, tokenizer: Path | None, longest: int) -> dict[str, int]:
-    """Files of tokenizer and generation: from a given config's folder, else the run's tokenizer, whose end tokens a derived config names."""
+    """Files of tokenizer and generation: from a given config's folder, else the run's tokenizer, whose ends a derived config names."""
     for name in _OTHER_FILES:
         if config_path is not None and (source := config_path.with_name(name)).is_file():
             shutil.copyfile(source, out / name)

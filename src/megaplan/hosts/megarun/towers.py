@@ -96,7 +96,7 @@ def tower_rotary_bytes(spec: Spec) -> tuple[int, int]:
 
 
 def stream_bytes(spec: Spec, dims: Dims, name: str) -> int:
-    """Bytes of a block's input: the encoder's stream; for the embedding the projection's rows; all streams of text; for the head one stream."""
+    """Bytes of a block's input: the encoder's stream, the projection's rows (embedding), all streams of text, or one stream (head)."""
     sizes = tower_sizes(spec)
     if sizes is not None and name == "embedding":
         return sizes.rows * dims.hidden * dims.dtype.bytes
