@@ -125,7 +125,7 @@ def verified(path: AnyPath, group: dist.ProcessGroup) -> Found | str:
 
 
 def _candidates(run: AnyPath, line: Line | None, damaged: set[AnyPath], group: dist.ProcessGroup) -> list[AnyPath]:
-    """Checkpoints not known to be damaged, newest first, as rank 0 sees the folder, so that ranks agree despite delays of the file system."""
+    """Checkpoints not known to be damaged, newest first, as rank 0 sees the folder, so that ranks agree despite file-system delays."""
     names: list[list[str]] = [[]]
     if dist.get_rank() == 0:
         found = [each for each in finished(run) if each.path not in damaged]
