@@ -129,7 +129,7 @@ class DeltaSizes(NamedTuple):
         return _extents(self, backward)
 
     def kernels(self, work: Work, tokens: int) -> Passes | None:
-        """One ideal kernel each way: what its kernels hand to one another through memory is not counted."""
+        """One ideal kernel per pass: intermediates between the actual kernels are not counted."""
         return ideal_passes(work, tokens) if self.accepted else None
 
     def plain(self, work: Work, tokens: int) -> Passes:

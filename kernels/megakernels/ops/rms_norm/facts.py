@@ -31,7 +31,7 @@ NORM_LARGEST_WIDTH = 8192
 LARGEST_GATED_FP32_WIDTH = 4096
 """Maximum group width in fp32 of the gated and the fused norm, which need one more tile."""
 LARGEST_NESTED = 2**31 - 1
-"""Largest number of rows in runs: their numbers are divided in 32 bits. More are copied where they are not evenly spaced."""
+"""Largest number of rows in runs: their numbers are divided in 32 bits. More rows are copied if they are not evenly spaced."""
 
 
 def norm(width: int, itemsize: int) -> Work:

@@ -44,7 +44,7 @@ def forward_cost(_state: Tensor | None, scan: SsdInputs) -> Cost:
 
 
 def backward_cost(_grad_last: Tensor | None, grad_y: Tensor, scan: SsdInputs, states: Tensor) -> Cost:
-    """Cost of `kernel.backward`; launches over a part of the chunks are given the inputs whole."""
+    """Cost of `kernel.backward`; launches over a part of the chunks receive the full inputs."""
     sizes = sizes_of(scan)
     extents = sizes.extents()
     launches = -(-extents.chunks // max(1, extents.at_once))
