@@ -34,7 +34,7 @@ def pytest_collect_file(file_path: Path, parent: Any) -> Any:
         return None
     if interpreted is not (torch.device(device).type == "cpu"):
         raise pytest.UsageError(f"--device {device} {'without' if interpreted else 'with'} TRITON_INTERPRET=1")
-    collects = file_path.match("check_*.py") and not named  # pytest itself collects what is named
+    collects = file_path.match("check_*.py") and not named  # pytest itself collects named files
     return pytest.Module.from_parent(parent, path=file_path) if collects else None
 
 

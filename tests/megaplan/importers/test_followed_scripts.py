@@ -1,4 +1,4 @@
-"""Launch scripts that are followed without running them: as bash runs them, or with a note or an error on what the text does not say."""
+"""Launch scripts that are followed without running them: as bash runs them, or with a note or an error about undecided parts."""
 
 import os
 from collections.abc import Sequence

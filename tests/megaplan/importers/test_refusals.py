@@ -1,4 +1,4 @@
-"""A field that a spec cannot express, or that is missing, is refused by its name; so is what is not a config."""
+"""A field that a spec cannot express, or that is missing, is refused by its name; also a file that is not a config."""
 
 import json
 from pathlib import Path

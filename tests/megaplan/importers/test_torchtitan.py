@@ -1,4 +1,4 @@
-"""`megaplan import torchtitan`: job files of three ages, what they leave open, and what stops an import."""
+"""`megaplan import torchtitan`: job files of three periods, their unstated settings, and errors of an import."""
 
 import json
 

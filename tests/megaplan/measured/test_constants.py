@@ -186,7 +186,7 @@ def test_lines_of_a_run_become_constants(one_run, capsys):
 
 
 def test_results_that_are_held_out_count_for_the_interval_alone(one_run, tmp_path):
-    """A run that took a fifth longer than all that is known of it."""
+    """A run that took a fifth longer than the sum of its known parts."""
     specs, lines = one_run()
     before = measured_constants(specs, lines)
     other = tmp_path / "other"

@@ -1,4 +1,4 @@
-"""Copies in memory: which step every rank can continue from, and what a lost process or node takes with it."""
+"""Copies in memory: the step from which every rank can continue, and the loss with a process or node."""
 
 import contextlib
 import io
@@ -117,7 +117,7 @@ def lose_and_load(rank: int, place: Path) -> list[Any]:
 
 
 def test_a_lost_node_is_filled_from_its_peers(tmp_path: Path) -> None:
-    """A state is whole bit by bit; without both copies of one rank there is none."""
+    """A restored state is bitwise complete; without both copies of one rank there is none."""
     expected = [((3, ((3, 4),)), True), ((2, ((2, 3),)), True), (None, False)]
     assert in_ranks(3, tmp_path, lose_and_load) == [expected] * 3
 

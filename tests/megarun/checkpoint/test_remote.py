@@ -166,7 +166,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, method: str, times: int, matching: str
 def test_an_upload_is_tried_again_and_then_given_up(
     tmp_path: Path, storage: RemotePath, command: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is lost below the limit of attempts; above it the run ends, and the next one continues from what is whole."""
+    """Nothing is lost below the limit of attempts; above it the run ends, and the next run continues from a complete checkpoint."""
     with monkeypatch.context() as patch:
         failed = fail(patch, "put_file", megarun.remote.ATTEMPTS - 1, "step-00000002")
         assert run(command("run", "--steps", "2")) == 0
@@ -272,7 +272,7 @@ def test_a_local_folder_behind_a_url(tmp_path: Path) -> None:
 
 
 def test_a_local_file_has_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill while it is written leaves what was there before."""
+    """A kill during the write leaves the previous file."""
     target = any_path(f"file://{tmp_path}/owner.json")
     assert isinstance(target, RemotePath)
     target.write_bytes(b"old")

@@ -1,4 +1,4 @@
-"""Every bad file is refused by name, and the rows of a step are what the reference page says."""
+"""Every bad file is refused by name, and the rows of a step match the reference page."""
 
 import hashlib
 import os
@@ -111,7 +111,7 @@ def test_other_files(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_file_of_a_later_version(token_file: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is not guessed at, whatever its header looks like."""
+    """Its kind is not guessed, whatever its header looks like."""
     assert "4" in refused(token_file(DOCUMENTS, version=4, header_text=b"\xff"), "MP613", capsys)
 
 

@@ -1,4 +1,4 @@
-"""Megatron's own pattern and layout texts: what each gives, or where it is wrong."""
+"""Megatron's own pattern and layout texts: the result of each, or the position of its error."""
 
 import pytest
 from hypothesis import given
