@@ -287,7 +287,7 @@ def exact_mamba3(
     mimo_o: Tensor | None = None,
     heavy_tail: bool = False,
 ) -> Tensor:
-    """The recurrence, position by position and rank by rank; the state is rotated back instead of rotating keys and queries, and the previous step's addition is kept with it.
+    """The recurrence by position and rank; the state is rotated back instead of keys and queries, and keeps the previous step's addition.
     """
     repeats, ones = x.shape[2] // B.shape[3], torch.ones(x.shape[2], B.shape[2], x.shape[3], dtype=x.dtype)
     into, gate, out = (ones if weight is None else weight for weight in (mimo_x, mimo_z, mimo_o))

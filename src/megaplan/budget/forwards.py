@@ -35,7 +35,7 @@ class Gathers(NamedTuple):
 
     Attributes:
         gathers: True if layers are gathered for it.
-        frees: True if they are freed after it.
+        frees: True if gathered parameters are freed after the forward.
         ahead: True if each unit's forward begins by gathering the next unit.
         again: True if they are gathered from parts that are kept, which are freed then.
         found_bytes: All-gather output that exists when a layer runs that is not the first of its group.

@@ -28,7 +28,7 @@ def llama(reader: ConfigReader) -> dict[str, Any]:
 
 
 def helium(reader: ConfigReader) -> dict[str, Any]:
-    """helium: llama without a bias of the output projection, which takes heads that are together as wide as the stream."""
+    """helium: llama without a bias of the output projection; the heads' total width is the stream's."""
     hidden, heads, width = (reader.whole(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
     if heads * width != hidden:
         detail = f"num_attention_heads · head_dim = {heads} · {width}, and hidden_size = {hidden} is what o_proj takes"

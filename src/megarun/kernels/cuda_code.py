@@ -34,7 +34,7 @@ WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
 
 
 class Unvalued(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
-    """Mode for meta tensors: operations whose results depend on values return those of `WITHOUT_VALUES`."""
+    """Mode for meta tensors: operations whose results depend on values return the results in `WITHOUT_VALUES`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one operation."""

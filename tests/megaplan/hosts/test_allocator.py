@@ -71,7 +71,7 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_reserved_is_what_the_blocks_are(expandable: bool) -> None:
-    """Over random requests: reserved is never below allocated memory and never falls, no byte is allocated twice, all is free at the end."""
+    """Over random requests: reserved is never below allocated memory and never falls, no byte is allocated twice, and all is freed."""
     draw, allocator = Random(7), CachingAllocator(expandable=expandable)
     held: list[MemoryBlock] = []
     before = 0

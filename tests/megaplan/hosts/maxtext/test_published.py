@@ -1,4 +1,4 @@
-"""Published runs of MaxText on TPUs: the page matches the estimates, every run that ran fits by the estimate, and rows keep their errors."""
+"""Published runs of MaxText on TPUs: the page matches the estimates, every such run fits by the estimate, and rows keep their errors."""
 
 from statistics import median
 
