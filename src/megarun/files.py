@@ -191,7 +191,7 @@ def make_own_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with its contents; a missing one is no error.
+    """Remove a file, a link, or a folder with its contents; a missing one is ignored.
 
     Raises:
         OSError: A part of it cannot be removed.

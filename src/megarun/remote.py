@@ -125,14 +125,14 @@ class RemotePath:
         self._written(lambda path: _filesystem(self.url).put_file(str(local), path))
 
     def unlink(self) -> None:
-        """Remove a file; a missing one is no error."""
+        """Remove a file; a missing one is ignored."""
         try:
             self._tried("removed", lambda: _filesystem(self.url).rm_file(self._path))
         except FileNotFoundError:
             return
 
     def remove_tree(self) -> None:
-        """Remove a folder with its contents; a missing one is no error."""
+        """Remove a folder with its contents; a missing one is ignored."""
         try:
             self._tried("removed", lambda: _filesystem(self.url).rm(self._path, recursive=True))
         except FileNotFoundError:

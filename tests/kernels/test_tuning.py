@@ -68,7 +68,7 @@ def test_only_launches_with_the_measured_constants_have_measured_options(files):
     assert launch_options("k", DEFAULT, {"M": 64, "PACKED": False}, torch.device("cpu")) == DEFAULT
 
 
-def test_a_measurement_gives_options_of_its_own(files):
+def test_a_measurement_gives_its_own_options(files):
     write, run_on = files
     write("h200", [({}, {"num_warps": 4})])
     run_on("NVIDIA H200")

@@ -1,7 +1,7 @@
 """Peaks of a chunk's actions: the segments of its blocks on the tape, one after another, from the level at which the action begins.
 
 A forward and a backward add up the bytes that their blocks leave. Under a pipeline whole gradients accumulate and are reduced once a step,
-in an action of their own: the slot's own group first, then its layers in order. Without one every backward reduces: a layer when it is
+in a separate action: the slot's own group first, then its layers in order. Without one every backward reduces: a layer when it is
 done, the slot's own group at the end. First gradients are cast for accumulation after each layer, the slot's own when all are done.
 """
 

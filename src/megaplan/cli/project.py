@@ -44,7 +44,7 @@ def numbers(text: str) -> tuple[int, ...]:
     """The numbers of `64..4096`, each twice the one before, or of `64,256`.
 
     Raises:
-        MegaplanError: MP473: the text is no list of numbers and no range.
+        MegaplanError: MP473: the text is not a list of numbers or a range.
     """
     from megaplan.diagnostics import refuse  # noqa: PLC0415
 

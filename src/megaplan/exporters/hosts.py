@@ -1,4 +1,4 @@
-"""Exporters by framework: of the hosts, and of frameworks that are no hosts here."""
+"""Exporters by framework: of the hosts, and of other frameworks."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _kinds(reader: ConfigReader, layers: int) -> tuple[str, ...]:
         kinds = tuple(kind if kind == SLIDING else CHOOSING if chooses else FULL for kind in kinds)
     for layer, kind in enumerate(kinds):
         if kind not in (SLIDING, CHOOSING, FULL):
-            reader.cannot("layer_types", kind, f"layer {layer} is none of {SLIDING}, {CHOOSING}, {FULL}", CHOOSING)
+            reader.cannot("layer_types", kind, f"layer {layer} is not {SLIDING}, {CHOOSING} or {FULL}", CHOOSING)
     return kinds
 
 

@@ -193,7 +193,7 @@ def lettered(reader: ConfigReader, key: str, names: Sequence[Any], letters: dict
     """The letters for a list of names of layers."""
     for index, name in enumerate(names):
         if not isinstance(name, str) or name not in letters:
-            reader.cannot(key, name, f"layer {index} is none of {', '.join(letters)}", next(iter(letters)))
+            reader.cannot(key, name, f"layer {index} is not one of {', '.join(letters)}", next(iter(letters)))
             break
     return "".join(letters.get(str(name), "D") for name in names)
 

@@ -1,4 +1,4 @@
-"""Kernels that became faster after a device's steps were profiled: what their kinds take of the time that was measured.
+"""Kernels that became faster after a device's steps were profiled: the part of the measured time that their kinds take.
 
 A row names a kernel, the runs that it was profiled in, and the microseconds of its launches in one call before and after the change. A
 kind's factor is the time that all its kernels would take in these runs over the time that they took. Its basis is `measured` if the present

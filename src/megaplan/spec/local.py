@@ -75,7 +75,7 @@ class Boundary(NamedTuple):
 
     Attributes:
         stream: The residual stream, all its streams.
-        values: Values of earlier layers that later layers read, by the layers that hand them on.
+        values: Values of earlier layers that later layers read, by the layers that pass them on.
     """
 
     stream: Part

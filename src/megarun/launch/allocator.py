@@ -79,7 +79,7 @@ def differs_from_plan(setting: AllocatorSetting, planned: bool) -> str | None:
 
 
 def _options(raw: str) -> dict[str, str]:
-    """Options of a setting by name; lists in brackets, which contain colons and commas, are no option that is read here."""
+    """Options of a setting by name; lists in brackets, which contain colons and commas, are not read here."""
     depth, words, word = 0, [], ""
     for sign in raw.replace(" ", ""):
         depth += (sign == "[") - (sign == "]")

@@ -110,7 +110,7 @@ def test_kernels_without_products(name: str, launched: list[Launch]) -> None:
     ],
 )
 def test_experts_read_by_descriptors(activation: str, hidden: int, width: int, kernels: set[str], launched: list[Launch]) -> None:
-    """Full tiles of 128 rows and a remainder; columns that are no multiple of tiles and steps."""
+    """Full tiles of 128 rows and a remainder; columns that are not a multiple of tiles and steps."""
     check(routed_case(activation, hidden, width), 165, torch.bfloat16, launched)
     assert {name_of(launch) for launch in launched if "tensordesc" in str(launch.source.signature)} == kernels
 

@@ -39,7 +39,7 @@ def test_a_copy_counts_once_it_is_whole(tmp_path: Path) -> None:
     assert node.copy_of(record).tolist() == list(range(8))
     node.begin(3, 8, 8)  # the next step of the same place
     assert node.records(PLAN) == []
-    node.commit(Record(3, 8, 9, PLAN, (), ()))  # a size that the file has not
+    node.commit(Record(3, 8, 9, PLAN, (), ()))  # a size that differs from the file's
     assert node.records(PLAN) == []
 
 

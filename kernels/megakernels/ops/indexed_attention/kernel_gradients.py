@@ -152,7 +152,7 @@ def index_key_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr,
 ):  # fmt: skip
-    """Adds to a tile of the gradient of the keys what the queries of the chunk make of it, of all index heads."""
+    """Adds the part of the chunk's queries, over all index heads, to a tile of the keys' gradient."""
     batch = tl.program_id(1).to(tl.int64)
     first_key = tl.program_id(0) * N  # keys that the most queries see are processed first
     at = first_key + tl.arange(0, N)

@@ -4,7 +4,7 @@ A tile has 64 rows (fp32: 16): ranks of positions, fewer positions the more rank
 start state and phase are saved.
 
 - `mamba3_table_kernel`: one program per segment and some heads: coefficients and running log decays of every position.
-- `mamba3_turn_kernel`: one program per few positions: what their angles turn by in a unit step, which all heads share.
+- `mamba3_turn_kernel`: one program per few positions: the rotation of their angles in a unit step, which all heads share.
 - `mamba3_angle_kernel`: one program per sequence and head (in backward also per segment): cosines and sines of the angles.
 - `mamba3_state_kernel`: one program per sequence and head, in backward also per segment: the states before each tile.
 - `mamba3_output_kernel`: one program per few tiles and head: y, or the gradients of z, D, the output projections and rank outputs.

@@ -171,7 +171,7 @@ def _arrived(run: Replay, arriving: Arriving, *, splittable: bool) -> Replay:
 
 
 def _adds_at_its_end(part: BlockReplay) -> bool:
-    """True if, apart from the addition, only the first operation reads the input, and its result has the input's size: a norm.
+    """True if, except for the addition, only the first operation reads the input, and its result has the input's size: a norm.
 
     Its output's gradient, which exists when it makes the input's, is freed when that is added: the sum takes its place.
     """

@@ -326,7 +326,7 @@ def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
         detail = (
             f"host.distribute_saved_activations = true, mesh.tp = {spec.mesh.tp}, host.sequence_parallel = "
             f"{str(host.sequence_parallel).lower()}, host.recompute_num_layers = {host.recompute_num_layers or 'null'}: "
-            "what full recompute keeps is shared over tp, without sequence parallelism"
+            "checkpoints of full recompute are sharded over tp without sequence parallelism"
         )
         yield Limit("host.distribute_saved_activations", detail, "distribute_saved_activations: false")
 

@@ -157,7 +157,7 @@ def _model(config: MaxTextConfig) -> dict[str, Any]:
 
 
 def _degrees(config: MaxTextConfig, kind: str, size: int) -> dict[str, int]:
-    """Degree of each axis; -1, allowed once, stands for the remaining devices or slices."""
+    """Degree of each axis; -1, allowed once, means the remaining devices or slices."""
     keys = {axis: f"{kind}_{axis}_parallelism" for axis in AXES}
     found = {axis: config.whole(key, -1) for axis, key in keys.items()}
     open_axes = [axis for axis, degree in found.items() if degree < 1]

@@ -38,7 +38,7 @@ def read_given(
         number: Number of a script's launch among several, from 1.
 
     Raises:
-        MegaplanError: MP916: the text is none of these.
+        MegaplanError: MP916: the text has another format.
     """
     environment = environment or {}
     text = _FENCE.sub("", text)  # of a pasted issue

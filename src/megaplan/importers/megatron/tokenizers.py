@@ -132,7 +132,7 @@ def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = 
 
     A file that is here is counted, and the name of a model in its path has that model's tokens. Where no file is named, or by a variable
     that is set nowhere, or by no name of its own (`data/tokenizer.model`), the script's name, then the type and then the model's sizes
-    suggest one. A name that no type has gives no guess except a number in it: a tokenizer of one's own may be behind it.
+    suggest one. A name that no type has gives no guess except a number in it: it may be a custom tokenizer.
 
     Args:
         kind: `--tokenizer-type`; None for Megatron's default.

@@ -54,7 +54,7 @@ class JobConfig(ProgramConfig):
             policy: Policy for keys that the importer does not know.
 
         Raises:
-            MegaplanError: MP916 if it is none of these, or not a table; MP932 and MP933 of a Python file.
+            MegaplanError: MP916 if it has another format, or is not a table; MP932 and MP933 of a Python file.
         """
         super().__init__(name, policy)
         self._unknown: list[str] = []
@@ -136,7 +136,7 @@ class JobConfig(ProgramConfig):
     def names(self, key: str) -> list[str]:
         """A list of texts."""
         found = self.value(key)
-        if isinstance(found, str):  # as in 2025, when a text could stand for a list
+        if isinstance(found, str):  # as in 2025, when a text could replace a list
             return [name.strip() for name in found.split(",") if name.strip()]
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             self.wrong(key, "a list of texts")

@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "optimizer.optimizers": (None, "groups of parameters with their own optimizers are not priced"),
     "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
     "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),
-    "parallelism.pipeline_parallel_schedule_csv": ("", "a schedule of one's own is not read"),
+    "parallelism.pipeline_parallel_schedule_csv": ("", "a custom schedule is not read"),
     "fault_tolerance.enable": (False, "replicas of torchft are not priced"),
     "float8.scaling_type_input": ("dynamic", "delayed scaling is not priced"),
     "float8.scaling_type_weight": ("dynamic", "delayed scaling is not priced"),
