@@ -175,7 +175,7 @@ def test_a_condition_that_the_text_does_not_decide() -> None:
     assert found.detail == "launch.sh decides --micro-batch-size by '$(nproc) -gt 8', which only running it answers"
     assert found.hints == ("megaplan import megatron --record -- bash launch.sh",)
     nodes = f"N=1\nif [ -f hosts ]; then N=2; fi\ntorchrun --nnodes $N --nproc_per_node 8 pretrain_gpt.py {PLAIN}"
-    assert "-f hosts is not known, and is read as if it does not hold; it decides --nnodes" in notes(nodes)
+    assert "-f hosts is not known; the reading assumes that it does not hold; it decides --nnodes" in notes(nodes)
     assert "set nowhere, and empty: USE" in notes(f'[ -n "$USE" ] && A=--swiglu\n{RUN} 4 $A')
 
 

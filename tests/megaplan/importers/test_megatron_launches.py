@@ -236,7 +236,7 @@ def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
 def test_a_script_that_bash_alone_can_read_is_refused_with_the_command_that_records_it(text: str, line: int, what: str) -> None:
     (found,) = errors(text, "my launch.sh", environment={"TP": "2"}, argv=["8b"])
     assert (found.code, found.location.line) == ("MP922", line)
-    assert found.detail == f"my launch.sh has {what}, which bash alone can read"
+    assert found.detail == f"my launch.sh has {what}, which only bash can evaluate"
     assert found.hints[0] == "megaplan import megatron --record --env TP=2 -- bash 'my launch.sh' 8b"
 
 

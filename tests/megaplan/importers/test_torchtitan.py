@@ -272,7 +272,7 @@ def test_converters_of_other_products_are_left_out_with_a_note():
     assert codes(NEW.replace('["quantize.linear.float8"]', '["lora"]'))[0] == ["MP914"]
     whole = import_torchtitan(NEW.replace('filter_fqns = ["output"]', "filter_fqns = []"), "job.toml").loaded
     assert whole.spec == spec_of(NEW)
-    assert any("the output's product is left out" in note.detail for note in whole.diagnostics)
+    assert any("the head's product is not carried over" in note.detail for note in whole.diagnostics)
 
 
 def test_gpus_are_those_of_the_launcher_until_stated():

@@ -209,7 +209,7 @@ def test_the_later_of_two_jobs_has_the_storage(storage: RemotePath) -> None:
     ("words", "said"),
     [
         (["--checkpoint-url", "nothing://bucket/run"], "Protocol not known: nothing"),
-        (["--checkpoint-url", "s3://key:secret@bucket/run"], "s3://…@bucket/run: a URL has no credentials"),
+        (["--checkpoint-url", "s3://key:secret@bucket/run"], "s3://…@bucket/run: a URL must not contain credentials"),
         (["--checkpoint-url", "/shared/run"], "not a URL"),
         (["--checkpoint-url", "s3://"], "names no bucket"),
         (["--out", "s3://bucket/run"], "--out s3://bucket/run: metrics and lock need a local folder"),
