@@ -287,7 +287,7 @@ def exact_mamba3(
     mimo_o: Tensor | None = None,
     heavy_tail: bool = False,
 ) -> Tensor:
-    """The recurrence by position and rank; the state is rotated back instead of keys and queries, and keeps the previous step's addition."""
+    """The recurrence by position and rank; the state is rotated back instead of keys and queries, keeping the previous addition."""
     repeats, ones = x.shape[2] // B.shape[3], torch.ones(x.shape[2], B.shape[2], x.shape[3], dtype=x.dtype)
     into, gate, out = (ones if weight is None else weight for weight in (mimo_x, mimo_z, mimo_o))
     state = previous = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[4])
